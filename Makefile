@@ -1,0 +1,57 @@
+# The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-python setup-demo check fix test demo bench soak clean
+
+PYTHON ?=
+NAMESRV ?=
+SPARK_MASTER ?=
+CYCLES ?= 20
+TESTS ?= tests
+WORKERS ?= 2
+
+BIN := .venv/bin
+# Spark and the Java tests find the Java that set-up chose; Spark's workers run our interpreter.
+WITH_JAVA = env JAVA_HOME="$$(cat .setup/java_home)" \
+            PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/$(BIN)/python"
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: ## .venv, Java, Maven and the RocketMQ jars the tests need (installs what is missing; twice does nothing)
+	@PYTHON="$(PYTHON)" scripts/setup.sh test
+
+setup-python:
+	@PYTHON="$(PYTHON)" scripts/setup.sh python
+
+setup-demo: ## the part of set-up that `make demo` needs: .venv and Java
+	@PYTHON="$(PYTHON)" scripts/setup.sh demo
+
+check: setup-python ## ruff, mypy --strict and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: setup-python ## mend what ruff can mend, and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup check ## check, then every test (TESTS=tests/unit for a part, WORKERS=1 for one at a time)
+	$(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -m "not soak" -n $(WORKERS) --dist loadgroup
+
+demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)
+	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \
+	  $(BIN)/python -m examples.flights.demo
+
+bench: setup ## measured beside the Java broker and client, ratios printed
+	@exec $(WITH_JAVA) $(BIN)/python -m bench
+
+soak: setup ## the long runs: kill cycles under load (CYCLES=N)
+	$(WITH_JAVA) SOAK_CYCLES=$(CYCLES) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0
+
+clean: ## remove outputs and caches (ALL=1: the set-up too)
+	rm -rf demo-out store build dist target spark-warehouse metastore_db derby.log \
+	  .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+	$(if $(ALL),rm -rf .venv .setup)

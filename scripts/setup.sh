@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Makes what the other make targets need: .venv, a Java, the official RocketMQ jars for the tests.
+# Every step leaves a stamp in .setup/ keyed on what it was made from, so that a second run does nothing, offline too.
+#
+#   scripts/setup.sh python    .venv with everything
+#   scripts/setup.sh demo      + Java 17 or later for Spark
+#   scripts/setup.sh test      + a JDK, Maven, and the RocketMQ jars in .setup/java/
+#
+# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mkdir -p .setup
+level=${1:-test}
+jvm_roots=${JVM_ROOTS:-/usr/lib/jvm /opt/java /Library/Java/JavaVirtualMachines}
+client_versions="5.5.0 4.9.7"
+server_version="5.5.0"
+
+say() { printf '==> %s\n' "$*" >&2; }
+stop() { printf 'setup: %s\n' "$@" >&2; exit 1; }
+fingerprint() { { printf '%s ' "$@"; cat pyproject.toml scripts/setup.sh; } | cksum; }
+stamped() { [ -f ".setup/$1" ] && [ "$(cat ".setup/$1")" = "$2" ]; }
+
+# ------------------------------------------------------------------ packages of the system
+
+is_debian() { command -v apt-get >/dev/null 2>&1; }
+
+# apt_install WHY PACKAGE...: installs as root on Debian and Ubuntu; elsewhere stops with the exact command.
+apt_install() {
+  local why=$1; shift
+  is_debian || stop "$why Install it with your system's package manager, then run make again."
+  if [ "$(id -u)" != 0 ]; then
+    stop "$why To install it run:" "    sudo apt-get update && sudo apt-get install -y $*" "and then make again."
+  fi
+  say "$why Installing $*"
+  { DEBIAN_FRONTEND=noninteractive apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$@"; } >&2 ||
+    return 1
+  hash -r
+}
+
+# ------------------------------------------------------------------ Python
+
+python_fits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+find_python() {
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    python_fits "$PYTHON" || stop "PYTHON=$PYTHON is not a Python 3.11 or later."
+    echo "$PYTHON"; return
+  fi
+  for candidate in python3.13 python3.12 python3.11 python3; do
+    if python_fits "$candidate"; then command -v "$candidate"; return; fi
+  done
+  stop "no Python 3.11 or later found (tried python3.13, python3.12, python3.11, python3)." \
+       "Install one, or name it: make setup PYTHON=/path/to/python3.11"
+}
+
+setup_python() {
+  local key python version
+  key=$(fingerprint python)
+  # Scripts in a .venv name its place: a copied or moved tree needs a new one.
+  if [ -f .setup/place ] && [ "$(cat .setup/place)" != "$PWD" ]; then rm -rf .venv .setup/python; fi
+  if stamped python "$key" && python_fits .venv/bin/python; then return; fi
+  if ! python_fits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    python=$(find_python)
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+      apt_install "$python cannot make virtual environments (its venv and ensurepip modules are missing)." \
+        "python$version-venv" || stop "installing python$version-venv failed, see above."
+    fi
+    say "Making .venv with $python (Python $version)"
+    rm -rf .venv
+    "$python" -m venv .venv || stop "$python could not make a virtual environment in $PWD/.venv, see above."
+  fi
+  say "Installing RocketSpark and what it needs into .venv (Spark alone is about 450 MB; a few minutes)"
+  .venv/bin/python -m pip install --disable-pip-version-check -e '.[demo,dev]' >&2 ||
+    stop "installing the Python packages failed, see above. Once the cause is gone, run make setup again."
+  printf '%s\n' "$PWD" > .setup/place
+  printf '%s\n' "$key" > .setup/python
+}
+
+# ------------------------------------------------------------------ Java
+
+# java_home_of JAVA: its home, if it is Java 17 or later with jdk.incubator.vector (PySpark needs that module).
+java_home_of() {
+  local settings version
+  settings=$("$1" -XshowSettings:properties -version 2>&1) || return 1
+  version=$(sed -n 's/^ *java\.specification\.version = //p' <<<"$settings")
+  [ "${version%%.*}" -ge 17 ] 2>/dev/null || return 1
+  "$1" --list-modules 2>/dev/null | grep '^jdk\.incubator\.vector' >/dev/null || return 1
+  sed -n 's/^ *java\.home = //p' <<<"$settings"
+}
+
+# find_java java|javac: prints the home of the first Java that fits and has that tool.
+find_java() {
+  local candidate home
+  for candidate in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java || true)" \
+      $(for root in $jvm_roots; do echo "$root"/*/bin/java "$root"/*/Contents/Home/bin/java; done); do
+    [ -x "$candidate" ] || continue
+    home=$(java_home_of "$candidate") || continue
+    if [ -x "$home/bin/$1" ]; then echo "$home"; return 0; fi
+  done
+  return 1
+}
+
+setup_java() {
+  local tool=$1 home package; shift
+  if [ -f .setup/java_home ]; then
+    home=$(cat .setup/java_home)
+    if [ -x "$home/bin/$tool" ] && { [ -z "${JAVA_HOME:-}" ] || [ "$JAVA_HOME" = "$(cat .setup/java_asked 2>/dev/null)" ]; }; then
+      return
+    fi
+  fi
+  if ! home=$(find_java "$tool"); then
+    for package in "$@"; do
+      apt_install "No Java 17 or later with ${tool/javac/a compiler (javac) and} the module jdk.incubator.vector found." \
+        "$package" || continue
+      if home=$(find_java "$tool"); then break; fi
+    done
+    [ -n "$home" ] || stop "no fitting Java found, and $* did not bring one." \
+      "Install a JDK 17 or later and name it: make setup JAVA_HOME=/path/to/jdk"
+  fi
+  say "Using Java at $home"
+  printf '%s\n' "${JAVA_HOME:-}" > .setup/java_asked
+  printf '%s\n' "$home" > .setup/java_home
+}
+
+# ------------------------------------------------------------------ the official RocketMQ jars
+
+copy_jars() {  # PROFILE VERSION
+  local target=$PWD/.setup/java/$1-$2
+  say "Fetching the RocketMQ $2 $1 jars with Maven"
+  rm -rf "$target"
+  JAVA_HOME=$(cat .setup/java_home) mvn -B -ntp -q -f tests/java/pom.xml "-P$1" "-Drocketmq.version=$2" \
+    dependency:copy-dependencies -DincludeScope=runtime "-DoutputDirectory=$target" >&2 ||
+    stop "Maven could not fetch the RocketMQ $2 $1 jars, see above. Once the cause is gone, run make setup again."
+}
+
+setup_jars() {
+  local key version
+  key=$(cksum < tests/java/pom.xml)" $client_versions $server_version"
+  if stamped jars "$key"; then return; fi
+  command -v mvn >/dev/null 2>&1 || apt_install "Maven (mvn) is missing; it fetches the RocketMQ jars for the tests." maven ||
+    stop "installing maven failed, see above."
+  for version in $client_versions; do copy_jars client "$version"; done
+  copy_jars server "$server_version"
+  printf '%s\n' "$key" > .setup/jars
+}
+
+case $level in
+  python) setup_python ;;
+  demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
+  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars ;;
+  *) stop "unknown level '$level' (python, demo or test)." ;;
+esac

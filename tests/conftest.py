@@ -1,0 +1,18 @@
+"""Marks by folder: tests/java are `java`, tests/spark are `spark`, and both share one worker, so JVMs don't pile up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+HEAVY_FOLDERS = ("java", "spark")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder in HEAVY_FOLDERS:
+            item.add_marker(folder)
+            item.add_marker(pytest.mark.xdist_group("jvm"))

@@ -1,0 +1,210 @@
+"""The official NameServer and broker as processes, on free ports of 127.0.0.1, with a store folder of the caller's.
+
+Each process is stopped by the object that started it; stop() is a clean SIGTERM, kill() is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.java.driver import JARS, java_tool
+
+SERVER_JARS = JARS / "server-5.5.0"
+BOOT_TIMEOUT_S = 90.0
+
+
+def free_ports(*offsets: int) -> int:
+    """A port p below the ephemeral range with every p + offset free on 127.0.0.1."""
+    for _ in range(200):
+        port = random.randrange(12000, 32000)
+        held = []
+        try:
+            for offset in offsets or (0,):
+                held.append(socket.create_server(("127.0.0.1", port + offset)))
+        except OSError:
+            continue
+        finally:
+            for taken in held:
+                taken.close()
+        return port
+    raise AssertionError("no free ports found")
+
+
+def ask(address: str, code: int, ext_fields: dict[str, str] | None = None, timeout_s: float = 2.0) -> tuple[int, bytes]:
+    """One request with a JSON header, written out by hand so that it depends on none of our code.
+
+    Returns:
+        The response code and body.
+    """
+    header = json.dumps(
+        {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": ext_fields or {}}
+    ).encode()
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout_s) as link:
+        link.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+        (total,) = struct.unpack(">I", _read(link, 4))
+        frame = _read(link, total)
+    header_bytes = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
+    return json.loads(frame[4 : 4 + header_bytes])["code"], frame[4 + header_bytes :]
+
+
+def _read(link: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = link.recv(count - len(data))
+        if not part:
+            raise ConnectionError("closed by the other side")
+        data += part
+    return data
+
+
+class _JavaServer:
+    """One JVM with one main class, started with a config file."""
+
+    address: str
+    _main: str
+    _flags: tuple[str, ...] = ()
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log_path = folder / "server.log"
+        config_path = folder / "server.conf"
+        config_path.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+        command = [java_tool("java"), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self._flags]
+        command += [f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}"]
+        command += ["--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
+        command += ["-cp", str(SERVER_JARS / "*"), self._main, "-c", str(config_path)]
+        environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _is_ready(self) -> bool:
+        raise NotImplementedError
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + BOOT_TIMEOUT_S
+        while True:
+            try:
+                if self._is_ready():
+                    return
+            except (OSError, ConnectionError):
+                pass
+            if self._process.poll() is not None:
+                raise AssertionError(f"{self._main} ended with {self._process.returncode}:\n{self._log_end()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self._main} not ready after {BOOT_TIMEOUT_S} s:\n{self._log_end()}")
+            time.sleep(0.05)
+
+    def _log_end(self) -> str:
+        return self.log_path.read_text(errors="replace")[-3000:]
+
+    def stop(self, timeout_s: float = 60) -> int:
+        """A clean stop (SIGTERM, shutdown hooks run); by force when that takes too long. Returns the exit code."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self._main} did not stop in {timeout_s} s:\n{self._log_end()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL; nothing is flushed or tidied."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+class ApacheNamesrv(_JavaServer):
+    """The official NameServer 5.5.0."""
+
+    _main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    _flags = ("-Xms128m", "-Xmx256m")
+
+    def __init__(self, folder: Path) -> None:
+        port = free_ports()
+        self.address = f"127.0.0.1:{port}"
+        super().__init__(folder, {"listenPort": port, "bindAddress": "127.0.0.1"})
+
+    def _is_ready(self) -> bool:
+        return ask(self.address, 106)[0] == 0  # cluster info
+
+
+class ApacheBroker(_JavaServer):
+    """The official broker 5.5.0, ready once the NameServer knows it.
+
+    Args:
+        folder: for its config and logs.
+        namesrv: "host:port".
+        store: the store directory; an existing one is recovered.
+        name: the broker name.
+        config: more keys of broker.conf.
+    """
+
+    _main = "org.apache.rocketmq.broker.BrokerStartup"
+    _flags = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
+
+    def __init__(
+        self, folder: Path, namesrv: str, store: Path, name: str = "broker-a", config: dict[str, Any] | None = None
+    ) -> None:
+        port = free_ports(-2, 0, 1)  # It also listens on port - 2 (VIP) and port + 1 (replication).
+        self.address = f"127.0.0.1:{port}"
+        self.namesrv = namesrv
+        self.name = name
+        self.store = store
+        settings: dict[str, Any] = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": name,
+            "brokerId": 0,
+            "listenPort": port,
+            "haListenPort": port + 1,
+            "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "namesrvAddr": namesrv,
+            "storePathRootDir": store,
+            "mappedFileSizeCommitLog": 16 * 1024 * 1024,
+            "mappedFileSizeConsumeQueue": 20 * 10_000,
+            "maxHashSlotNum": 10_000,
+            "maxIndexNum": 40_000,
+            "diskMaxUsedSpaceRatio": 99,
+            "traceTopicEnable": "false",
+        }
+        super().__init__(folder, settings | (config or {}))
+
+    def _is_ready(self) -> bool:
+        code, body = ask(self.namesrv, 106)
+        return code == 0 and f'"{self.name}"'.encode() in body and self.address.encode() in body
+
+
+class ApacheCluster:
+    """A NameServer and one broker; `namesrv` and `broker_address` are what clients need."""
+
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
+        self._namesrv = ApacheNamesrv(folder / "namesrv")
+        self.namesrv = self._namesrv.address
+        try:
+            self.broker = ApacheBroker(folder / "broker", self.namesrv, folder / "store", config=config)
+        except BaseException:
+            self._namesrv.kill()
+            raise
+        self.broker_address = self.broker.address
+
+    def close(self) -> None:
+        """Ends both; nothing is kept, so by force."""
+        self.broker.kill()
+        self._namesrv.kill()

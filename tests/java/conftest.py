@@ -1,0 +1,58 @@
+"""Fixtures of the Java tests: official clients and servers, each started once per test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.java.apache import ApacheCluster
+from tests.java.driver import JavaDriver, missing_tools
+
+DriverFactory = Callable[..., JavaDriver]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def java_tools() -> None:
+    """Without JDK or jars the tests are skipped by hand-run pytest; with CI=true that is a failure."""
+    if missing := missing_tools():
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def java_driver(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverFactory]:
+    """java_driver(version, serialization): the JVM of that client; started at its first use, then shared."""
+    drivers: dict[tuple[str, str], JavaDriver] = {}
+
+    def get(version: str, serialization: str = "JSON") -> JavaDriver:
+        key = version, serialization
+        if key not in drivers:
+            folder = tmp_path_factory.mktemp(f"java-{version}-{serialization}")
+            drivers[key] = JavaDriver(version, folder, serialization)
+        return drivers[key]
+
+    yield get
+    for driver in drivers.values():
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def java_client_55(java_driver: DriverFactory) -> JavaDriver:
+    """The 5.5.0 client with JSON headers."""
+    return java_driver("5.5.0")
+
+
+@pytest.fixture(scope="session")
+def java_client_497(java_driver: DriverFactory) -> JavaDriver:
+    """The 4.9.7 client with JSON headers."""
+    return java_driver("4.9.7")
+
+
+@pytest.fixture(scope="session")
+def apache(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
+    """The official NameServer and broker 5.5.0."""
+    cluster = ApacheCluster(tmp_path_factory.mktemp("apache"))
+    yield cluster
+    cluster.close()

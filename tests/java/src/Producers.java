@@ -1,0 +1,135 @@
+import com.alibaba.fastjson.JSONObject;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** Producers by name, and every way of sending. */
+final class Producers {
+    private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
+
+    void register(Map<String, Driver.Command> commands) {
+        commands.put("producer_start", this::start);
+        commands.put("producer_stop", this::stop);
+        commands.put("publish_queues", args -> Shapes.queues(
+            Shapes.named(producers, args).fetchPublishMessageQueues(args.getString("topic"))));
+        commands.put("send", this::send);
+        commands.put("send_async", this::sendAsync);
+        commands.put("send_oneway", this::sendOneway);
+        commands.put("send_batch", this::sendBatch);
+        commands.put("send_ordered", this::sendOrdered);
+    }
+
+    private Object start(JSONObject args) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(args.getString("group"));
+        Shapes.configure(producer, args);
+        producer.setSendMsgTimeout(args.containsKey("send_timeout_ms") ? args.getIntValue("send_timeout_ms") : 5000);
+        if (args.containsKey("compress_over_bytes")) {
+            producer.setCompressMsgBodyOverHowmuch(args.getIntValue("compress_over_bytes"));
+        }
+        if (args.containsKey("new_topic_queues")) {
+            producer.setDefaultTopicQueueNums(args.getIntValue("new_topic_queues"));
+        }
+        if (args.containsKey("max_message_bytes")) {
+            producer.setMaxMessageSize(args.getIntValue("max_message_bytes"));
+        }
+        producer.start();
+        producers.put(args.getString("name"), producer);
+        return null;
+    }
+
+    private Object stop(JSONObject args) {
+        DefaultMQProducer producer = producers.remove(args.getString("name"));
+        if (producer != null) {
+            producer.shutdown();
+        }
+        return null;
+    }
+
+    /** Sends the messages one after another; to "queue" if given. Returns one result each. */
+    private Object send(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        List<Object> results = new ArrayList<>();
+        for (Message message : Shapes.messages(args.getJSONArray("messages"))) {
+            SendResult result = args.containsKey("queue")
+                ? producer.send(message, Shapes.queue(args.getJSONObject("queue")))
+                : producer.send(message);
+            results.add(Shapes.result(result));
+        }
+        return results;
+    }
+
+    private Object sendAsync(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        List<CompletableFuture<SendResult>> pending = new ArrayList<>();
+        for (Message message : Shapes.messages(args.getJSONArray("messages"))) {
+            CompletableFuture<SendResult> done = new CompletableFuture<>();
+            pending.add(done);
+            SendCallback callback = new SendCallback() {
+                @Override public void onSuccess(SendResult result) {
+                    done.complete(result);
+                }
+
+                @Override public void onException(Throwable problem) {
+                    done.completeExceptionally(problem);
+                }
+            };
+            if (args.containsKey("queue")) {
+                producer.send(message, Shapes.queue(args.getJSONObject("queue")), callback);
+            } else {
+                producer.send(message, callback);
+            }
+        }
+        List<Object> results = new ArrayList<>();
+        for (CompletableFuture<SendResult> done : pending) {
+            results.add(Shapes.result(done.get(30, TimeUnit.SECONDS)));
+        }
+        return results;
+    }
+
+    private Object sendOneway(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        for (Message message : Shapes.messages(args.getJSONArray("messages"))) {
+            if (args.containsKey("queue")) {
+                producer.sendOneway(message, Shapes.queue(args.getJSONObject("queue")));
+            } else {
+                producer.sendOneway(message);
+            }
+        }
+        return null;
+    }
+
+    private Object sendBatch(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        List<Message> messages = Shapes.messages(args.getJSONArray("messages"));
+        SendResult result = args.containsKey("queue")
+            ? producer.send(messages, Shapes.queue(args.getJSONObject("queue")))
+            : producer.send(messages);
+        return Shapes.result(result);
+    }
+
+    /** Chooses the queue by the sharding key "shard" of each message: hash modulo number of queues. */
+    private Object sendOrdered(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        List<Object> results = new ArrayList<>();
+        for (int index = 0; index < args.getJSONArray("messages").size(); index++) {
+            JSONObject from = args.getJSONArray("messages").getJSONObject(index);
+            results.add(Shapes.result(producer.send(Shapes.message(from), Producers::byShard, from.getString("shard"))));
+        }
+        return results;
+    }
+
+    private static MessageQueue byShard(List<MessageQueue> queues, Message message, Object shard) {
+        List<MessageQueue> sorted = new ArrayList<>(queues);
+        Collections.sort(sorted);
+        return sorted.get(Math.floorMod(shard.hashCode(), sorted.size()));
+    }
+}
