@@ -1,0 +1,169 @@
+"""Every exception of RocketSpark, in one tree.
+
+    RocketSparkError
+      UsageError            the caller asked for something that cannot be: mend the call
+        MessageIllegal        topic, group, body or properties break RocketMQ's rules
+        ConfigError           a setting or address that cannot be used
+        StateError            used before start or after close
+      ProtocolError         bytes that are not what they should be
+        FrameError            a frame: too large, truncated, header unreadable
+        RecordError           a stored record: size, magic or CRC wrong
+      TransportError        no reply could be had (`retriable`)
+        NotSent               the request never left this process
+        NoReply               sent, but no reply in time: it may have been carried out
+        ConnectionLost        the connection ended before the reply: it may have been carried out
+      ServerError           a server replied with a code other than success
+        RouteNotFound         the NameServer knows no broker for the topic
+      SendFailed            a send gave up after its attempts
+      StoreError            the message store cannot do it
+        StoreFull             no room on the disk
+        StoreLocked           another process has the directory
+        StoreUnwritable       a directory or file that cannot be written
+        StoreCorrupt          files that no recovery rule covers
+
+Rule: every error says what to do next, and `retriable` says whether trying again can help.
+"""
+
+from __future__ import annotations
+
+
+class RocketSparkError(Exception):
+    """Base of all errors raised by RocketSpark. `retriable`: trying again may help."""
+
+    retriable: bool = False
+
+
+class UsageError(RocketSparkError, ValueError):
+    """The call cannot be carried out as asked; the message says how to mend it."""
+
+
+class MessageIllegal(UsageError):
+    """A topic, group, body or property set that breaks RocketMQ's rules."""
+
+    def __init__(self, message: str, *, topic: str | None = None) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class ConfigError(UsageError):
+    """A setting, address or file that cannot be used as given."""
+
+
+class StateError(UsageError):
+    """Used before `start` or after `close`."""
+
+
+class ProtocolError(RocketSparkError):
+    """Bytes that do not follow the protocol or the disk format."""
+
+
+class FrameError(ProtocolError):
+    """A frame that is oversize, truncated or has an unreadable header."""
+
+
+class RecordError(ProtocolError):
+    """A log record whose size, magic number, CRC or fields are wrong."""
+
+
+class TransportError(RocketSparkError):
+    """No reply could be had from a server. `address`: "host:port" of it."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class NotSent(TransportError):
+    """The request never left this process: it was certainly not carried out."""
+
+
+class NoReply(TransportError):
+    """The request was sent but not answered in time: it may have been carried out."""
+
+
+class ConnectionLost(TransportError):
+    """The connection ended before the reply: the request may have been carried out."""
+
+
+class ServerError(RocketSparkError):
+    """A server replied with a code other than success.
+
+    `code`: the response code (see `protocol.codes.ResponseCode`); `remark`: the server's text;
+    `address`: who replied; `retriable`: from the code table.
+    """
+
+    def __init__(
+        self, code: int, remark: str | None, *, address: str = "", doing: str = "", retriable: bool = False
+    ) -> None:
+        what = f"{doing}: " if doing else ""
+        where = f" from {address}" if address else ""
+        super().__init__(f"{what}code {code}{where}: {remark or 'no remark'}")
+        self.code = code
+        self.remark = remark or ""
+        self.address = address
+        self.retriable = retriable
+
+
+class RouteNotFound(ServerError):
+    """The NameServer knows no broker that has the topic."""
+
+    def __init__(self, topic: str, *, remark: str | None = None, address: str = "") -> None:
+        super().__init__(
+            17,
+            remark
+            or f"no route for topic {topic!r}; create it, or check the NameServer address and that a broker is up",
+            address=address,
+            doing=f"route of topic {topic!r}",
+            retriable=True,
+        )
+        self.topic = topic
+
+
+class SendFailed(RocketSparkError):
+    """A send gave up.
+
+    `topic`; `attempts`: how many were made; `brokers`: names tried in order; `cost_ms`: time spent in all.
+    `__cause__` is the error of the last attempt; `code` its response code, or None if no server replied.
+    """
+
+    def __init__(
+        self, topic: str, cause: BaseException, *, attempts: int, brokers: tuple[str, ...], cost_ms: float
+    ) -> None:
+        super().__init__(
+            f"send to topic {topic!r} failed after {attempts} attempt(s) on {', '.join(brokers) or 'no broker'}"
+            f" in {cost_ms:.0f} ms: {cause}"
+        )
+        self.topic = topic
+        self.attempts = attempts
+        self.brokers = brokers
+        self.cost_ms = cost_ms
+        self.code = getattr(cause, "code", None)
+        self.retriable = bool(getattr(cause, "retriable", False))
+        self.__cause__ = cause
+
+
+class StoreError(RocketSparkError):
+    """The message store cannot do what was asked."""
+
+
+class StoreFull(StoreError):
+    """No room left: the disk, or a configured bound."""
+
+    def __init__(self, message: str, *, needed_bytes: int = 0, free_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class StoreLocked(StoreError):
+    """Another process holds the store directory."""
+
+
+class StoreUnwritable(StoreError):
+    """The store stopped writing: a directory or file that cannot be written, or a failed flush."""
+
+
+class StoreCorrupt(StoreError):
+    """Files that no recovery rule covers; the message names the file and what to do."""

@@ -1,0 +1,17 @@
+"""Values that every layer shares."""
+
+from rocketspark.model.message import Message, ReceivedMessage
+from rocketspark.model.queue import MessageQueue
+from rocketspark.model.route import BrokerData, QueueData, TopicRoute
+from rocketspark.model.subscription import Subscription, subscribe
+
+__all__ = [
+    "BrokerData",
+    "Message",
+    "MessageQueue",
+    "QueueData",
+    "ReceivedMessage",
+    "Subscription",
+    "TopicRoute",
+    "subscribe",
+]

@@ -1,0 +1,41 @@
+"""What a consumer wants of a topic: the parsed filter expression."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rocketspark.model.java import string_hash
+
+TAG = "TAG"
+SQL92 = "SQL92"
+ALL = "*"
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """A topic and a filter. `codes` are the tags' hash codes; `version` (ms) orders changes of it."""
+
+    topic: str
+    expression: str = ALL
+    expression_type: str = TAG
+    tags: frozenset[str] = frozenset()
+    codes: frozenset[int] = frozenset()
+    version: int = 0
+
+    @property
+    def is_all(self) -> bool:
+        """True if every message of the topic is wanted."""
+        return self.expression_type == TAG and self.expression == ALL
+
+
+def subscribe(topic: str, expression: str | None = ALL, *, version: int = 0, kind: str = TAG) -> Subscription:
+    """Parse `"*"`, `"TagA || TagB"` or an SQL92 text into a subscription.
+
+    Tags are split at `||` and trimmed; an empty expression means all (rule: FilterAPI, 5.x).
+    """
+    text = (expression or "").strip()
+    if kind != TAG:
+        return Subscription(topic, text, kind, version=version)
+    tags = frozenset(t for t in (part.strip() for part in text.split("||")) if t)
+    if not tags or text == ALL:
+        return Subscription(topic, ALL, TAG, version=version)
+    return Subscription(topic, text, TAG, tags, frozenset(string_hash(t) for t in tags), version)

@@ -1,0 +1,304 @@
+"""JSON bodies of requests and replies, as RocketMQ names them. Rule: read either dialect, write RocketMQ's.
+
+Names of fields are the wire's own by `rename`; what a body holds beyond these fields is ignored when read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rocketspark.model import BrokerData, MessageQueue, QueueData, Subscription, TopicRoute
+from rocketspark.protocol import java_json
+
+
+class Body(msgspec.Struct, rename="camel", kw_only=True):
+    """Base of all JSON bodies."""
+
+
+class DataVersion(Body):
+    """Version of a table: a reader takes the table if it differs from the one it has."""
+
+    state_version: int = 0
+    timestamp: int = 0
+    counter: int = 0
+
+
+class TopicConfig(Body):
+    """A topic's settings on one broker. `perm`: 4 read, 2 write, 1 inherit."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = {}
+
+
+class TopicConfigTable(Body):
+    """topics.json, and what a broker registers: every topic and the table's version."""
+
+    topic_config_table: dict[str, TopicConfig] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    topic_queue_mapping_info_map: dict[str, Any] = {}
+    topic_queue_mapping_detail_map: dict[str, Any] = {}
+    mapping_data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class RegisterBrokerBody(Body):
+    """Body of REGISTER_BROKER (103)."""
+
+    topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
+    filter_server_list: list[str] = []
+
+
+class BrokerDataBody(Body):
+    """One broker name in a route; ids are text on the wire, bare or quoted."""
+
+    cluster: str = ""
+    broker_name: str = ""
+    broker_addrs: dict[int, str] = {}
+    enable_acting_master: bool = False
+
+
+class QueueDataBody(Body):
+    """One broker's queues in a route."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_sys_flag: int = 0
+
+
+class RouteBody(Body, omit_defaults=True):
+    """TopicRouteData: the reply to GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    broker_datas: list[BrokerDataBody] = []
+    queue_datas: list[QueueDataBody] = []
+    filter_server_table: dict[str, list[str]] = {}
+    order_topic_conf: str | None = None
+
+
+def decode_route(topic: str, body: bytes) -> TopicRoute:
+    """The route in a reply's body. Raises ProtocolError. Fields of static topics are ignored."""
+    route = java_json.decode(body, RouteBody)
+    return TopicRoute(
+        topic,
+        tuple(BrokerData(b.cluster, b.broker_name, b.broker_addrs) for b in route.broker_datas),
+        tuple(
+            QueueData(q.broker_name, q.read_queue_nums, q.write_queue_nums, q.perm, q.topic_sys_flag)
+            for q in route.queue_datas
+        ),
+        route.order_topic_conf,
+    )
+
+
+def encode_route(
+    brokers: list[BrokerDataBody],
+    queues: list[QueueDataBody],
+    *,
+    order_conf: str | None = None,
+    quoted_ids: bool = True,
+) -> bytes:
+    """TopicRouteData as the NameServer writes it, keys sorted.
+
+    `quoted_ids` false writes broker ids bare, as releases before 4.9.4 need it.
+    """
+    parts = [b'{"brokerDatas":[', b",".join(_broker_data(b, quoted_ids) for b in brokers), b'],"filterServerTable":{}']
+    if order_conf is not None:
+        parts.append(b',"orderTopicConf":' + msgspec.json.encode(order_conf))
+    parts.append(b',"queueDatas":' + encode(queues) + b"}")
+    return b"".join(parts)
+
+
+def _broker_data(broker: BrokerDataBody, quoted: bool) -> bytes:
+    addresses = (
+        msgspec.json.encode({str(k): v for k, v in broker.broker_addrs.items()})
+        if quoted
+        else java_json.encode_number_keys(broker.broker_addrs)
+    )
+    return b'{"brokerAddrs":%b,"brokerName":%b,"cluster":%b,"enableActingMaster":%b}' % (
+        addresses,
+        msgspec.json.encode(broker.broker_name),
+        msgspec.json.encode(broker.cluster),
+        b"true" if broker.enable_acting_master else b"false",
+    )
+
+
+class ClusterInfo(Body):
+    """Reply to GET_BROKER_CLUSTER_INFO (106)."""
+
+    broker_addr_table: dict[str, BrokerDataBody] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+def encode_cluster_info(info: ClusterInfo) -> bytes:
+    """ClusterInfo with bare broker ids, as RocketMQ always writes it."""
+    brokers = b",".join(
+        msgspec.json.encode(name) + b":" + _broker_data(broker, quoted=False)
+        for name, broker in info.broker_addr_table.items()
+    )
+    return b'{"brokerAddrTable":{%b},"clusterAddrTable":%b}' % (brokers, msgspec.json.encode(info.cluster_addr_table))
+
+
+class TopicList(Body, omit_defaults=True):
+    """Reply to the requests that list topics."""
+
+    topic_list: list[str] = msgspec.field(default_factory=list)
+    broker_addr: str | None = None
+
+
+class SubscriptionBody(Body):
+    """One subscription in a heartbeat. `code_set` holds the tags' hash codes."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = []
+    code_set: list[int] = []
+    sub_version: int = 0
+    expression_type: str | None = "TAG"
+    class_filter_mode: bool = False
+
+    def subscription(self) -> Subscription:
+        """The value the other layers use."""
+        return Subscription(
+            self.topic,
+            self.sub_string,
+            self.expression_type or "TAG",
+            frozenset(self.tags_set),
+            frozenset(self.code_set),
+            self.sub_version,
+        )
+
+    @classmethod
+    def of(cls, subscription: Subscription) -> SubscriptionBody:
+        """The wire's form of a subscription."""
+        return cls(
+            topic=subscription.topic,
+            sub_string=subscription.expression,
+            tags_set=sorted(subscription.tags),
+            code_set=sorted(subscription.codes),
+            sub_version=subscription.version,
+            expression_type=subscription.expression_type,
+        )
+
+
+class ProducerData(Body):
+    """A producer group in a heartbeat."""
+
+    group_name: str
+
+
+class ConsumerData(Body):
+    """A consumer group in a heartbeat."""
+
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    unit_mode: bool = False
+    subscription_data_set: list[SubscriptionBody] = []
+
+
+class Heartbeat(Body):
+    """Body of HEART_BEAT (34): all groups of one client."""
+
+    client_id: str = msgspec.field(name="clientID")
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = False
+    producer_data_set: list[ProducerData] = []
+    consumer_data_set: list[ConsumerData] = []
+
+
+class ConsumerList(Body):
+    """Reply to GET_CONSUMER_LIST_BY_GROUP (38)."""
+
+    consumer_id_list: list[str] = []
+
+
+class QueueBody(Body):
+    """A message queue as JSON, fields in RocketMQ's order."""
+
+    broker_name: str
+    queue_id: int
+    topic: str
+
+    @classmethod
+    def of(cls, queue: MessageQueue) -> QueueBody:
+        """The wire's form of a queue."""
+        return cls(broker_name=queue.broker_name, queue_id=queue.queue_id, topic=queue.topic)
+
+    def queue(self) -> MessageQueue:
+        """The value the other layers use."""
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+class LockRequest(Body):
+    """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
+
+    client_id: str
+    consumer_group: str
+    mq_set: list[QueueBody] = []
+    only_this_broker: bool = False
+
+
+class LockReply(Body):
+    """Reply to LOCK_BATCH_MQ: the queues this client holds now."""
+
+    lock_ok_mq_set: list[QueueBody] = msgspec.field(name="lockOKMQSet", default_factory=list)
+
+
+class OffsetTable(Body):
+    """consumerOffset.json and the reply to GET_ALL_CONSUMER_OFFSET (43): "topic@group" to queue id to offset."""
+
+    offset_table: dict[str, dict[int, int]] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class DelayOffsetTable(Body):
+    """delayOffset.json: delay level to the next queue offset to deliver."""
+
+    offset_table: dict[int, int] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class GroupConfig(Body):
+    """A consumer group's settings on one broker."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    group_retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: dict[str, str] = {}
+
+
+class GroupConfigTable(Body):
+    """subscriptionGroup.json."""
+
+    subscription_group_table: dict[str, GroupConfig] = {}
+    forbidden_table: dict[str, dict[str, int]] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class KvTable(Body):
+    """A table of text values."""
+
+    table: dict[str, str] = {}
+
+
+def encode(body: Any) -> bytes:
+    """A body as JSON, an object's fields sorted by name as RocketMQ writes them."""
+    return msgspec.json.encode(body, order="sorted")

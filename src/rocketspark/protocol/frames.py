@@ -1,0 +1,260 @@
+"""Frames: `length, header length and serialization, header, body`, in both header forms, as values.
+
+Rule: nothing here does I/O; a frame that breaks the rules raises FrameError and names which rule.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from rocketspark.errors import FrameError
+
+JSON = 0
+BINARY = 1
+FRAME_BYTES_MAX = 16 << 20
+VERSION = 513  # RocketMQ 5.5.0
+LANGUAGES = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER"),
+    *("HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
+)
+RESPONSE_FLAG = 1
+ONEWAY_FLAG = 2
+
+# The order in which RocketMQ's JSON encoder writes the header's keys.
+_KEY_ORDER = (
+    *("code", "extFields", "flag", "language", "opaque", "remark"),
+    *("serializeTypeCurrentRPC", "version"),
+)
+
+
+class Frame(msgspec.Struct, kw_only=True):
+    """A frame with its ext fields as plain text.
+
+    `language` is a name of LANGUAGES, `version` the ordinal of the sender's RocketMQ version; `key_order` is
+    the order of a JSON header's keys; `repeated_ext` holds a binary header's ext pairs if a name stands there twice,
+    as client 4.9.7 writes it (the last one counts).
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    language: str = "PYTHON"
+    version: int = VERSION
+    remark: str | None = None
+    ext: dict[str, str] | None = None
+    body: bytes = b""
+    serialization: int = JSON
+    key_order: tuple[str, ...] = _KEY_ORDER
+    repeated_ext: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_response(self) -> bool:
+        """True for a reply to a request of the receiver."""
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        """True for a request that wants no reply."""
+        return bool(self.flag & ONEWAY_FLAG)
+
+
+def encode(frame: Frame) -> bytes:
+    """The whole frame as bytes, length included. Raises FrameError if it is over 16 MiB."""
+    header = encode_header(frame)
+    return join(header, frame.body, frame.serialization)
+
+
+def join(header: bytes, body: bytes | memoryview = b"", serialization: int = JSON) -> bytes:
+    """Put length, header and body together. Raises FrameError if the frame is over 16 MiB."""
+    total = 4 + len(header) + len(body)
+    if total > FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {total} bytes is over the limit of {FRAME_BYTES_MAX}; send smaller messages")
+    return b"".join((total.to_bytes(4, "big"), (serialization << 24 | len(header)).to_bytes(4, "big"), header, body))
+
+
+def encode_header(frame: Frame) -> bytes:
+    """The header bytes alone, in the frame's serialization."""
+    if frame.serialization == BINARY:
+        return _encode_binary(frame)
+    values: dict[str, Any] = {
+        "code": frame.code,
+        "extFields": frame.ext,
+        "flag": frame.flag,
+        "language": frame.language,
+        "opaque": frame.opaque,
+        "remark": frame.remark,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": frame.version,
+    }
+    order = frame.key_order
+    return msgspec.json.encode({k: values[k] for k in order if values[k] is not None})
+
+
+def _encode_binary(frame: Frame) -> bytes:
+    if not -32768 <= frame.code <= 32767:
+        raise FrameError(f"code {frame.code} does not fit a binary header; use a JSON header")
+    remark = (frame.remark or "").encode()
+    ext = b"".join(
+        part
+        for key, value in frame.repeated_ext or (frame.ext or {}).items()
+        for k, v in ((key.encode(), value.encode()),)
+        for part in (len(k).to_bytes(2, "big"), k, len(v).to_bytes(4, "big"), v)
+    )
+    language = LANGUAGES.index(frame.language) if frame.language in LANGUAGES else LANGUAGES.index("OTHER")
+    head = struct.pack(">hbhiii", frame.code, language, frame.version, frame.opaque, frame.flag, len(remark))
+    return b"".join((head, remark, len(ext).to_bytes(4, "big"), ext))
+
+
+def decode(data: bytes | memoryview) -> Frame:
+    """One whole frame, its 4 length bytes included. Raises FrameError."""
+    view = memoryview(data)
+    if len(view) < 8:
+        raise FrameError(f"a frame of {len(view)} bytes is cut off")
+    total = int.from_bytes(view[:4], "big")
+    check_length(total)
+    if total + 4 != len(view):
+        raise FrameError(f"a frame states {total} bytes, {len(view) - 4} follow")
+    mark = int.from_bytes(view[4:8], "big")
+    header_end = 8 + (mark & 0xFFFFFF)
+    if header_end > len(view):
+        raise FrameError(f"a header of {mark & 0xFFFFFF} bytes reaches beyond its frame of {total}")
+    frame = decode_header(bytes(view[8:header_end]), mark >> 24)
+    frame.body = bytes(view[header_end:])
+    return frame
+
+
+def check_length(total: int) -> None:
+    """Raise FrameError unless a frame's stated length is possible (4 bytes to 16 MiB)."""
+    if not 4 <= total <= FRAME_BYTES_MAX:
+        raise FrameError(f"a frame states {total} bytes; 4 to {FRAME_BYTES_MAX} are allowed")
+
+
+def decode_header(header: bytes, serialization: int) -> Frame:
+    """A header in either form. Unknown JSON keys are ignored. Raises FrameError."""
+    if serialization == BINARY:
+        return _decode_binary(header)
+    if serialization != JSON:
+        raise FrameError(f"header serialization {serialization} is unknown; 0 (JSON) and 1 (ROCKETMQ) are known")
+    try:
+        values = msgspec.json.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise FrameError(f"the header is no JSON: {e}") from e
+    if not isinstance(values, dict) or not isinstance(values.get("code"), int):
+        raise FrameError("the header is no JSON object with a code")
+    try:
+        head = msgspec.convert(values, _Head, strict=False)
+    except msgspec.ValidationError as e:
+        raise FrameError(f"the header is not a RocketMQ header: {e}") from e
+    return Frame(
+        code=head.code,
+        opaque=head.opaque,
+        flag=head.flag,
+        language=head.language if isinstance(head.language, str) else language_name(head.language),
+        version=head.version,
+        remark=head.remark,
+        ext=head.extFields,
+        key_order=tuple(k for k in values if k in _KEY_ORDER),
+    )
+
+
+def language_name(number: int) -> str:
+    """The name of a language code; OTHER for one that is unknown."""
+    return LANGUAGES[number] if 0 <= number < len(LANGUAGES) else "OTHER"
+
+
+class _Head(msgspec.Struct):
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    language: str | int = "OTHER"
+    version: int = 0
+    remark: str | None = None
+    extFields: dict[str, str] | None = None
+
+
+def _decode_binary(header: bytes) -> Frame:
+    try:
+        code, language, version, opaque, flag, remark_length = struct.unpack_from(">hbhiii", header, 0)
+        at = 17 + remark_length
+        if remark_length < 0 or at + 4 > len(header):
+            raise FrameError(f"a binary header states a remark of {remark_length} bytes, beyond its end")
+        remark = header[17:at].decode() if remark_length else None
+        end = at + 4 + int.from_bytes(header[at : at + 4], "big")
+        if end > len(header):
+            raise FrameError(f"a binary header states ext fields up to byte {end} of {len(header)}")
+        at += 4
+        pairs: list[tuple[str, str]] = []
+        while at < end:
+            key_end = at + 2 + int.from_bytes(header[at : at + 2], "big")
+            value_end = key_end + 4 + int.from_bytes(header[key_end : key_end + 4], "big")
+            if key_end + 4 > end or value_end > end:
+                raise FrameError(f"an ext field reaches beyond the header at byte {at}")
+            pairs.append((header[at + 2 : key_end].decode(), header[key_end + 4 : value_end].decode()))
+            at = value_end
+    except (struct.error, UnicodeDecodeError) as e:
+        raise FrameError(f"the binary header is broken: {e}") from e
+    ext = dict(pairs)
+    return Frame(
+        code=code,
+        opaque=opaque,
+        flag=flag,
+        language=language_name(language),
+        version=version,
+        remark=remark,
+        ext=ext or None,
+        serialization=BINARY,
+        repeated_ext=tuple(pairs) if len(pairs) > len(ext) else (),
+    )
+
+
+class Splitter:
+    """Cuts a byte stream into whole frames, however it was chopped up on the way.
+
+    `feed` returns each frame that is whole by now as (header form, header bytes, body bytes).
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._needed = 8
+
+    @property
+    def held(self) -> int:
+        """Bytes kept that do not make a whole frame yet."""
+        return self._held
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes, bytes]]:
+        """The frames completed by `data`. Raises FrameError for an impossible length."""
+        if self._chunks:
+            # A large frame arrives in many chunks: gather them, join once.
+            self._chunks.append(data)
+            self._held += len(data)
+            if self._held < self._needed:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        frames = []
+        at = 0
+        size = len(data)
+        while size - at >= 8:
+            total = int.from_bytes(data[at : at + 4], "big")
+            if not 4 <= total <= FRAME_BYTES_MAX:
+                check_length(total)
+            end = at + 4 + total
+            mark = int.from_bytes(data[at + 4 : at + 8], "big")
+            header_end = at + 8 + (mark & 0xFFFFFF)
+            if header_end > end:
+                raise FrameError(f"a header of {mark & 0xFFFFFF} bytes reaches beyond its frame of {total}")
+            if end > size:
+                break
+            frames.append((mark >> 24, data[at + 8 : header_end], data[header_end:end]))
+            at = end
+        if at < size:
+            rest = data[at:] if at else data
+            self._chunks.append(rest)
+            self._needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 8 else 8
+        self._held = size - at
+        return frames

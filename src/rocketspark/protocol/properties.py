@@ -1,0 +1,82 @@
+"""Message properties: `name 0x01 value 0x02` repeated. Rule: reading never fails on text, it drops what is no pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rocketspark.errors import MessageIllegal
+
+NAME_END = "\x01"
+PAIR_END = "\x02"
+BYTES_MAX = 32767
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+RETRY_TOPIC = "RETRY_TOPIC"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+TRANSACTION = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+MIN_OFFSET = "MIN_OFFSET"
+MAX_OFFSET = "MAX_OFFSET"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+UNIQUE_ID = "UNIQ_KEY"
+CLUSTER = "CLUSTER"
+SHARDING_KEY = "__SHARDINGKEY"
+DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+INNER_COUNT = "INNER_NUM"
+INNER_BASE = "INNER_BASE"
+
+# Names an application may not set itself (rule: MessageConst.STRING_HASH_SET, 5.x).
+SYSTEM_NAMES = frozenset(
+    """KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
+    ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY
+    EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME TRAN_PREPARED_QUEUE_OFFSET __transactionId__
+    TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL
+    ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_NUM INNER_BASE DUP_INFO TIMER_DELAY_SEC TIMER_DELAY_MS
+    TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY
+    BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32# __SHARDINGKEY""".split()
+)
+
+
+def encode(properties: Mapping[str, str]) -> str:
+    """The stored text of the properties. Raises MessageIllegal for a name or value with 0x01 or 0x02."""
+    parts = []
+    for name, value in properties.items():
+        if NAME_END in name or PAIR_END in name or NAME_END in value or PAIR_END in value or not name:
+            raise MessageIllegal(f"property {name!r}: names and values may not hold the characters 0x01 and 0x02")
+        parts.append(f"{name}\x01{value}\x02")
+    return "".join(parts)
+
+
+def decode(text: str) -> dict[str, str]:
+    """The pairs of a stored text, in stored order.
+
+    A pair counts if its name and value are not empty (rule: wire.md 2.2, MessageDecoder 5.x).
+    """
+    found = {}
+    for pair in text.split(PAIR_END):
+        name, _, value = pair.partition(NAME_END)
+        if name and value:
+            found[name] = value
+    return found
+
+
+def find(stored: bytes, name: bytes) -> bytes | None:
+    """The value of one property in the stored bytes, without decoding the others; None if absent or empty."""
+    mark = name + b"\x01"
+    at = stored.find(mark)
+    while at > 0 and stored[at - 1] != 2:
+        at = stored.find(mark, at + 1)
+    if at < 0:
+        return None
+    start = at + len(mark)
+    end = stored.find(b"\x02", start)
+    return (stored[start:] if end < 0 else stored[start:end]) or None

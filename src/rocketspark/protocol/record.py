@@ -1,0 +1,263 @@
+"""The log record: what is stored, pulled, viewed and replicated, byte for byte. Rule: one layout, all in this file."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rocketspark.errors import RecordError
+from rocketspark.model import ReceivedMessage
+from rocketspark.protocol import batch, compression, properties, sysflags
+from rocketspark.protocol.message_ids import offset_message_id, unpack_host
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_V1 = -626843481  # 0xDAA320A7: topic length in one byte
+MAGIC_V2 = -626843477  # 0xDAA320AB: topic length in two bytes
+MAGIC_BLANK = -875286124  # 0xCBD43194: rest of the file is unused
+BLANK_BYTES_MIN = 8
+CRC_MASK = 0x7FFFFFFF
+
+# size magic crc queue flag queueOffset position sysFlag bornTime bornHost storeTime storeHost reconsume prepared
+# bodyLength
+FIXED = {
+    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
+    sysflags.BORN_HOST_V6: struct.Struct(">iiiiiqqiq20sq8siqi"),
+    sysflags.STORE_HOST_V6: struct.Struct(">iiiiiqqiq8sq20siqi"),
+    sysflags.BORN_HOST_V6 | sysflags.STORE_HOST_V6: struct.Struct(">iiiiiqqiq20sq20siqi"),
+}
+FIXED_V4 = FIXED[0]
+HOST_FLAGS = sysflags.BORN_HOST_V6 | sysflags.STORE_HOST_V6
+RECORD_BYTES_MIN = FIXED_V4.size + 1 + 2
+
+# Offsets of single fields, the same for every record up to bornTime.
+AT_SIZE, AT_MAGIC, AT_CRC, AT_QUEUE_ID, AT_FLAG, AT_QUEUE_OFFSET, AT_POSITION, AT_SYS_FLAG, AT_BORN_TIME = (
+    0,
+    4,
+    8,
+    12,
+    16,
+    20,
+    28,
+    36,
+    40,
+)
+
+
+class Record(NamedTuple):
+    """Every field of a record as stored; hosts packed (ip and i4 port), properties as stored bytes."""
+
+    size: int
+    version: int
+    crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    position: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+    store_time_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_position: int
+    body: bytes
+    topic: bytes
+    properties: bytes
+
+
+def record_bytes(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:
+    """The size of a record with these parts; a topic over 127 bytes makes it v2."""
+    topic_length = 1 if topic_bytes <= 127 else 2
+    return FIXED[sys_flag & HOST_FLAGS].size + body_bytes + topic_length + topic_bytes + 2 + properties_bytes
+
+
+def encode(
+    *,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    position: int,
+    body: bytes,
+    properties: bytes,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_time_ms: int = 0,
+    born_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00",
+    store_time_ms: int = 0,
+    store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00",
+    reconsume_times: int = 0,
+    prepared_position: int = 0,
+) -> bytes:
+    """One whole record. The host bits of `sys_flag` are set from the hosts' lengths."""
+    sys_flag &= ~HOST_FLAGS
+    if len(born_host) == 20:
+        sys_flag |= sysflags.BORN_HOST_V6
+    if len(store_host) == 20:
+        sys_flag |= sysflags.STORE_HOST_V6
+    v2 = len(topic) > 127
+    size = record_bytes(len(body), len(topic), len(properties), sys_flag)
+    fixed = FIXED[sys_flag & HOST_FLAGS].pack(
+        size,
+        MAGIC_V2 if v2 else MAGIC_V1,
+        zlib.crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_position,
+        len(body),
+    )
+    length = len(topic).to_bytes(2 if v2 else 1, "big")
+    return b"".join((fixed, body, length, topic, len(properties).to_bytes(2, "big"), properties))
+
+
+def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
+    """The record at byte `at`. Raises RecordError naming what is wrong: size, magic, lengths or CRC."""
+    view = memoryview(buffer)
+    if len(view) - at < RECORD_BYTES_MIN:
+        raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
+    sys_flag = int.from_bytes(view[at + AT_SYS_FLAG : at + AT_SYS_FLAG + 4], "big")
+    layout = FIXED[sys_flag & HOST_FLAGS]
+    if len(view) - at < layout.size:
+        raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
+    (
+        size,
+        magic,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_position,
+        body_length,
+    ) = layout.unpack_from(view, at)
+    if magic == MAGIC_V1:
+        topic_length_bytes = 1
+    elif magic == MAGIC_V2:
+        topic_length_bytes = 2
+    else:
+        raise RecordError(f"record at {at} has magic {magic & 0xFFFFFFFF:#x}")
+    if not RECORD_BYTES_MIN <= size <= len(view) - at:
+        raise RecordError(f"record at {at} states {size} bytes, {len(view) - at} are left")
+    end = at + size
+    body_at = at + layout.size
+    topic_at = body_at + body_length + topic_length_bytes
+    if body_length < 0 or topic_at + 2 > end:
+        raise RecordError(f"record at {at} states a body of {body_length} bytes in {size}")
+    body = bytes(view[body_at : body_at + body_length])
+    topic_length = int.from_bytes(view[body_at + body_length : topic_at], "big")
+    properties_at = topic_at + topic_length + 2
+    if properties_at > end:
+        raise RecordError(f"record at {at} states a topic of {topic_length} bytes, beyond its end")
+    properties_length = int.from_bytes(view[properties_at - 2 : properties_at], "big")
+    if properties_at + properties_length != end:
+        raise RecordError(f"record at {at}: its parts make {properties_at + properties_length - at} bytes, not {size}")
+    # A stored CRC of 0 is not checked (rule: CommitLog, 5.x).
+    if check_crc and crc and zlib.crc32(body) & CRC_MASK != crc:
+        raise RecordError(f"record at {at}: the body's CRC is not {crc}")
+    return Record(
+        size,
+        topic_length_bytes,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_position,
+        body,
+        bytes(view[topic_at : topic_at + topic_length]),
+        bytes(view[properties_at:end]),
+    )
+
+
+def to_message(record: Record, broker_name: str = "") -> ReceivedMessage:
+    """The message an application sees: body inflated, tag, keys and ids taken from the properties."""
+    pairs = properties.decode(record.properties.decode("utf-8", "replace"))
+    body = record.body
+    if record.sys_flag & sysflags.COMPRESSED:
+        body = compression.inflate(body, record.sys_flag)
+    offset_id = offset_message_id(record.store_host, record.position)
+    keys = pairs.get(properties.KEYS)
+    return ReceivedMessage(
+        topic=record.topic.decode("utf-8", "replace"),
+        body=body,
+        tag=pairs.get(properties.TAGS),
+        keys=tuple(keys.split()) if keys else (),
+        properties=pairs,
+        broker_name=broker_name,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        log_position=record.position,
+        stored_bytes=record.size,
+        message_id=pairs.get(properties.UNIQUE_ID, offset_id),
+        offset_message_id=offset_id,
+        born_time_ms=record.born_time_ms,
+        born_host=unpack_host(record.born_host),
+        store_time_ms=record.store_time_ms,
+        store_host=unpack_host(record.store_host),
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_position=record.prepared_position,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+    )
+
+
+def decode_all(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
+    """Every record of a pull reply, one after another; raises RecordError at the first that is not whole."""
+    view = memoryview(buffer)
+    at = 0
+    while at < len(view):
+        record = decode(view, at, check_crc=check_crc)
+        at += record.size
+        yield record
+
+
+def decode_messages(buffer: Buffer, broker_name: str = "") -> list[ReceivedMessage]:
+    """The messages of a pull reply, inner batches unwrapped.
+
+    An inner message takes place, hosts and times from its batch record and counts on from its queue offset.
+    """
+    messages = []
+    for record in decode_all(buffer):
+        message = to_message(record, broker_name)
+        if record.sys_flag & sysflags.INNER_BATCH and record.sys_flag & sysflags.NEED_UNWRAP:
+            messages.extend(_unwrap(record, message))
+        else:
+            messages.append(message)
+    return messages
+
+
+def _unwrap(record: Record, outer: ReceivedMessage) -> Iterator[ReceivedMessage]:
+    base = int(outer.properties.get(properties.INNER_BASE, record.queue_offset))
+    for i, inner in enumerate(batch.decode(outer.body)):
+        yield to_message(
+            record._replace(
+                queue_offset=base + i,
+                flag=inner.flag,
+                body=inner.body,
+                properties=inner.properties,
+                sys_flag=record.sys_flag & ~(sysflags.INNER_BATCH | sysflags.NEED_UNWRAP | sysflags.COMPRESSED),
+            ),
+            outer.broker_name,
+        )

@@ -1,0 +1,131 @@
+"""The file layer: every call of the store that can fail on a disk goes through here, so faults can be injected.
+
+Rule: blocks are reserved before they are written through a map, so a full disk is an error, never a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from rocketspark.errors import StoreFull, StoreUnwritable
+
+PAGE = mmap.PAGESIZE
+_MADV_POPULATE_WRITE = 23
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
+
+
+def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0) -> StoreFull | StoreUnwritable:
+    """The store's error for an OSError, saying what was done to which path and what to do next."""
+    if error.errno in _NO_SPACE:
+        try:
+            stat = os.statvfs(os.path.dirname(path) or ".")
+            free = stat.f_bavail * stat.f_frsize
+        except OSError:
+            free = 0
+        return StoreFull(
+            f"no room on the disk to {doing} {path} ({needed_bytes} bytes needed, {free} free): "
+            "free some space or move the store to a larger disk",
+            needed_bytes=needed_bytes,
+            free_bytes=free,
+        )
+    return StoreUnwritable(
+        f"cannot {doing} {path}: {error.strerror or error}; check the disk and that the directory is writable"
+    )
+
+
+class OsFiles:
+    """The operating system's files. Tests subclass it and raise OSError where a disk would."""
+
+    def __init__(self) -> None:
+        self._madvise = None
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            self._madvise = libc.madvise
+            self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        except (OSError, AttributeError):
+            pass
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def create(self, path: str, size: int) -> None:
+        """A file of `size` zero bytes without blocks; an existing one keeps its content and gets that size."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def map(self, path: str) -> mmap.mmap:
+        """The whole file, readable and writable in memory. Touches none of its pages."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(fd, 0)
+        finally:
+            os.close(fd)
+
+    def reserve(self, path: str, at: int, count: int) -> None:
+        """Gives bytes [at, at + count) of the file blocks on the disk. Raises OSError(ENOSPC) if it is full."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, at, count)
+        except OSError as e:
+            # A file system without reservation: sparse then, as RocketMQ's own files are.
+            if e.errno not in _NO_FALLOCATE:
+                raise
+        finally:
+            os.close(fd)
+
+    def cut(self, path: str, at: int, size: int) -> None:
+        """Makes every byte from `at` on zero, keeping the size."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, at)
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def sync_map(self, mapped: mmap.mmap, at: int, end: int) -> None:
+        """Puts bytes [at, end) of a map on the disk; the GIL is free meanwhile."""
+        at -= at % PAGE
+        mapped.flush(at, end - at)
+
+    def sync_file(self, path: str) -> None:
+        """Puts what was written to a file, by whatever map, on the disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_directory(self, path: str) -> None:
+        """Puts the names in a directory on the disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Writes a small file whole and puts it on the disk."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def populate(self, mapped: mmap.mmap, at: int, end: int) -> bool:
+        """Faults in pages [at, end) for writing, without the GIL. False where the kernel cannot (before 5.14)."""
+        if self._madvise is None or end <= at:
+            return False
+        at -= at % PAGE
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        return bool(self._madvise(address + at, end - at, _MADV_POPULATE_WRITE) == 0)

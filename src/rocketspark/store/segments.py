@@ -1,0 +1,165 @@
+"""Files of one fixed size in a row, named by the offset of their first byte, mapped when first used.
+
+Rule: only this file makes, maps, cuts and removes such files; a bounded number of them is mapped at a time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from rocketspark.errors import ConfigError
+from rocketspark.store.files import OsFiles, failure
+
+
+class Mapped(NamedTuple):
+    """A mapped file and a view of it; slices of the view stay valid after the map is dropped from the cache."""
+
+    map: mmap.mmap
+    view: memoryview
+
+
+class Maps:
+    """The maps of one store by path, at most `count_max`: the least recently used is let go.
+
+    Letting go loses nothing: written pages are the kernel's, and a view in use keeps its map alive.
+    """
+
+    def __init__(self, files: OsFiles, count_max: int) -> None:
+        self.files = files
+        self.count_max = count_max
+        self._maps: OrderedDict[str, Mapped] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: str) -> Mapped:
+        """The file mapped. Raises OSError if it cannot be opened."""
+        with self._lock:
+            found = self._maps.get(path)
+            if found is None:
+                mapped = self.files.map(path)
+                found = self._maps[path] = Mapped(mapped, memoryview(mapped))
+                while len(self._maps) > self.count_max:
+                    self._maps.popitem(last=False)
+            else:
+                self._maps.move_to_end(path)
+            return found
+
+    def drop(self, path: str) -> None:
+        with self._lock:
+            self._maps.pop(path, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._maps.clear()
+
+
+class Segments:
+    """The files of one directory: `starts` are their first bytes' offsets, ascending and without a gap.
+
+    `option`: the broker.conf key that sets the size, for the error when files of another size are found.
+    """
+
+    def __init__(self, directory: str, size: int, maps: Maps, option: str) -> None:
+        self.directory = directory
+        self.size = size
+        self.maps = maps
+        self.files = maps.files
+        self.starts: list[int] = []
+        self.option = option
+
+    def list(self) -> None:
+        """Reads the directory. A file shorter than it should be is filled up with zeros.
+
+        Raises ConfigError if the files are of another size than `size`.
+        """
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            names = []
+        starts = sorted(int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit())
+        spacing = min((b - a for a, b in zip(starts, starts[1:], strict=False)), default=self.size)
+        if spacing < self.size or any(start % self.size for start in starts):
+            raise ConfigError(
+                f"files in {self.directory} are not {self.size} bytes each: set {self.option}={spacing}"
+            )
+        # Files after a gap belong to no log: only the last unbroken row counts.
+        for i in range(len(starts) - 1, 0, -1):
+            if starts[i] - starts[i - 1] != self.size:
+                starts = starts[i:]
+                break
+        for start in starts:
+            found = os.path.getsize(self.path(start))
+            if found > self.size:
+                raise ConfigError(f"{self.path(start)} has {found} bytes: set {self.option}={found}")
+            if found < self.size:
+                self.files.create(self.path(start), self.size)
+        self.starts = starts
+
+    def path(self, start: int) -> str:
+        return f"{self.directory}/{start:020d}"
+
+    def end(self) -> int:
+        """The offset after the last file; 0 without files."""
+        return self.starts[-1] + self.size if self.starts else 0
+
+    def get(self, start: int) -> Mapped:
+        """The file starting there, mapped."""
+        return self.maps.get(self.path(start))
+
+    def add(self, start: int, reserve_bytes: int) -> None:
+        """Makes the next file, with blocks for its first bytes. Raises StoreFull or StoreUnwritable."""
+        path = self.path(start)
+        try:
+            if not self.starts:
+                self.files.make_directory(self.directory)
+            self.files.create(path, self.size)
+            self.files.reserve(path, 0, min(reserve_bytes, self.size))
+        except OSError as e:
+            if not self.starts or start > self.starts[-1]:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+            raise failure(e, "create", path, reserve_bytes) from e
+        self.starts.append(start)
+
+    def reserve(self, offset: int, count: int) -> int:
+        """Blocks for [offset, offset + count) within one file; returns the offset up to which there are.
+
+        Raises StoreFull or StoreUnwritable.
+        """
+        start = offset - offset % self.size
+        end = min(offset + count, start + self.size)
+        try:
+            self.files.reserve(self.path(start), offset - start, end - offset)
+        except OSError as e:
+            raise failure(e, "extend", self.path(start), end - offset) from e
+        return end
+
+    def cut(self, end: int) -> None:
+        """Removes every byte from offset `end` on: later files go, the rest of its own file becomes zero."""
+        while self.starts and self.starts[-1] >= end and len(self.starts) > 1:
+            self.remove(self.starts[-1])
+        if self.starts and end < self.end():
+            start = self.starts[-1]
+            path = self.path(start)
+            self.maps.drop(path)
+            try:
+                self.files.cut(path, max(end - start, 0), self.size)
+            except OSError as e:
+                raise failure(e, "cut", path) from e
+
+    def remove(self, start: int) -> None:
+        """Deletes one file; views of it that are still in use stay readable."""
+        path = self.path(start)
+        self.maps.drop(path)
+        self.starts.remove(start)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            raise failure(e, "remove", path) from e
