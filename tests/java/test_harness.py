@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.java.apache import ApacheCluster
 from tests.java.conftest import DriverFactory
@@ -34,7 +36,7 @@ def test_client_sends_and_consumes(java_driver: DriverFactory, apache: ApacheClu
 
 def test_admin_makes_and_removes_a_topic(java_driver: DriverFactory, apache: ApacheCluster) -> None:
     java = java_driver("5.5.0")
-    place = {"topic": "made", "broker_address": apache.broker_address}
+    place: dict[str, Any] = {"topic": "made", "broker_address": apache.broker_address}
     with java.started("admin", namesrv=apache.namesrv) as admin:
         java.call("create_topic", name=admin, queues=3, **place)
         assert java.call("topic_route", name=admin, topic="made") == {

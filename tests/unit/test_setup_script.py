@@ -1,0 +1,233 @@
+"""scripts/setup.sh on machines it has never seen: a PATH of stubs, and a record of what was installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("bash", "env", "cat", "cksum", "sed", "grep", "mkdir", "rm", "dirname", "readlink", "chmod", "cp")
+
+# Java as setup.sh sees it: a version, a home, a module list.
+JAVA = """#!/bin/sh
+case "$*" in
+  *-XshowSettings*) echo "    java.specification.version = {version}"; echo "    java.home = {home}" ;;
+  --list-modules) echo java.base@{version}; {modules} ;;
+esac
+"""
+VECTOR = "echo jdk.incubator.vector@17"
+
+# Python: the real one, except that `-m venv` makes a stub that records its pip calls.
+PYTHON = """#!/bin/sh
+if [ "$1 $2" = "-m venv" ]; then
+  mkdir -p "$3/bin"
+  cat > "$3/bin/python" <<'STUB'
+#!/bin/sh
+if [ "$1 $2" = "-m pip" ]; then
+  [ "$3" = --version ] || echo "pip $*" >> {record}
+  exit 0
+fi
+exec {real} "$@"
+STUB
+  chmod +x "$3/bin/python"
+  exit 0
+fi
+case "$2" in *ensurepip*) [ -f {venv_missing} ] && exit 1 ;; esac
+exec {real} "$@"
+"""
+
+
+class Machine:
+    """A pretended machine: stub commands, a copy of the project's set-up, a record of installs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.project = folder / "project"
+        self.bin = folder / "bin"
+        self.jvms = folder / "jvm"
+        self.record = folder / "record"
+        self.venv_missing = folder / "venv_missing"
+        for path in (self.project / "scripts", self.project / "tests" / "java", self.bin, self.jvms):
+            path.mkdir(parents=True)
+        shutil.copy(ROOT / "scripts" / "setup.sh", self.project / "scripts")
+        shutil.copy(ROOT / "pyproject.toml", self.project)
+        shutil.copy(ROOT / "tests" / "java" / "pom.xml", self.project / "tests" / "java")
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found is not None
+            (self.bin / tool).symlink_to(found)
+        self.command("id", "echo 0")
+        self.command("mvn", f'echo "mvn $*" >> {self.record}')
+        python = PYTHON.format(record=self.record, real=sys.executable, venv_missing=self.venv_missing)
+        self.write(self.bin / "python3.11", python)
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def command(self, name: str, script: str) -> None:
+        (self.bin / name).unlink(missing_ok=True)
+        self.write(self.bin / name, f"#!/bin/sh\n{script}\n")
+
+    def java(self, name: str, version: str = "17", compiler: bool = False, vector: bool = True) -> Path:
+        """Puts a Java in the place where distributions put them."""
+        home = self.jvms / name
+        text = JAVA.format(version=version, home=home, modules=VECTOR if vector else ":")
+        self.write(home / "bin" / "java", text)
+        if compiler:
+            self.write(home / "bin" / "javac", "#!/bin/sh\n")
+        return home
+
+    def apt(self, *brings: str) -> None:
+        """An apt-get that records its calls and makes a java appear: "package=home" pairs, homes made by java()."""
+        lines = [f'echo "apt-get $*" >> {self.record}']
+        for pair in brings:
+            package, home = pair.split("=")
+            lines.append(f'case "$*" in *{package}*) cp -r {home} {self.jvms}/ ;; esac')
+        self.command("apt-get", "\n".join(lines))
+
+    def setup(self, level: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {"PATH": str(self.bin), "HOME": str(self.folder), "JVM_ROOTS": str(self.jvms)}
+        return subprocess.run(
+            [self.project / "scripts" / "setup.sh", level],
+            env=clean | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    @property
+    def installs(self) -> list[str]:
+        return self.record.read_text().splitlines() if self.record.exists() else []
+
+    @property
+    def java_home(self) -> str:
+        return (self.project / ".setup" / "java_home").read_text().strip()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    if os.name != "posix":
+        pytest.skip("setup.sh is a shell script")
+    return Machine(tmp_path)
+
+
+PIP = "pip -m pip install --disable-pip-version-check -e .[demo,dev]"
+
+
+def test_demo_uses_the_java_that_is_there(machine: Machine) -> None:
+    machine.java("java-11", version="11")
+    machine.java("java-17-cut-down", vector=False)
+    home = machine.java("java-21", version="21")
+    done = machine.setup("demo")
+    assert done.returncode == 0, done.stderr
+    assert machine.java_home == str(home)
+    assert machine.installs == [PIP]
+
+
+def test_second_run_does_and_says_nothing(machine: Machine) -> None:
+    machine.java("java-17", compiler=True)
+    assert machine.setup("test").returncode == 0
+    first = machine.installs
+    assert len(first) == 4  # pip, and Maven for two clients and one server
+    done = machine.setup("test")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert machine.setup("demo").stderr == ""
+    assert machine.installs == first
+
+
+def test_changed_dependencies_are_installed_again(machine: Machine) -> None:
+    assert machine.setup("python").returncode == 0
+    with (machine.project / "pyproject.toml").open("a") as file:
+        file.write("\n# changed\n")
+    assert machine.setup("python").returncode == 0
+    assert machine.installs == [PIP, PIP]
+
+
+def test_root_on_debian_gets_a_jre(machine: Machine) -> None:
+    machine.apt(f"default-jre-headless={machine.java('jre').rename(machine.folder / 'jre')}")
+    done = machine.setup("demo")
+    assert done.returncode == 0, done.stderr
+    assert machine.installs == [PIP, "apt-get update", "apt-get install -y default-jre-headless"]
+    assert machine.java_home == str(machine.jvms / "jre")
+
+
+def test_jre_without_the_vector_module_is_followed_by_a_jdk(machine: Machine) -> None:
+    cut_down = machine.java("jre", vector=False).rename(machine.folder / "jre")
+    whole = machine.java("jdk", compiler=True).rename(machine.folder / "jdk")
+    machine.apt(f"default-jre-headless={cut_down}", f"default-jdk-headless={whole}")
+    done = machine.setup("demo")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in machine.installs if "install -y" in line] == [
+        "apt-get install -y default-jre-headless",
+        "apt-get install -y default-jdk-headless",
+    ]
+    assert machine.java_home == str(machine.jvms / "jdk")
+
+
+def test_tests_want_a_compiler(machine: Machine) -> None:
+    machine.java("jre-17")
+    whole = machine.java("jdk", compiler=True).rename(machine.folder / "jdk")
+    machine.apt(f"default-jdk-headless={whole}")
+    assert machine.setup("demo").returncode == 0
+    assert machine.java_home == str(machine.jvms / "jre-17")
+    done = machine.setup("test")
+    assert done.returncode == 0, done.stderr
+    assert machine.java_home == str(machine.jvms / "jdk")
+
+
+def test_maven_is_installed(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    (machine.bin / "mvn").unlink()
+    machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\ncp {machine.bin}/id {machine.bin}/mvn')
+    done = machine.setup("test")
+    assert done.returncode == 0, done.stderr
+    assert "apt-get install -y maven" in machine.installs
+
+
+def test_not_root_is_told_the_command(machine: Machine) -> None:
+    machine.command("id", "echo 1000")
+    machine.apt()
+    done = machine.setup("demo")
+    assert done.returncode == 1
+    assert "sudo apt-get update && sudo apt-get install -y default-jre-headless" in done.stderr
+    assert not [line for line in machine.installs if line.startswith("apt-get")]
+
+
+def test_other_systems_are_told_what_is_missing(machine: Machine) -> None:
+    done = machine.setup("demo")
+    assert done.returncode == 1
+    assert "No Java 17 or later" in done.stderr
+
+
+def test_missing_venv_module_is_installed(machine: Machine) -> None:
+    machine.venv_missing.touch()
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    machine.command(
+        "apt-get", f'echo "apt-get $*" >> {machine.record}\ncase "$*" in install*) rm {machine.venv_missing} ;; esac'
+    )
+    done = machine.setup("python")
+    assert done.returncode == 0, done.stderr
+    assert machine.installs == ["apt-get update", f"apt-get install -y python{version}-venv", PIP]
+
+
+def test_no_python_is_said_clearly(machine: Machine) -> None:
+    (machine.bin / "python3.11").unlink()
+    done = machine.setup("python")
+    assert done.returncode == 1
+    assert "no Python 3.11 or later found" in done.stderr
+    done = machine.setup("python", PYTHON="/no/such/python")
+    assert "PYTHON=/no/such/python is not a Python 3.11 or later." in done.stderr
+
+
+def test_java_home_leads(machine: Machine) -> None:
+    machine.java("java-17")
+    chosen = machine.java("java-21", version="21")
+    assert machine.setup("demo", JAVA_HOME=str(chosen)).returncode == 0
+    assert machine.java_home == str(chosen)
