@@ -36,7 +36,7 @@ def encode(items: Iterable[BatchItem]) -> bytes:
 def decode(body: bytes | memoryview) -> list[BatchItem]:
     """The messages of a batch body. Raises RecordError if lengths do not fit."""
     view = memoryview(body)
-    items = []
+    items: list[BatchItem] = []
     at = 0
     while at < len(view):
         if len(view) - at < _HEAD.size + 2:

@@ -586,7 +586,8 @@ def _ext_decoder(kind: type[H]) -> msgspec.json.Decoder[H]:
 def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
     """A header from the JSON text of its ext fields. Raises FrameError naming the field that is wrong."""
     try:
-        return _ext_decoder(kind).decode(ext)
+        header: H = _ext_decoder(kind).decode(ext)
+        return header
     except msgspec.DecodeError as e:
         raise FrameError(f"{kind.__name__}: {e}") from e
 

@@ -238,7 +238,7 @@ def decode_messages(buffer: Buffer, broker_name: str = "") -> list[ReceivedMessa
 
     An inner message takes place, hosts and times from its batch record and counts on from its queue offset.
     """
-    messages = []
+    messages: list[ReceivedMessage] = []
     for record in decode_all(buffer):
         message = to_message(record, broker_name)
         if record.sys_flag & sysflags.INNER_BATCH and record.sys_flag & sysflags.NEED_UNWRAP:

@@ -82,9 +82,7 @@ class Segments:
         starts = sorted(int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit())
         spacing = min((b - a for a, b in zip(starts, starts[1:], strict=False)), default=self.size)
         if spacing < self.size or any(start % self.size for start in starts):
-            raise ConfigError(
-                f"files in {self.directory} are not {self.size} bytes each: set {self.option}={spacing}"
-            )
+            raise ConfigError(f"files in {self.directory} are not {self.size} bytes each: set {self.option}={spacing}")
         # Files after a gap belong to no log: only the last unbroken row counts.
         for i in range(len(starts) - 1, 0, -1):
             if starts[i] - starts[i - 1] != self.size:
