@@ -1,0 +1,69 @@
+"""A NameServer: listens, drops brokers that are silent or gone. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
+from rocketspark.namesrv.kv_config import KvConfig
+from rocketspark.namesrv.registry import Registry
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.server import Server
+
+log = logging.getLogger("rocketspark.namesrv")
+
+DEFAULT_PORT = 9876
+SCAN_S = 5.0
+
+
+class NameServer:
+    """One NameServer. `kv_path`: where the key-value tables are kept, None for memory only.
+
+    `order_topics`: give the order settings of topics with their routes (rule: orderMessageEnable, off by default).
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        *,
+        kv_path: str | Path | None = None,
+        order_topics: bool = False,
+        scan_s: float = SCAN_S,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._scan_s = scan_s
+        self.registry = Registry()
+        kv = KvConfig(Path(kv_path) if kv_path else None)
+        routes = NameServerHandlers(self.registry, kv, order_topics=order_topics).routes()
+        self._server = Server(routes, on_close=self._peer_closed)
+        self._scanner: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> str:
+        """ "host:port" that it listens on."""
+        return self._server.address
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if the port cannot be had."""
+        await self._server.start(self._host, self._port)
+        self._scanner = asyncio.get_running_loop().call_later(self._scan_s, self._scan)
+        log.info("NameServer listens on %s", self.address)
+
+    def _scan(self) -> None:
+        for broker in self.registry.expire(now_ms()):
+            log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
+        self._scanner = asyncio.get_running_loop().call_later(self._scan_s, self._scan)
+
+    def _peer_closed(self, peer: Peer) -> None:
+        for broker in self.registry.disconnected(peer):
+            log.warning("broker %s (%s) closed its connection: dropped", broker.broker_name, broker.address)
+
+    async def close(self) -> None:
+        """Stop listening and close all connections."""
+        if self._scanner:
+            self._scanner.cancel()
+        await self._server.close()

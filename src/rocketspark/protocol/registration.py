@@ -1,0 +1,82 @@
+"""The deflated form of a broker's registration (compressed=true): parts with a length before each."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from rocketspark.errors import ProtocolError
+from rocketspark.protocol import java_json
+from rocketspark.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
+
+INFLATED_BYTES_MAX = 256 << 20
+
+
+def decode_compressed(body: bytes) -> RegisterBrokerBody:
+    """The registration in a deflated body. Raises ProtocolError if it does not inflate or its parts do not fit."""
+    try:
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(body, INFLATED_BYTES_MAX)
+    except zlib.error as e:
+        raise ProtocolError(f"the registration does not inflate: {e}") from e
+    version, at = _part(data, 0)
+    count, at = _number(data, at)
+    topics = {}
+    for _ in range(count):
+        line, at = _part(data, at)
+        config = _topic(line.decode("utf-8", "replace"))
+        topics[config.topic_name] = config
+    filters, at = _part(data, at)
+    return RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigTable(
+            topic_config_table=topics, data_version=java_json.decode(version, DataVersion)
+        ),
+        filter_server_list=java_json.decode(filters, list[str]) if filters else [],
+    )
+
+
+def encode_compressed(body: RegisterBrokerBody) -> bytes:
+    """The deflated form of a registration."""
+    table = body.topic_config_serialize_wrapper
+    parts = [_lengthed(msgspec.json.encode(table.data_version)), len(table.topic_config_table).to_bytes(4, "big")]
+    for c in table.topic_config_table.values():
+        line = f"{c.topic_name} {c.read_queue_nums} {c.write_queue_nums} {c.perm} {c.topic_filter_type}"
+        if c.attributes:
+            line += " " + msgspec.json.encode(c.attributes).decode()
+        parts.append(_lengthed(line.encode()))
+    parts.append(_lengthed(msgspec.json.encode(body.filter_server_list)))
+    parts.append((0).to_bytes(4, "big"))
+    return zlib.compress(b"".join(parts))
+
+
+def _topic(line: str) -> TopicConfig:
+    fields = line.split(" ", 5)
+    try:
+        return TopicConfig(
+            topic_name=fields[0],
+            read_queue_nums=int(fields[1]),
+            write_queue_nums=int(fields[2]),
+            perm=int(fields[3]),
+            topic_filter_type=fields[4],
+            attributes=java_json.decode(fields[5].encode(), dict[str, str]) if len(fields) > 5 else {},
+        )
+    except (IndexError, ValueError) as e:
+        raise ProtocolError(f"the topic line {line!r} of a registration cannot be read") from e
+
+
+def _lengthed(part: bytes) -> bytes:
+    return len(part).to_bytes(4, "big") + part
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    if at + 4 > len(data):
+        raise ProtocolError(f"the registration ends at byte {len(data)}, a number is due at {at}")
+    return int.from_bytes(data[at : at + 4], "big"), at + 4
+
+
+def _part(data: bytes, at: int) -> tuple[bytes, int]:
+    length, at = _number(data, at)
+    if at + length > len(data):
+        raise ProtocolError(f"the registration ends at byte {len(data)}, a part of {length} bytes is due at {at}")
+    return data[at : at + length], at + length
