@@ -1,0 +1,201 @@
+"""One client of a cluster: its id, its connections, its heartbeats, and what brokers may ask of it.
+
+Rule: a connection to a broker begins with a heartbeat, so that the broker knows our groups before any other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from rocketspark.client import requests
+from rocketspark.client.routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
+from rocketspark.errors import NotSent, RocketSparkError
+from rocketspark.protocol import bodies
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import ConsumerListHeader, Request
+from rocketspark.transport.dial import Connections, parse_address
+from rocketspark.transport.peer import Peer, Routes
+
+log = logging.getLogger("rocketspark.client")
+
+ROUTE_INTERVAL_MS = 30_000.0
+HEARTBEAT_INTERVAL_MS = 30_000.0
+_numbers = itertools.count(1)
+
+
+def instance_name() -> str:
+    """A name that no other client has: process id, start time, number within the process."""
+    return f"{os.getpid()}#{time.time_ns()}#{next(_numbers)}"
+
+
+class Instance:
+    """A client id with its connections.
+
+    `producers`: groups it sends as; `consumers`: by group, what to put into the heartbeat; `watchers`: by group, what
+    to call when its members changed.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None,
+        *,
+        name: str | None = None,
+        client_ip: str | None = None,
+        timeout_ms: float = requests.TIMEOUT_MS,
+        route_interval_ms: float = ROUTE_INTERVAL_MS,
+        heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
+        default_topic: str = DEFAULT_TOPIC,
+        default_queue_count: int = 4,
+    ) -> None:
+        self._name = name or instance_name()
+        self._client_ip = client_ip
+        self._route_interval_s = route_interval_ms / 1000
+        self._heartbeat_interval_s = heartbeat_interval_ms / 1000
+        asked = Routes()
+        asked.add(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._group_changed)
+        self.timeout_ms = timeout_ms
+        self.connections = Connections(asked, connect_timeout_ms=timeout_ms)
+        self.routes = RouteCache(
+            namesrv_addresses(namesrv),
+            timeout_ms=timeout_ms,
+            default_topic=default_topic,
+            default_queue_count=default_queue_count,
+        )
+        self.client_id = ""
+        self.producers: set[str] = set()
+        self.consumers: dict[str, Callable[[], bodies.ConsumerData]] = {}
+        self.watchers: dict[str, Callable[[], None]] = {}
+        self._greeted: dict[str, Peer] = {}
+        self._greeting: dict[str, asyncio.Task[Peer]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Take an id and begin to refresh routes and send heartbeats."""
+        ip = self._client_ip or await _own_ip(self.routes.addresses[0])
+        self.client_id = f"{ip}@{self._name}"
+        self._tasks = [
+            asyncio.ensure_future(_every(self._route_interval_s, self.routes.refresh_all)),
+            asyncio.ensure_future(_every(self._heartbeat_interval_s, self.heartbeat_all)),
+        ]
+
+    async def close(self) -> None:
+        """Leave all groups and close all connections."""
+        for task in [*self._tasks, *self._greeting.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._leave(a) for a in self._greeted), return_exceptions=True)
+        await self.connections.close()
+        await self.routes.close()
+
+    async def _leave(self, address: str) -> None:
+        peer = self.connections.open_peer(address)
+        if peer is None:
+            return
+        with contextlib.suppress(RocketSparkError):
+            for group in self.producers:
+                await requests.unregister(peer, self.client_id, producer_group=group, timeout_ms=1000)
+            for group in self.consumers:
+                await requests.unregister(peer, self.client_id, consumer_group=group, timeout_ms=1000)
+
+    # -- connections to brokers ----------------------------------------------------------------------------------
+
+    def open_broker(self, address: str) -> Peer | None:
+        """The connection to a broker that knows us already, if there is one."""
+        peer = self._greeted.get(address)
+        return peer if peer is not None and peer.is_open else None
+
+    async def broker(self, address: str) -> Peer:
+        """The connection to a broker, opened and begun with a heartbeat if need be. Raises NotSent."""
+        peer = self._greeted.get(address)
+        if peer is not None and peer.is_open:
+            return peer
+        task = self._greeting.get(address)
+        if task is None:
+            task = asyncio.ensure_future(self._greet(address))
+            self._greeting[address] = task
+            task.add_done_callback(lambda _: self._greeting.pop(address, None))
+        return await asyncio.shield(task)
+
+    async def _greet(self, address: str) -> Peer:
+        peer = await self.connections.get(address)
+        await self._heartbeat(peer)
+        self._greeted[address] = peer
+        return peer
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------
+
+    def _heartbeat_body(self) -> bodies.Heartbeat:
+        return bodies.Heartbeat(
+            client_id=self.client_id,
+            producer_data_set=[bodies.ProducerData(group_name=g) for g in sorted(self.producers)],
+            consumer_data_set=[self.consumers[g]() for g in sorted(self.consumers)],
+        )
+
+    async def _heartbeat(self, peer: Peer) -> None:
+        if not self.producers and not self.consumers:
+            return
+        try:
+            await requests.heartbeat(peer, self._heartbeat_body(), timeout_ms=self.timeout_ms)
+        except RocketSparkError as e:
+            log.warning("heartbeat to %s failed: %s", peer.address, e)
+            if not peer.is_open:
+                raise NotSent(f"{peer.address} ended the connection at once", address=peer.address) from e
+
+    async def heartbeat(self, address: str) -> None:
+        """Tell one broker our groups now. Raises NotSent if it cannot be reached."""
+        peer = self.open_broker(address)
+        if peer is None:
+            await self.broker(address)
+        else:
+            await self._heartbeat(peer)
+
+    async def heartbeat_all(self) -> None:
+        """Tell every broker in the routes our groups; one that cannot be reached is left for the next time."""
+        if not self.producers and not self.consumers:
+            return
+        addresses = self.routes.broker_addresses(slaves=bool(self.consumers))
+        for address, result in zip(
+            addresses, await asyncio.gather(*map(self.heartbeat, addresses), return_exceptions=True), strict=True
+        ):
+            if isinstance(result, RocketSparkError):
+                log.info("broker %s not reached for a heartbeat: %s", address, result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    # -- what brokers ask ----------------------------------------------------------------------------------------
+
+    def _group_changed(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes | None:
+        watcher = self.watchers.get(request.ext.group)
+        if watcher:
+            watcher()
+        return None
+
+
+async def _every(interval_s: float, act: Callable[[], object]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await act()  # type: ignore[misc]
+        except RocketSparkError as e:
+            log.warning("%s", e)
+        except Exception:
+            log.exception("a periodic task of the client failed; it goes on")
+
+
+async def _own_ip(address: str) -> str:
+    """The address this machine has towards a server; no packet is sent."""
+    loop = asyncio.get_running_loop()
+    try:
+        transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=parse_address(address))
+    except OSError:
+        return "127.0.0.1"
+    try:
+        return str(transport.get_extra_info("sockname")[0])
+    finally:
+        transport.close()
