@@ -53,9 +53,9 @@ class OsFiles:
     def make_directory(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
-    def create(self, path: str, size: int) -> None:
-        """A file of `size` zero bytes without blocks; an existing one keeps its content and gets that size."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def create(self, path: str, size: int, *, keep: bool = False) -> None:
+        """A file of `size` zero bytes without blocks. `keep`: an existing one keeps its content."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if keep else os.O_TRUNC), 0o644)
         try:
             os.ftruncate(fd, size)
         finally:
@@ -119,6 +119,17 @@ class OsFiles:
             while left:
                 left = left[os.write(fd, left) :]
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def overwrite(self, path: str, content: bytes, size: int) -> None:
+        """Writes the first bytes of a file of `size` bytes in place and puts them on the disk."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(fd).st_size != size:
+                os.ftruncate(fd, size)
+            os.pwrite(fd, content, 0)
+            os.fdatasync(fd)
         finally:
             os.close(fd)
 

@@ -93,7 +93,7 @@ class Segments:
             if found > self.size:
                 raise ConfigError(f"{self.path(start)} has {found} bytes: set {self.option}={found}")
             if found < self.size:
-                self.files.create(self.path(start), self.size)
+                self.files.create(self.path(start), self.size, keep=True)
         self.starts = starts
 
     def path(self, start: int) -> str:

@@ -1,0 +1,71 @@
+"""The files in config/: small texts, replaced whole, the version before kept as `.bak`.
+
+Rule: at any moment either the file or its `.bak` holds a whole text; callers bring and read the JSON.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rocketspark.errors import StoreError
+from rocketspark.store.files import OsFiles, failure
+
+
+def read(path: str) -> str | None:
+    """The text of a config file, or of its `.bak` if the file is missing or empty; None if there is neither.
+
+    Raises StoreUnwritable if the file is there and cannot be read.
+    """
+    for candidate in (path, f"{path}.bak"):
+        text = _text(candidate)
+        if text:
+            return text
+    return None
+
+
+def read_backup(path: str) -> str | None:
+    """The text of the version before, for a caller that cannot make sense of the newest."""
+    return _text(f"{path}.bak") or None
+
+
+def write(path: str, text: str, files: OsFiles | None = None) -> None:
+    """Replaces the text at once: readers, and a kill at any time, see the old or the new one.
+
+    Raises StoreFull or StoreUnwritable.
+    """
+    files = files or OsFiles()
+    before = None
+    try:
+        before = _text(path)
+    except StoreError:
+        pass
+    try:
+        files.make_directory(os.path.dirname(path) or ".")
+        if before and before != text:
+            _replace(files, f"{path}.bak", before)
+        _replace(files, path, text)
+    except OSError as e:
+        raise failure(e, "write", path, len(text)) from e
+
+
+def _replace(files: OsFiles, path: str, text: str) -> None:
+    temporary = f"{path}.tmp"
+    try:
+        files.write_file(temporary, text.encode("utf-8"))
+        os.replace(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "replace").strip("\0")
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise failure(e, "read", path) from e

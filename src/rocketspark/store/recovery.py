@@ -1,0 +1,168 @@
+"""Start-up: finds the end of the log and brings queues and index in line with it.
+
+Rule: what lies before the checkpoint's position is on the disk; everything after is replayed from the log through
+the same code that appends use, after the queue units and index entries from there on were taken away.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rocketspark.model.java import string_hash
+from rocketspark.protocol import properties, sysflags
+from rocketspark.protocol.record import Record
+from rocketspark.store.checkpoint import Checkpoint
+from rocketspark.store.key_index import PENDING_MAX, KeyIndex
+from rocketspark.store.log import Log, store_time_of
+from rocketspark.store.queue_index import QueueIndex
+
+# How much of the log before the checkpoint is read again, to notice a tail that was cut or garbled.
+VERIFY_BYTES = 4 << 20
+TIME_MARGIN_MS = 3000
+_PROBE_STEP_BYTES = 16 << 20
+
+_TAGS = properties.TAGS.encode()
+_KEYS = properties.KEYS.encode()
+_UNIQUE_ID = properties.UNIQUE_ID.encode()
+
+
+class Recovered(NamedTuple):
+    """What was found: `end` the log's end, `replayed` how many records, `cut_bytes` what was lost of the log."""
+
+    end: int
+    last_store_time_ms: int
+    replayed: int
+    cut: bool
+
+
+class _QueueHole(Exception):
+    """A queue lacks units from before the replayed part."""
+
+
+def recover(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Checkpoint, *, crashed: bool) -> Recovered:
+    """Makes log, queues and index agree. `crashed`: the last run did not end by `close`.
+
+    Raises StoreFull or StoreUnwritable if files cannot be repaired.
+    """
+    oldest = log.min_position
+    queues.min_position = oldest
+    safe = _replay_start(log, queues, index, at)
+    try:
+        return _replay(log, queues, index, safe, thorough=crashed or safe == oldest)
+    except _QueueHole:
+        # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
+        return _replay(log, queues, index, oldest, thorough=True)
+
+
+def _replay_start(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Checkpoint) -> int:
+    oldest, end = log.min_position, log.segments.end()
+    if not queues.queues():
+        return oldest
+    safe = at.queues_position
+    if safe <= 0:
+        # Written by RocketMQ before 5.4: go by store time (rule: CommitLog.recoverAbnormally).
+        times = [at.log_time_ms, at.queues_time_ms]
+        if index is not None and index.has_files():
+            times.append(at.index_time_ms)
+        safe = _position_at_time(log, min(times) - TIME_MARGIN_MS)
+    if index is not None and index.has_files():
+        safe = min(safe, index.end_position())
+    return min(max(safe, oldest), end)
+
+
+def _position_at_time(log: Log, time_ms: int) -> int:
+    """A record boundary before which everything was stored by `time_ms`; the log's start if in doubt."""
+    if time_ms <= 0:
+        return log.min_position
+    for start in reversed(log.segments.starts):
+        found = log.min_position
+        for probe in range(start, start + log.file_bytes, min(_PROBE_STEP_BYTES, log.file_bytes)):
+            position = log.boundary(probe)
+            if position >= start + log.file_bytes:
+                break
+            view = log.segments.get(start).view[position - start :]
+            if len(view) < 88 or store_time_of(view) > time_ms:
+                break
+            found = max(found, position)
+        if found >= start:
+            return found
+    return log.min_position
+
+
+def _replay(log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, *, thorough: bool) -> Recovered:
+    verify_from = log.boundary(max(safe - VERIFY_BYTES, log.min_position)) if log.segments.starts else 0
+    verify_from = min(verify_from, safe)
+    last_time_ms = replayed = 0
+    opened = False
+    for found in log.scan(verify_from):
+        last_time_ms = found.store_time_ms
+        if found.position < safe:
+            continue
+        if not opened:
+            _open_at(queues, index, safe, thorough=thorough)
+            opened = True
+        _dispatch(found, queues, index, safe, from_start=safe <= log.min_position)
+        replayed += 1
+    end = log.written
+    cut = end < safe
+    if not opened:
+        _open_at(queues, index, min(safe, end), thorough=thorough or cut)
+    if index is not None:
+        index.write_pending()
+    if log.segments.starts and (thorough or cut or _anything_at(log, end)):
+        log.segments.cut(end)
+    log.set_end(end)
+    return Recovered(end, last_time_ms, replayed, cut)
+
+
+def _open_at(queues: QueueIndex, index: KeyIndex | None, position: int, *, thorough: bool) -> None:
+    """Takes away what stands in queues and index for log positions from `position` on."""
+    if index is not None:
+        index.drop_from(position)
+    if thorough:
+        queues.load_all(position)
+
+
+def _anything_at(log: Log, end: int) -> bool:
+    start = end - end % log.file_bytes
+    if start not in log.segments.starts:
+        return False
+    return any(log.segments.get(start).view[end - start : end - start + 8])
+
+
+def _dispatch(found: Record, queues: QueueIndex, index: KeyIndex | None, safe: int, *, from_start: bool) -> None:
+    """Queue unit and index keys of one record, as the append would have made them (rule: wire.md 4.3)."""
+    kind = found.sys_flag & sysflags.TRANSACTION_MASK
+    name = found.topic.decode("utf-8", "replace")
+    tags = properties.find(found.properties, _TAGS)
+    if not kind & sysflags.TRANSACTION_PREPARED and not found.sys_flag & sysflags.INNER_BATCH:
+        queue = queues.make(found.topic, found.queue_id, safe)
+        offset = found.queue_offset
+        if offset < queue.next:
+            # The topic was deleted and made again: the younger record leads.
+            queue.cut(offset)
+        elif offset > queue.next:
+            if not from_start:
+                raise _QueueHole
+            if queue.next == 0:
+                queue.start_at(offset)
+            else:
+                queue.fill_to(offset)
+        if queue.delay_ms is not None:
+            code = found.store_time_ms + queue.delay_ms
+        else:
+            code = string_hash(tags.decode("utf-8", "replace")) if tags else 0
+        queue.put(found.position, found.size, code)
+    if index is not None and kind != sysflags.TRANSACTION_ROLLBACK:
+        index.pending.append(
+            (
+                queues.keys_of(name),
+                found.position,
+                found.store_time_ms,
+                properties.find(found.properties, _UNIQUE_ID),
+                properties.find(found.properties, _KEYS),
+                tags,
+            )
+        )
+        if len(index.pending) >= PENDING_MAX:
+            index.write_pending()
