@@ -1,0 +1,84 @@
+"""The columns a message has as a table row, and small helpers to build Arrow arrays from numpy without copies.
+
+Rule: names and types of columns stand here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[Any]
+
+TIME = pa.timestamp("us", "UTC")
+# Spark names the parts of lists and maps so.
+STRINGS = pa.list_(pa.field("element", pa.string()))
+STRING_MAP = pa.map_(pa.string(), pa.string())
+
+COLUMNS: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "broker": pa.string(),
+    "queueId": pa.int32(),
+    "queueOffset": pa.int64(),
+    "messageId": pa.string(),
+    "tag": pa.string(),
+    "keys": STRINGS,
+    "body": pa.binary(),
+    "properties": STRING_MAP,
+    "bornTime": TIME,
+    "storeTime": TIME,
+    "bornHost": pa.string(),
+    "storeHost": pa.string(),
+    "reconsumeTimes": pa.int32(),
+    "flag": pa.int32(),
+    "sysFlag": pa.int32(),
+    "offsetMessageId": pa.string(),
+    "logPosition": pa.int64(),
+}
+
+
+def schema_of(names: list[str] | tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
+    """The Arrow schema of some columns, all by default. Raises KeyError for an unknown one."""
+    return pa.schema([(name, COLUMNS[name]) for name in names])
+
+
+def gather(data: Any, starts: Ints, ends: Ints, kind: pa.DataType, missing: Ints | None = None) -> pa.Array:
+    """A binary or string array of the slices [start, end) of `data`, null where `missing`.
+
+    Slices ascend and don't overlap; `data` is at most 2 GiB. Strings are checked: ArrowInvalid if one is no UTF-8.
+    """
+    # Slices and the gaps between them make one array over the buffer as it is; taking every other one copies the
+    # slices in C++: 15-25 M rows/s.
+    n = len(starts)
+    offsets = np.empty(2 * n + 1, np.int32)
+    offsets[: 2 * n : 2] = starts
+    offsets[1::2] = ends
+    offsets[2 * n] = ends[-1] if n else 0
+    pairs = pa.BinaryArray.from_buffers(pa.binary(), 2 * n, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    taken = pairs.take(pa.array(np.arange(0, 2 * n, 2, dtype=np.int32), mask=missing))
+    return taken if kind == pa.binary() else taken.cast(kind)
+
+
+def numbers(values: Ints, kind: pa.DataType) -> pa.Array:
+    """A fixed-width array without nulls over a numpy array of the same width, not copied."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def times(values_ms: Ints) -> pa.Array:
+    """Timestamps from ms since 1970."""
+    return numbers(values_ms.astype(np.int64) * 1000, TIME)
+
+
+def constant(text: str, n: int) -> pa.Array:
+    """The same text n times."""
+    return pa.repeat(pa.scalar(text, pa.string()), n)
+
+
+def at(data: npt.NDArray[np.uint8], kind: str) -> Ints:
+    """Every position of `data` read as a number of that numpy kind: index it with byte positions."""
+    count = max(0, len(data) - np.dtype(kind).itemsize + 1)
+    return np.ndarray((count,), kind, data.data, strides=(1,))

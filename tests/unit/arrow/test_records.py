@@ -1,0 +1,277 @@
+"""Arrow decoding equals the row by row decoder of `protocol.record`, on an official log and on made-up records."""
+
+from __future__ import annotations
+
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.arrow import records
+from rocketspark.arrow.columns import COLUMNS, schema_of
+from rocketspark.errors import RecordError
+from rocketspark.model import ReceivedMessage
+from rocketspark.protocol import batch, compression, record, sysflags
+
+VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "arrow"
+
+
+def expected_row(message: ReceivedMessage) -> dict[str, Any]:
+    return {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "messageId": message.message_id,
+        "tag": message.tag,
+        "keys": list(message.keys),
+        "body": message.body,
+        "properties": list(message.properties.items()),
+        "bornTime": message.born_time_ms * 1000,
+        "storeTime": message.store_time_ms * 1000,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "reconsumeTimes": message.reconsume_times,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "offsetMessageId": message.offset_message_id,
+        "logPosition": message.log_position,
+    }
+
+
+def rows_of(decoded: pa.RecordBatch) -> list[dict[str, Any]]:
+    decoded.validate(full=True)
+    numbers = [decoded.column(i) for i in range(decoded.num_columns)]
+    numbers = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in numbers]
+    return pa.RecordBatch.from_arrays(numbers, names=decoded.schema.names).to_pylist()
+
+
+def assert_equal_to_row_decoder(data: bytes) -> int:
+    expected = [expected_row(m) for m in record.decode_messages(data, "broker-a")]
+    decoded = records.decode(data, broker="broker-a")
+    assert decoded.schema.equals(schema_of())
+    assert rows_of(decoded) == expected
+    return len(expected)
+
+
+@pytest.fixture(scope="module")
+def official() -> list[bytes]:
+    """Every record of the official log, in order."""
+    found = []
+    with tarfile.open(VECTORS / "commitlog.tar.gz") as tar:
+        for member in sorted((m for m in tar.getmembers() if m.isfile()), key=lambda m: m.name):
+            file = tar.extractfile(member)
+            assert file is not None
+            data = file.read()
+            at = 0
+            while at + 8 <= len(data):
+                size, magic = struct.unpack_from(">ii", data, at)
+                if magic not in (record.MAGIC_V1, record.MAGIC_V2):
+                    break
+                found.append(data[at : at + size])
+                at += size
+    return found
+
+
+def is_inner_batch(stored: bytes) -> bool:
+    return bool(int.from_bytes(stored[36:40], "big") & sysflags.INNER_BATCH)
+
+
+def test_official_log_decodes_as_row_by_row(official: list[bytes]) -> None:
+    assert len(official) == 613
+    plain = [r for r in official if not is_inner_batch(r)]
+    assert assert_equal_to_row_decoder(b"".join(plain)) == len(plain)
+
+
+def test_official_inner_batches_are_unwrapped(official: list[bytes]) -> None:
+    inner = [r for r in official if is_inner_batch(r)]
+    assert inner
+    assert assert_equal_to_row_decoder(b"".join(inner)) > len(inner)
+
+
+def test_official_compressed_bodies_and_long_topic_take_the_quick_way(
+    official: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_decode_slowly", None)
+    plain = [r for r in official if not is_inner_batch(r)]
+    decoded = records.decode(b"".join(plain))
+    kinds = {f & 0x701 for f in decoded.column("sysFlag").to_pylist() if f & 1}
+    assert kinds == {0x101, 0x201, 0x301}
+    assert max(len(t) for t in decoded.column("topic").to_pylist()) > 127
+
+
+def test_each_column_alone(official: list[bytes]) -> None:
+    data = b"".join(r for r in official if not is_inner_batch(r))
+    everything = records.decode(data, broker="b")
+    for name in COLUMNS:
+        alone = records.decode(data, columns=[name], broker="b")
+        assert alone.schema.names == [name]
+        assert alone.column(0).equals(everything.column(name))
+
+
+def make(number: int, **fields: Any) -> bytes:
+    values: dict[str, Any] = {
+        "topic": b"T",
+        "queue_id": 1,
+        "queue_offset": number,
+        "position": number * 1000,
+        "body": b"body %d" % number,
+        "properties": b"UNIQ_KEY\x01%032X\x02TAGS\x01tag%d\x02KEYS\x01k%d\x02" % (number, number % 3, number),
+        "born_time_ms": 1_700_000_000_000 + number,
+        "store_time_ms": 1_700_000_000_500 + number,
+    }
+    return record.encode(**values | fields)
+
+
+def test_spans_offsets_and_tags_choose_rows() -> None:
+    parts = [make(i) for i in range(100)]
+    junk = b"\xff" * 37
+    data = bytearray(b"".join(parts[:50]) + junk + b"".join(parts[50:]))
+    first = sum(map(len, parts[:50]))
+    spans = [(0, first), (first + len(junk), len(data))]
+    decoded = records.decode(data, spans, ["queueOffset", "tag"], offset_first=10, offset_end=90)
+    assert decoded.column("queueOffset").to_pylist() == list(range(10, 90))
+    chosen = records.decode(data, spans, ["queueOffset"], offset_first=10, offset_end=90, tags=frozenset({"tag1", "x"}))
+    assert chosen.column("queueOffset").to_pylist() == [i for i in range(10, 90) if i % 3 == 1]
+
+
+def test_tags_leave_out_messages_without_one() -> None:
+    data = make(0, properties=b"") + make(1) + make(2, properties=b"TAGS\x01tag12\x02")
+    assert records.decode(data, columns=["queueOffset"], tags=frozenset({"tag1"})).column(0).to_pylist() == [1]
+
+
+def test_no_rows_keep_the_schema() -> None:
+    for decoded in (
+        records.decode(b""),
+        records.decode(make(1), offset_first=5),
+        records.decode(make(1), tags=frozenset({"no"})),
+    ):
+        assert decoded.num_rows == 0
+        assert decoded.schema.equals(schema_of())
+
+
+def test_buffer_may_be_reused_once_decoded() -> None:
+    data = bytearray(b"".join(make(i, topic=b"topic%d" % i) for i in range(20)))
+    decoded = records.decode(data, broker="b")
+    before = rows_of(decoded)
+    data[:] = bytes(len(data))
+    assert rows_of(decoded) == before
+
+
+def test_inner_batch_rows_are_cut_at_the_offsets() -> None:
+    items = [batch.BatchItem(0, b"inner %d" % i, b"TAGS\x01t%d\x02" % (i % 2)) for i in range(10)]
+    outer = make(
+        20,
+        body=batch.encode(items),
+        sys_flag=sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
+        properties=b"INNER_NUM\x0110\x02INNER_BASE\x0120\x02",
+    )
+    decoded = records.decode(outer, columns=["queueOffset", "body"], offset_first=23, offset_end=28)
+    assert decoded.column("queueOffset").to_pylist() == [23, 24, 25, 26, 27]
+    assert decoded.column("body")[0].as_py() == b"inner 3"
+    assert records.decode(outer, columns=["queueOffset"], tags=frozenset({"t1"})).column(0).to_pylist() == [
+        21,
+        23,
+        25,
+        27,
+        29,
+    ]
+
+
+BROKEN = {
+    "size": lambda r: b"\x00\x00\x00\x05" + r[4:],
+    "size too large": lambda r: (len(r) + 1).to_bytes(4, "big") + r[4:],
+    "magic": lambda r: r[:4] + b"\x00\x00\x00\x00" + r[8:],
+    "body length": lambda r: r[:84] + (1 << 20).to_bytes(4, "big") + r[88:],
+    "body length below 0": lambda r: r[:84] + b"\xff\xff\xff\xff" + r[88:],
+    "topic length": lambda r: r[:94] + b"\x7f" + r[95:],
+    "properties length": lambda r: r[:96] + b"\x00\x01" + r[98:],
+    "cut off": lambda r: r[:-1],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_records_are_named(kind: str) -> None:
+    good = make(1)
+    with pytest.raises(RecordError, match="record"):
+        records.decode(BROKEN[kind](good))
+    with pytest.raises(RecordError, match="record"):
+        records.decode(make(0) + BROKEN[kind](good), columns=["queueOffset"])
+
+
+def test_wrong_crc_is_found_when_asked() -> None:
+    data = bytearray(make(0) + make(1))
+    data[len(make(0)) + 90] ^= 1
+    assert records.decode(data).num_rows == 2
+    with pytest.raises(RecordError, match="CRC"):
+        records.decode(data, check_crc=True)
+
+
+def test_body_that_does_not_inflate_is_an_error() -> None:
+    with pytest.raises(RecordError, match="inflate"):
+        records.decode(make(0, sys_flag=sysflags.COMPRESSED, body=b"no zlib"), columns=["body"])
+
+
+property_bytes = st.lists(
+    st.one_of(
+        st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"\x01", b"\x02", b"a b", b"  x  y ", b"\xff", b"\xc2\x85"]),
+        st.text(max_size=6).map(lambda t: t.encode("utf-8", "replace")),
+    ),
+    max_size=12,
+).map(b"".join)
+tidy_properties = st.dictionaries(
+    st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "longer name"]),
+    st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=8),
+    max_size=5,
+).map(lambda d: "\x02".join(f"{k}\x01{v}" for k, v in d.items()).encode())
+hosts = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
+
+
+@st.composite
+def any_record(draw: st.DrawFn) -> bytes:
+    body = draw(st.binary(max_size=40))
+    sys_flag = 0
+    if draw(st.booleans()):
+        body, sys_flag = compression.deflate(body, draw(st.sampled_from(["zlib", "lz4", "zstd"])))
+    return record.encode(
+        topic=draw(st.sampled_from([b"T", b"%RETRY%group", b"t" * 127, b"t" * 200])),
+        queue_id=draw(st.integers(0, 1 << 30)),
+        queue_offset=draw(st.integers(0, 1 << 60)),
+        position=draw(st.integers(0, 1 << 60)),
+        body=body,
+        properties=draw(st.one_of(property_bytes, tidy_properties)),
+        flag=draw(st.integers(-(1 << 31), (1 << 31) - 1)),
+        sys_flag=sys_flag,
+        born_time_ms=draw(st.integers(0, 1 << 42)),
+        born_host=draw(hosts),
+        store_time_ms=draw(st.integers(0, 1 << 42)),
+        store_host=draw(hosts),
+        reconsume_times=draw(st.integers(0, 100)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(any_record(), max_size=6))
+def test_any_records_decode_as_row_by_row(made: list[bytes]) -> None:
+    assert_equal_to_row_decoder(b"".join(made))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 150))
+def test_any_bytes_end_in_rows_or_a_record_error(noise: bytes, where: int) -> None:
+    data = bytearray(make(0) + make(1))
+    data[where : where + len(noise)] = noise
+    try:
+        decoded = records.decode(data)
+    except RecordError:
+        return
+    decoded.validate(full=True)
+    expected = [r for r in record.decode_all(data, check_crc=False) if r.queue_offset >= 0]
+    assert decoded.column("queueOffset").to_pylist() == [r.queue_offset for r in expected]
+    if not any(r.sys_flag & sysflags.COMPRESSED for r in expected):
+        assert decoded.column("body").to_pylist() == [r.body for r in expected]
