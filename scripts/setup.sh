@@ -131,7 +131,7 @@ copy_jars() {  # PROFILE VERSION
   local target=$PWD/.setup/java/$1-$2
   say "Fetching the RocketMQ $2 $1 jars with Maven"
   rm -rf "$target"
-  JAVA_HOME=$(cat .setup/java_home) mvn -B -ntp -q -f tests/java/pom.xml "-P$1" "-Drocketmq.version=$2" \
+  JAVA_HOME=$(cat .setup/java_home) mvn -B -ntp -q -Dstyle.color=never -f tests/java/pom.xml "-P$1" "-Drocketmq.version=$2" \
     dependency:copy-dependencies -DincludeScope=runtime "-DoutputDirectory=$target" >&2 ||
     stop "Maven could not fetch the RocketMQ $2 $1 jars, see above. Once the cause is gone, run make setup again."
 }

@@ -162,7 +162,7 @@ class ApacheBroker(_JavaServer):
         self, folder: Path, namesrv: str, store: Path, name: str = "broker-a", config: dict[str, Any] | None = None
     ) -> None:
         port = free_ports(-2, 0, 1)  # It also listens on port - 2 (VIP) and port + 1 (replication).
-        self.address = f"127.0.0.1:{port}"
+        self.address = self.broker_address = f"127.0.0.1:{port}"
         self.namesrv = namesrv
         self.name = name
         self.store = store

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.java.apache import ApacheCluster
 from tests.java.driver import JavaDriver, missing_tools
+from tests.java.ours import OurServer
 
 DriverFactory = Callable[..., JavaDriver]
 
@@ -56,3 +58,15 @@ def apache(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     cluster = ApacheCluster(tmp_path_factory.mktemp("apache"))
     yield cluster
     cluster.close()
+
+
+@pytest.fixture(scope="session")
+def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Our server. JAVA_TESTS_ON=apache takes the official one instead: that proves the tests, not us."""
+    if os.environ.get("JAVA_TESTS_ON") == "apache":
+        yield request.getfixturevalue("apache")
+        return
+    folder = tmp_path_factory.mktemp("ours")
+    server = OurServer(folder, folder / "store", {"brokerName": "broker-a"})
+    yield server
+    server.stop()

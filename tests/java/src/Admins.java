@@ -54,7 +54,11 @@ final class Admins {
         brokers.add(args.getString("broker_address"));
         admin.deleteTopicInBroker(brokers, topic);
         var namesrvs = new java.util.HashSet<String>(admin.getNameServerAddressList());
-        admin.deleteTopicInNameServer(namesrvs, args.getString("cluster"), topic);
+        // 4.9.7 takes (addresses, topic, cluster), 5.5.0 (addresses, cluster, topic).
+        boolean is4 = org.apache.rocketmq.common.MQVersion.getVersionDesc(
+            org.apache.rocketmq.common.MQVersion.CURRENT_VERSION).startsWith("V4");
+        String cluster = args.getString("cluster");
+        admin.deleteTopicInNameServer(namesrvs, is4 ? topic : cluster, is4 ? cluster : topic);
         return null;
     }
 
