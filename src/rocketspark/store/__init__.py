@@ -1,5 +1,7 @@
 """The message store: RocketMQ's files, synchronous."""
 
-from rocketspark.store.store import BatchMessage, Found, Read, Store, StoreSettings
+from rocketspark.store.reading import Found, Read
+from rocketspark.store.settings import DELAY_LEVELS_MS, StoreSettings
+from rocketspark.store.store import BatchMessage, Store
 
-__all__ = ["BatchMessage", "Found", "Read", "Store", "StoreSettings"]
+__all__ = ["DELAY_LEVELS_MS", "BatchMessage", "Found", "Read", "Store", "StoreSettings"]

@@ -136,7 +136,7 @@ class IndexFile:
     @property
     def room(self) -> int:
         """How many entries still fit. Entry 0 is never used."""
-        return self.entries - self.count
+        return int(self.entries - self.count)
 
     def reserve(self, count: int) -> None:
         """Blocks for the next `count` entries. Raises OSError if the disk is full."""
@@ -210,9 +210,7 @@ class IndexFile:
         # A chain only ever goes down; a damaged one ends.
         while 0 < number < above:
             above = number
-            found, position, seconds, number = ENTRY.unpack_from(
-                self.map, self._entries_at + number * ENTRY_BYTES
-            )
+            found, position, seconds, number = ENTRY.unpack_from(self.map, self._entries_at + number * ENTRY_BYTES)
             if found == key:
                 yield position, self.begin_time_ms + seconds * 1000
 
@@ -281,7 +279,7 @@ class KeyIndex:
     def file_bytes(self) -> int:
         return HEADER_BYTES + 4 * self.slots + ENTRY_BYTES * self.entry_count
 
-    def list(self) -> None:
+    def scan(self) -> None:
         """Reads the directory. Raises ConfigError if the files are of other sizes than configured."""
         try:
             names = sorted(n for n in os.listdir(self.directory) if n.isascii() and n.isdigit())
@@ -302,13 +300,13 @@ class KeyIndex:
 
     def end_position(self) -> int:
         """The log position of the newest entry; 0 without files."""
-        return self._file(self._paths[-1]).end_position if self._paths else 0
+        return int(self._file(self._paths[-1]).end_position) if self._paths else 0
 
     def has_files(self) -> bool:
         return bool(self._paths)
 
     def end_time_ms(self) -> int:
-        return self._file(self._paths[-1]).end_time_ms if self._paths else 0
+        return int(self._file(self._paths[-1]).end_time_ms) if self._paths else 0
 
     def drop_from(self, position: int) -> None:
         """Takes away every entry at or after a log position, so that replay from there adds none twice."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from rocketspark.errors import MessageIllegal, RecordError, StoreUnwritable
-from rocketspark.protocol import record
+from rocketspark.protocol import record, sysflags
 from rocketspark.store.files import failure
 from rocketspark.store.segments import Maps, Segments
 
@@ -241,5 +241,5 @@ class Log:
 def store_time_of(found: memoryview) -> int:
     """The store time in ms of a whole record."""
     sys_flag = _I4.unpack_from(found, record.AT_SYS_FLAG)[0]
-    at = record.AT_BORN_TIME + 8 + (20 if sys_flag & record.sysflags.BORN_HOST_V6 else 8)
+    at = record.AT_BORN_TIME + 8 + (20 if sys_flag & sysflags.BORN_HOST_V6 else 8)
     return int(_I8.unpack_from(found, at)[0])

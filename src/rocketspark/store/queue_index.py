@@ -78,7 +78,7 @@ class Queue:
         `cut`: whatever follows is made zero even where nothing was seen there.
         """
         segments = self.segments
-        segments.list()
+        segments.scan()
         end = segments.starts[0] if segments.starts else 0
         for start in reversed(segments.starts):
             count = self._written_units(segments.get(start).view, below)
@@ -215,7 +215,7 @@ class Queue:
         byte = offset * UNIT_BYTES
         start = byte - byte % self.segments.size
         view = self.map if start == self.start and self.limit else self.segments.get(start).view
-        return UNIT.unpack_from(view, byte - start)  # type: ignore[return-value]
+        return UNIT.unpack_from(view, byte - start)
 
     def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
         """The units of messages [offset, offset + count), which must be in the queue."""
@@ -225,7 +225,7 @@ class Queue:
             start = byte - byte % size
             stop = min(end, start + size)
             view = self.map if start == self.start and self.limit else self.segments.get(start).view
-            yield from UNIT.iter_unpack(view[byte - start : stop - start])  # type: ignore[misc]
+            yield from UNIT.iter_unpack(view[byte - start : stop - start])
             byte = stop
 
     def flush(self) -> None:
@@ -261,22 +261,27 @@ class Active:
 class QueueIndex:
     """All consume queues of a store; each is read from disk when first asked for."""
 
-    def __init__(
-        self, directory: str, file_units: int, maps: Maps, delay_ms: tuple[int, ...], active_max: int
-    ) -> None:
+    def __init__(self, directory: str, file_units: int, maps: Maps, delay_ms: tuple[int, ...], active_max: int) -> None:
         self.directory = directory
         self.file_bytes = file_units * UNIT_BYTES
         self.maps = maps
         self.delay_ms = delay_ms
         self.by_bytes: dict[tuple[bytes, int], Queue] = {}
         self.min_position = 0
+        # Topics with batch consume queues (wire.md 4.5), which are not written here: their records get no unit.
+        self.batch_topics: set[bytes] = set()
         self._active = Active(active_max)
         self._by_name: dict[tuple[str, int], Queue] = {}
         self._known: dict[str, set[int]] = {}
         self._keys: dict[str, TopicKeys] = {}
 
-    def list(self) -> None:
+    def scan(self) -> None:
         """Reads which queues there are, not what is in them."""
+        try:
+            batch_directory = f"{os.path.dirname(self.directory)}/batchconsumequeue"
+            self.batch_topics.update(topic.encode() for topic in os.listdir(batch_directory))
+        except FileNotFoundError:
+            pass
         try:
             topics = os.listdir(self.directory)
         except FileNotFoundError:

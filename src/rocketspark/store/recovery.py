@@ -135,7 +135,9 @@ def _dispatch(found: Record, queues: QueueIndex, index: KeyIndex | None, safe: i
     kind = found.sys_flag & sysflags.TRANSACTION_MASK
     name = found.topic.decode("utf-8", "replace")
     tags = properties.find(found.properties, _TAGS)
-    if not kind & sysflags.TRANSACTION_PREPARED and not found.sys_flag & sysflags.INNER_BATCH:
+    if found.sys_flag & sysflags.INNER_BATCH:
+        queues.batch_topics.add(found.topic)
+    if not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics:
         queue = queues.make(found.topic, found.queue_id, safe)
         offset = found.queue_offset
         if offset < queue.next:

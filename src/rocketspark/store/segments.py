@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
+from itertools import pairwise
 from typing import NamedTuple
 
 from rocketspark.errors import ConfigError
@@ -70,7 +71,7 @@ class Segments:
         self.starts: list[int] = []
         self.option = option
 
-    def list(self) -> None:
+    def scan(self) -> None:
         """Reads the directory. A file shorter than it should be is filled up with zeros.
 
         Raises ConfigError if the files are of another size than `size`.
@@ -80,7 +81,7 @@ class Segments:
         except FileNotFoundError:
             names = []
         starts = sorted(int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit())
-        spacing = min((b - a for a, b in zip(starts, starts[1:], strict=False)), default=self.size)
+        spacing = min((b - a for a, b in pairwise(starts)), default=self.size)
         if spacing < self.size or any(start % self.size for start in starts):
             raise ConfigError(f"files in {self.directory} are not {self.size} bytes each: set {self.option}={spacing}")
         # Files after a gap belong to no log: only the last unbroken row counts.

@@ -9,76 +9,25 @@ import os
 import resource
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple
 
-import msgspec
-
-from rocketspark.errors import MessageIllegal, StateError, StoreUnwritable
-from rocketspark.model.java import string_hash
-from rocketspark.protocol import properties as props
+from rocketspark.errors import MessageIllegal, StoreUnwritable
 from rocketspark.protocol import record, sysflags
 from rocketspark.store import checkpoint, recovery
 from rocketspark.store.clock import Clock, SystemClock
 from rocketspark.store.files import OsFiles, failure
 from rocketspark.store.key_index import PENDING_MAX, KeyIndex
 from rocketspark.store.lock import DirectoryLock
-from rocketspark.store.log import Log, store_time_of
-from rocketspark.store.queue_index import GAP_SIZE, UNIT, UNIT_BYTES, Queue, QueueIndex
+from rocketspark.store.log import Log
+from rocketspark.store.queue_index import UNIT, Queue, QueueIndex
+from rocketspark.store.reading import Read, Reader
 from rocketspark.store.segments import Maps
+from rocketspark.store.settings import StoreSettings
 
-DELAY_LEVELS_MS = (
-    *(1_000, 5_000, 10_000, 30_000),
-    *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
-)
-# Tags codes at or below this are addresses in a consume queue extension, not hashes (wire.md 5).
-_EXT_ADDRESS_MAX = -2147483649
-_SCAN_BYTES_MIN = 16000
-_CRC_MASK = record.CRC_MASK
 _PACK_UNIT = UNIT.pack_into
 _PACK_V4 = record.FIXED_V4.pack_into
-_TAGS = props.TAGS.encode()
-_KEYS = props.KEYS.encode()
-_UNIQUE_ID = props.UNIQUE_ID.encode()
 # Lengths of properties as they stand in a record; a table is half the cost of packing.
 _LENGTH2 = [n.to_bytes(2, "big") for n in range(2048)]
-
-
-class StoreSettings(msgspec.Struct, kw_only=True):
-    """Where and in which sizes. The defaults are RocketMQ's; sizes must not change while there are files."""
-
-    root: str
-    commit_log: str | None = None
-    log_file_bytes: int = 1 << 30
-    queue_file_units: int = 300_000
-    index_slots: int = 5_000_000
-    index_entries: int = 20_000_000
-    index_enabled: bool = True
-    message_bytes_max: int = 4 << 20
-    delay_ms: tuple[int, ...] = DELAY_LEVELS_MS
-
-
-class Found(Enum):
-    """What a read came to; the names are RocketMQ's get statuses put plainly."""
-
-    FOUND = "found"
-    NO_MATCHED = "no message matched"
-    OFFSET_TOO_BIG = "offset beyond the end"
-    OFFSET_TOO_SMALL = "offset before the oldest"
-    AT_END = "offset is the next to be written"
-    EMPTY = "empty queue"
-    NO_QUEUE = "no such queue"
-
-
-class Read(NamedTuple):
-    """The result of a read. `records`: slices of the log, each one or more whole records; `count` of messages."""
-
-    status: Found
-    records: list[memoryview]
-    count: int
-    next_offset: int
-    min_offset: int
-    max_offset: int
 
 
 class BatchMessage(NamedTuple):
@@ -145,23 +94,20 @@ class Store:
         self.log = Log(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
         self.queue_index = QueueIndex(f"{s.root}/consumequeue", s.queue_file_units, maps, s.delay_ms, share)
         self.key_index = (
-            KeyIndex(f"{s.root}/index", s.index_slots, s.index_entries, maps, self._clock)
-            if s.index_enabled
-            else None
+            KeyIndex(f"{s.root}/index", s.index_slots, s.index_entries, maps, self._clock) if s.index_enabled else None
         )
+        self._reader = Reader(self.log, self.queue_index, self.key_index)
         self._queues_by_bytes = self.queue_index.by_bytes
         self._pending = self.key_index.pending if self.key_index else None
         abort = f"{s.root}/abort"
         try:
-            self.log.segments.list()
-            self.queue_index.list()
+            self.log.segments.scan()
+            self.queue_index.scan()
             if self.key_index is not None:
-                self.key_index.list()
+                self.key_index.scan()
             crashed = os.path.exists(abort)
             found = checkpoint.read(f"{s.root}/checkpoint")
-            self.recovered = recovery.recover(
-                self.log, self.queue_index, self.key_index, found, crashed=crashed
-            )
+            self.recovered = recovery.recover(self.log, self.queue_index, self.key_index, found, crashed=crashed)
             self._files.write_file(abort, str(os.getpid()).encode())
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
@@ -240,9 +186,8 @@ class Store:
         if body_length > self.settings.message_bytes_max or properties_length > 32767:
             raise self._too_large(queue, body_length, properties_length)
         pending = self._pending
-        if pending is not None:
-            if len(pending) >= PENDING_MAX:
-                self.key_index.write_pending()  # type: ignore[union-attr]
+        if pending is not None and len(pending) >= PENDING_MAX:
+            self.key_index.write_pending()  # type: ignore[union-attr]
         # Room first, in queue and log: what fails here has written nothing.
         at = queue.at
         if at >= queue.limit:
@@ -266,9 +211,7 @@ class Store:
             (
                 body,
                 queue.suffix,
-                _LENGTH2[properties_length]
-                if properties_length < 2048
-                else properties_length.to_bytes(2, "big"),
+                _LENGTH2[properties_length] if properties_length < 2048 else properties_length.to_bytes(2, "big"),
                 properties,
             )
         )
@@ -390,7 +333,6 @@ class Store:
         queue.make_room_for(len(messages))
         if self.log.written + total > self.log.limit:
             self.log.make_room(total)
-        pending = self._pending
         appended = []
         for m in messages:
             appended.append(
@@ -399,7 +341,6 @@ class Store:
                     m.flag, sys_flag, born_time_ms, born_host, reconsume_times,
                 )
             )  # fmt: skip
-        del pending
         return appended
 
     # -- reading
@@ -414,70 +355,8 @@ class Store:
         codes: frozenset[int] | None = None,
         accepts: Callable[[memoryview], bool] | None = None,
     ) -> Read:
-        """Messages of a queue from an offset on, as slices of the log.
-
-        At most `count_max` messages and `bytes_max` bytes, but at least one message. `codes`: only tags codes
-        in it; `accepts`: only records it is true for. A call looks at no more than max(800, count_max) units.
-        """
-        queue = self.queue_index.find(topic, queue_id)
-        if queue is None:
-            return Read(Found.NO_QUEUE, [], 0, 0, 0, 0)
-        low, high = queue.min, queue.next
-        if not low <= queue_offset < high:
-            if high == 0 or low == high == queue_offset:
-                return Read(Found.EMPTY, [], 0, high, low, high)
-            if queue_offset < low:
-                return Read(Found.OFFSET_TOO_SMALL, [], 0, low, low, high)
-            status = Found.AT_END if queue_offset == high else Found.OFFSET_TOO_BIG
-            return Read(status, [], 0, high, low, high)
-        units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max), high - queue_offset)
-        if codes is None and accepts is None:
-            units_max = min(units_max, count_max)
-        count = total = 0
-        runs: list[tuple[int, int]] = []
-        run_start = run_end = -1
-        next_offset = queue_offset
-        file_bytes = self.log.file_bytes
-        for position, size, code in queue.units(queue_offset, units_max):
-            if codes is not None and code not in codes and not self._ext_matches(code, position, codes):
-                next_offset += 1
-                continue
-            if count and (total + size > bytes_max or count >= count_max):
-                break
-            next_offset += 1
-            if size == GAP_SIZE or (accepts is not None and not self._accepted(position, accepts)):
-                continue
-            if position == run_end and position % file_bytes:
-                run_end = position + size
-            else:
-                if run_end > 0:
-                    runs.append((run_start, run_end))
-                run_start, run_end = position, position + size
-            count += 1
-            total += size
-        if run_end > 0:
-            runs.append((run_start, run_end))
-        records = []
-        for start, end in runs:
-            found = self.log.slice(start, end - start)
-            if found is not None:
-                records.append(found)
-        status = Found.FOUND if records else Found.NO_MATCHED
-        return Read(status, records, count if records else 0, next_offset, low, high)
-
-    def _accepted(self, position: int, accepts: Callable[[memoryview], bool]) -> bool:
-        found = self.log.record_at(position)
-        return found is not None and accepts(found)
-
-    def _ext_matches(self, code: int, position: int, codes: frozenset[int]) -> bool:
-        """Whether the tags match where the unit holds an address in the extension instead of their hash."""
-        if code > _EXT_ADDRESS_MAX:
-            return False
-        found = self.log.record_at(position)
-        if found is None:
-            return False
-        tags = props.find(record.decode(found, check_crc=False).properties, _TAGS)
-        return (string_hash(tags.decode("utf-8", "replace")) if tags else 0) in codes
+        """Messages of a queue from an offset on; see `Reader.read`."""
+        return self._reader.read(topic, queue_id, queue_offset, count_max, bytes_max, codes, accepts)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(oldest offset, next offset) of a queue; (0, 0) if there is none."""
@@ -489,28 +368,12 @@ class Store:
         return self.queue_index.queues()
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
-        """The first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one
-        stored at or before it (the oldest offset if none is). Rule: wire.md 5.
-        """
-        queue = self.queue_index.find(topic, queue_id)
-        if queue is None or queue.min == queue.next:
-            return 0 if queue is None else queue.min
-        low, high = queue.min, queue.next
-        while low < high:
-            middle = (low + high) // 2
-            stored = self.log.store_time_at(queue.unit(middle)[0])
-            if stored < time_ms or (upper and stored == time_ms):
-                low = middle + 1
-            else:
-                high = middle
-        return max(low - 1, queue.min) if upper else low
+        """The queue offset that belongs to a store time; see `Reader.offset_at_time`."""
+        return self._reader.offset_at_time(topic, queue_id, time_ms, upper)
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time in ms of one message; -1 if it is not there."""
-        queue = self.queue_index.find(topic, queue_id)
-        if queue is None or not queue.min <= queue_offset < queue.next:
-            return -1
-        return self.log.store_time_at(queue.unit(queue_offset)[0])
+        return self._reader.store_time_at(topic, queue_id, queue_offset)
 
     def record_at(self, position: int) -> memoryview | None:
         """The whole record at a log position; None if none begins there."""
@@ -519,29 +382,8 @@ class Store:
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
     ) -> list[memoryview]:
-        """Records with a key, newest first, stored within [begin_ms, end_ms].
-
-        `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
-        """
-        if self.key_index is None:
-            return []
-        wanted = key.encode()
-        topic_bytes = topic.encode()
-        found: list[memoryview] = []
-        seen: set[int] = set()
-        for position in self.key_index.find(topic, key, begin_ms, end_ms, tag=kind == "T"):
-            if len(found) >= count_max:
-                break
-            if position in seen:
-                continue
-            seen.add(position)
-            view = self.log.record_at(position)
-            if view is None or not begin_ms <= store_time_of(view) <= end_ms:
-                continue
-            message = record.decode(view, check_crc=False)
-            if message.topic == topic_bytes and _has_key(message.properties, wanted, kind):
-                found.append(view)
-        return found
+        """Records with a key, newest first; see `Reader.query`."""
+        return self._reader.query(topic, key, count_max, begin_ms, end_ms, kind)
 
     def iterate(self, position: int) -> Iterator[record.Record]:
         """Every record from a record's position on, in log order."""
@@ -631,17 +473,3 @@ class Store:
         self.flush_queues()
         self.flush_indexes()
         self.write_checkpoint()
-
-
-def _has_key(properties: bytes, wanted: bytes, kind: str) -> bool:
-    if kind == "T":
-        return props.find(properties, _TAGS) == wanted
-    if props.find(properties, _UNIQUE_ID) == wanted:
-        return True
-    if kind == "U":
-        return False
-    keys = props.find(properties, _KEYS)
-    return keys is not None and wanted in keys.split(b" ")
-
-
-__all__ = ["DELAY_LEVELS_MS", "BatchMessage", "Found", "Read", "Store", "StoreSettings", "StateError"]

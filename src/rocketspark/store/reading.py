@@ -1,0 +1,192 @@
+"""Reading: messages by queue offset, by time and by key. Rule: nothing here writes; records are slices of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from rocketspark.model.java import string_hash
+from rocketspark.protocol import properties as props
+from rocketspark.protocol import record
+from rocketspark.store.key_index import KeyIndex
+from rocketspark.store.log import Log, store_time_of
+from rocketspark.store.queue_index import GAP_SIZE, UNIT_BYTES, QueueIndex
+
+# Tags codes at or below this are addresses in a consume queue extension, not hashes (wire.md 5).
+_EXT_ADDRESS_MAX = -2147483649
+_SCAN_BYTES_MIN = 16000
+_TAGS = props.TAGS.encode()
+_KEYS = props.KEYS.encode()
+_UNIQUE_ID = props.UNIQUE_ID.encode()
+
+
+class Found(Enum):
+    """What a read came to; the names are RocketMQ's get statuses put plainly."""
+
+    FOUND = "found"
+    NO_MATCHED = "no message matched"
+    OFFSET_TOO_BIG = "offset beyond the end"
+    OFFSET_TOO_SMALL = "offset before the oldest"
+    AT_END = "offset is the next to be written"
+    EMPTY = "empty queue"
+    NO_QUEUE = "no such queue"
+
+
+class Read(msgspec.Struct, frozen=True):
+    """The result of a read. `records`: slices of the log, each one or more whole records; `count` of messages."""
+
+    status: Found
+    records: list[memoryview]
+    count: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class Reader:
+    """Reads from a log by its queues and its key index (None without one)."""
+
+    def __init__(self, log: Log, queues: QueueIndex, keys: KeyIndex | None) -> None:
+        self._log = log
+        self._queues = queues
+        self._keys = keys
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        codes: frozenset[int] | None = None,
+        accepts: Callable[[memoryview], bool] | None = None,
+    ) -> Read:
+        """Messages of a queue from an offset on, as slices of the log.
+
+        At most `count_max` messages and `bytes_max` bytes, but at least one message. `codes`: only tags codes
+        in it; `accepts`: only records it is true for. A call looks at no more than max(800, count_max) units.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return Read(Found.NO_QUEUE, [], 0, 0, 0, 0)
+        low, high = queue.min, queue.next
+        if not low <= queue_offset < high:
+            if high == 0 or low == high == queue_offset:
+                return Read(Found.EMPTY, [], 0, high, low, high)
+            if queue_offset < low:
+                return Read(Found.OFFSET_TOO_SMALL, [], 0, low, low, high)
+            status = Found.AT_END if queue_offset == high else Found.OFFSET_TOO_BIG
+            return Read(status, [], 0, high, low, high)
+        units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max), high - queue_offset)
+        if codes is None and accepts is None:
+            units_max = min(units_max, count_max)
+        count = total = 0
+        runs: list[tuple[int, int]] = []
+        run_start = run_end = -1
+        next_offset = queue_offset
+        file_bytes = self._log.file_bytes
+        oldest = self._log.min_position
+        for position, size, code in queue.units(queue_offset, units_max):
+            if codes is not None and code not in codes and not self._ext_matches(code, position, codes):
+                next_offset += 1
+                continue
+            if count and (total + size > bytes_max or count >= count_max):
+                break
+            next_offset += 1
+            if size == GAP_SIZE or position < oldest or (accepts is not None and not self._accepted(position, accepts)):
+                continue
+            if position == run_end and position % file_bytes:
+                run_end = position + size
+            else:
+                if run_end > 0:
+                    runs.append((run_start, run_end))
+                run_start, run_end = position, position + size
+            count += 1
+            total += size
+        if run_end > 0:
+            runs.append((run_start, run_end))
+        records = []
+        for start, end in runs:
+            found = self._log.slice(start, end - start)
+            assert found is not None, "a queue never points beyond the log"
+            records.append(found)
+        status = Found.FOUND if records else Found.NO_MATCHED
+        return Read(status, records, count, next_offset, low, high)
+
+    def _accepted(self, position: int, accepts: Callable[[memoryview], bool]) -> bool:
+        found = self._log.record_at(position)
+        return found is not None and accepts(found)
+
+    def _ext_matches(self, code: int, position: int, codes: frozenset[int]) -> bool:
+        """Whether the tags match where the unit holds an address in the extension instead of their hash."""
+        if code > _EXT_ADDRESS_MAX:
+            return False
+        found = self._log.record_at(position)
+        if found is None:
+            return False
+        tags = props.find(record.decode(found, check_crc=False).properties, _TAGS)
+        return (string_hash(tags.decode("utf-8", "replace")) if tags else 0) in codes
+
+    def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
+        """The first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one
+        stored at or before it (the oldest offset if none is). Rule: wire.md 5.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or queue.min == queue.next:
+            return 0 if queue is None else queue.min
+        low, high = queue.min, queue.next
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._log.store_time_at(queue.unit(middle)[0])
+            if stored < time_ms or (upper and stored == time_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1, queue.min) if upper else low
+
+    def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Store time in ms of one message; -1 if it is not there."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min <= queue_offset < queue.next:
+            return -1
+        return self._log.store_time_at(queue.unit(queue_offset)[0])
+
+    def query(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
+    ) -> list[memoryview]:
+        """Records with a key, newest first, stored within [begin_ms, end_ms].
+
+        `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
+        """
+        if self._keys is None:
+            return []
+        wanted = key.encode()
+        topic_bytes = topic.encode()
+        found: list[memoryview] = []
+        seen: set[int] = set()
+        for position in self._keys.find(topic, key, begin_ms, end_ms, tag=kind == "T"):
+            if len(found) >= count_max:
+                break
+            if position in seen:
+                continue
+            seen.add(position)
+            view = self._log.record_at(position)
+            if view is None or not begin_ms <= store_time_of(view) <= end_ms:
+                continue
+            message = record.decode(view, check_crc=False)
+            if message.topic == topic_bytes and _has_key(message.properties, wanted, kind):
+                found.append(view)
+        return found
+
+
+def _has_key(properties: bytes, wanted: bytes, kind: str) -> bool:
+    if kind == "T":
+        return props.find(properties, _TAGS) == wanted
+    if props.find(properties, _UNIQUE_ID) == wanted:
+        return True
+    if kind == "U":
+        return False
+    keys = props.find(properties, _KEYS)
+    return keys is not None and wanted in keys.split(b" ")

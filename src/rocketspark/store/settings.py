@@ -1,0 +1,24 @@
+"""What a store is made with. Rule: sizes are those of the files on disk and stay as they are."""
+
+from __future__ import annotations
+
+import msgspec
+
+DELAY_LEVELS_MS = (
+    *(1_000, 5_000, 10_000, 30_000),
+    *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
+)
+
+
+class StoreSettings(msgspec.Struct, kw_only=True):
+    """Where and in which sizes. The defaults are RocketMQ's; sizes must not change while there are files."""
+
+    root: str
+    commit_log: str | None = None
+    log_file_bytes: int = 1 << 30
+    queue_file_units: int = 300_000
+    index_slots: int = 5_000_000
+    index_entries: int = 20_000_000
+    index_enabled: bool = True
+    message_bytes_max: int = 4 << 20
+    delay_ms: tuple[int, ...] = DELAY_LEVELS_MS
