@@ -1,1 +1,26 @@
+"""Producers and consumers. Rule: a name is imported when it is first used."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rocketspark.client.producer import AsyncProducer
+    from rocketspark.client.results import SendResult, SendStatus
+    from rocketspark.client.sync import Producer
+
+_HOME = {
+    "AsyncProducer": "producer",
+    "Producer": "sync",
+    "SendResult": "results",
+    "SendStatus": "results",
+}
+
+__all__ = ["AsyncProducer", "Producer", "SendResult", "SendStatus"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

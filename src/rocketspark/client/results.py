@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -10,7 +10,7 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 
 
-class SendStatus(str, Enum):
+class SendStatus(StrEnum):
     """How safe a stored message is. All of them mean that it is stored."""
 
     SEND_OK = "SEND_OK"

@@ -1,0 +1,170 @@
+"""From a Message to what is sent: checked, compressed, its properties as text. Pure; the Message stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rocketspark.client import validate
+from rocketspark.errors import MessageIllegal, UsageError
+from rocketspark.model import Message, MessageQueue
+from rocketspark.model.java import string_hash
+from rocketspark.protocol import batch, compression, properties
+from rocketspark.protocol.message_ids import unique_ids
+
+DELAY_LEVEL_MAX = 18
+
+
+class Outgoing(NamedTuple):
+    """One send: a message, or a batch (`message_id` then holds every message's id, comma separated)."""
+
+    topic: str
+    body: bytes
+    properties: str
+    sys_flag: int
+    flag: int
+    message_id: str
+    is_batch: bool = False
+
+
+class Packing(NamedTuple):
+    """How bodies are packed. `kind`: zlib, lz4 or zstd; `over_bytes`: larger bodies are compressed."""
+
+    over_bytes: int = 4096
+    kind: str = "zlib"
+    level: int = 5
+    body_bytes_max: int = validate.BODY_BYTES_MAX
+
+
+def make_message(
+    message: Message | str,
+    body: bytes | None,
+    tag: str | None,
+    keys: str | Sequence[str],
+    own_properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    delay_level: int,
+    flag: int,
+    wait_store_ok: bool,
+) -> Message:
+    """The message of a send call, given whole or as topic, body and fields. Raises UsageError for a mix of both."""
+    if isinstance(message, Message):
+        given = (body, tag, own_properties, sharding_key)
+        if any(v is not None for v in given) or keys or delay_level or flag or not wait_store_ok:
+            raise UsageError("give a Message, or a topic with body and fields, not both; set the fields on the Message")
+        return message
+    if body is None:
+        raise MessageIllegal(f"message for topic {message!r}: no body was given", topic=message)
+    return Message(
+        topic=message,
+        body=body,
+        tag=tag,
+        keys=keys,
+        properties=dict(own_properties) if own_properties else {},
+        sharding_key=sharding_key,
+        delay_level=delay_level,
+        flag=flag,
+        wait_store_ok=wait_store_ok,
+    )
+
+
+def pack(message: Message, packing: Packing) -> Outgoing:
+    """What to send for one message. Raises MessageIllegal naming the rule that is broken."""
+    topic, body = message.topic, message.body
+    validate.check_target(topic)
+    validate.check_body(topic, body, packing.body_bytes_max)
+    unique_id = unique_ids.next()
+    text = properties_text(message, unique_id)
+    sys_flag = 0
+    if len(body) > packing.over_bytes:
+        body, sys_flag = compression.deflate(body, packing.kind, packing.level)
+    return Outgoing(topic, body, text, sys_flag, message.flag, unique_id)
+
+
+def pack_batch(messages: Sequence[Message], packing: Packing) -> Outgoing:
+    """What to send for a batch; never compressed.
+
+    Raises MessageIllegal: all must share topic, `wait_store_ok` and sharding key; no delays, no retry topics; at most
+    4 MiB together (rule: MessageBatch, 5.x).
+    """
+    if not messages:
+        raise MessageIllegal("the batch is empty")
+    first = messages[0]
+    validate.check_target(first.topic)
+    if first.topic.startswith(validate.RETRY_PREFIX):
+        raise MessageIllegal(f"topic {first.topic!r}: a retry topic takes no batches", topic=first.topic)
+    items, ids = [], []
+    for message in messages:
+        if message.topic != first.topic:
+            raise MessageIllegal(f"a batch has one topic, not {first.topic!r} and {message.topic!r}", topic=first.topic)
+        if message.wait_store_ok != first.wait_store_ok:
+            raise MessageIllegal("all messages of a batch have the same wait_store_ok", topic=first.topic)
+        if message.sharding_key != first.sharding_key:
+            raise MessageIllegal("all messages of a batch have the same sharding key: it names one queue")
+        if message.delay_level:
+            raise MessageIllegal("a message of a batch cannot be delayed; send it alone", topic=first.topic)
+        validate.check_body(message.topic, message.body, packing.body_bytes_max)
+        ids.append(unique_ids.next())
+        items.append(batch.BatchItem(message.flag, message.body, properties_text(message, ids[-1]).encode()))
+    body = batch.encode(items)
+    if len(body) > packing.body_bytes_max:
+        text = f"the batch has {len(body)} bytes; at most {packing.body_bytes_max} are allowed: send it in parts"
+        raise MessageIllegal(text, topic=first.topic)
+    wait = "true" if first.wait_store_ok else "false"
+    outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01{wait}\x02"
+    return Outgoing(first.topic, body, outer, 0, 0, ",".join(ids), is_batch=True)
+
+
+def properties_text(message: Message, unique_id: str) -> str:
+    """All properties of a message as they are sent. Raises MessageIllegal."""
+    # Written out by hand: it runs for every message.
+    text = f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01{'true' if message.wait_store_ok else 'false'}\x02"
+    plain = text
+    if message.tag:
+        text = f"{text}TAGS\x01{_clean(message.tag, 'tag', message)}\x02"
+    if message.keys:
+        text = f"{text}KEYS\x01{_keys(message)}\x02"
+    if message.sharding_key:
+        text = f"{text}{properties.SHARDING_KEY}\x01{_clean(message.sharding_key, 'sharding key', message)}\x02"
+    if message.delay_level:
+        if not 0 < message.delay_level <= DELAY_LEVEL_MAX:
+            raise MessageIllegal(
+                f"delay level {message.delay_level}: 1 to {DELAY_LEVEL_MAX} are allowed, 0 is none", topic=message.topic
+            )
+        text = f"{text}DELAY\x01{message.delay_level}\x02"
+    if message.properties:
+        for name in message.properties:
+            if name in properties.SYSTEM_NAMES:
+                raise MessageIllegal(
+                    f"property {name!r} is RocketMQ's own: use the Message's field, or another name",
+                    topic=message.topic,
+                )
+            if not message.properties[name]:
+                raise MessageIllegal(f"property {name!r} has no value; leave it out", topic=message.topic)
+        text += properties.encode(message.properties)
+    if text is not plain and len(text) > properties.BYTES_MAX // 4 and len(text.encode()) > properties.BYTES_MAX:
+        size = len(text.encode())
+        raise MessageIllegal(
+            f"properties, keys and tag take {size} bytes; at most {properties.BYTES_MAX} are allowed",
+            topic=message.topic,
+        )
+    return text
+
+
+def _keys(message: Message) -> str:
+    keys = message.keys.split() if isinstance(message.keys, str) else message.keys
+    for key in keys:
+        if not key or not isinstance(key, str) or len(key.split()) != 1:
+            raise MessageIllegal(f"key {key!r}: a key is a text without blanks", topic=message.topic)
+    return _clean(" ".join(keys), "keys", message)
+
+
+def _clean(value: str, what: str, message: Message) -> str:
+    if not isinstance(value, str) or "\x01" in value or "\x02" in value:
+        raise MessageIllegal(f"{what} {value!r}: a text without 0x01 and 0x02 is needed", topic=message.topic)
+    return value
+
+
+def queue_of_key(sharding_key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """The queue of a sharding key: its Java hash over the queue count (rule: SelectMessageQueueByHash, 5.x)."""
+    return queues[abs(string_hash(sharding_key)) % len(queues)]

@@ -1,0 +1,221 @@
+"""The synchronous clients: the asynchronous ones, run on a background loop. Rule: same methods, same signatures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from rocketspark.client import validate
+from rocketspark.client.loop_thread import LoopThread
+from rocketspark.client.producer import GROUP, AsyncProducer
+from rocketspark.client.results import SendResult
+from rocketspark.client.routes import DEFAULT_TOPIC
+from rocketspark.errors import StateError
+from rocketspark.model import Message, MessageQueue
+
+FUTURES_IN_FLIGHT_MAX = 65535
+
+
+class Producer:
+    """Sends messages; may be used from many threads. Arguments and rules: those of AsyncProducer.
+
+    >>> with Producer("127.0.0.1:9876", "orders") as producer:
+    ...     producer.send("orders", b"42 apples", tag="fruit")
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = GROUP,
+        *,
+        send_timeout_ms: float = 3000,
+        retries: int = 2,
+        compress_over_bytes: int = 4096,
+        compression: str = "zlib",
+        compress_level: int = 5,
+        body_bytes_max: int = validate.BODY_BYTES_MAX,
+        default_topic: str = DEFAULT_TOPIC,
+        default_queue_count: int = 4,
+        instance_name: str | None = None,
+        client_ip: str | None = None,
+        route_interval_ms: float = 30_000,
+        heartbeat_interval_ms: float = 30_000,
+    ) -> None:
+        self._core = AsyncProducer(
+            namesrv,
+            group,
+            send_timeout_ms=send_timeout_ms,
+            retries=retries,
+            compress_over_bytes=compress_over_bytes,
+            compression=compression,
+            compress_level=compress_level,
+            body_bytes_max=body_bytes_max,
+            default_topic=default_topic,
+            default_queue_count=default_queue_count,
+            instance_name=instance_name,
+            client_ip=client_ip,
+            route_interval_ms=route_interval_ms,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+        )
+        self.group = self._core.group
+        self._thread: LoopThread | None = None
+        self._room = threading.BoundedSemaphore(FUTURES_IN_FLIGHT_MAX)
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._thread is None:
+            raise StateError("the producer is not started, or closed: use it in a with block, or call start()")
+        return self._thread
+
+    def start(self) -> None:
+        """Begin. Nothing is connected yet; the first send does that."""
+        self._thread = _started(self._thread, self._core)
+
+    def close(self) -> None:
+        """Finish what is in flight, leave the group, close the connections. May be called again."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.call(self._core.close())
+            finally:
+                thread.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def client_id(self) -> str:
+        """The id brokers know this client by."""
+        return self._core.client_id
+
+    def send(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        wait_store_ok: bool = True,
+        queue: MessageQueue | None = None,
+        timeout_ms: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until a broker has stored it. As AsyncProducer.send."""
+        return self._loop.call(
+            self._core.send(
+                message,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                sharding_key=sharding_key,
+                delay_level=delay_level,
+                flag=flag,
+                wait_store_ok=wait_store_ok,
+                queue=queue,
+                timeout_ms=timeout_ms,
+            )
+        )
+
+    def send_future(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        wait_store_ok: bool = True,
+        queue: MessageQueue | None = None,
+        timeout_ms: float | None = None,
+    ) -> Future[SendResult]:
+        """Send one message without waiting; the future becomes its result, or the error `send` raises.
+
+        With 65535 in flight it waits until one of them ends. Callbacks of the future run on the client's own thread:
+        they must not block.
+        """
+        loop = self._loop
+        self._room.acquire()
+        return loop.submit(
+            self._core.send(
+                message,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                sharding_key=sharding_key,
+                delay_level=delay_level,
+                flag=flag,
+                wait_store_ok=wait_store_ok,
+                queue=queue,
+                timeout_ms=timeout_ms,
+            ),
+            self._room.release,
+        )
+
+    def send_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: float | None = None
+    ) -> SendResult:
+        """Send messages of one topic in one request. As AsyncProducer.send_batch."""
+        return self._loop.call(self._core.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
+
+    def send_oneway(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        wait_store_ok: bool = True,
+        queue: MessageQueue | None = None,
+    ) -> None:
+        """Send one message without waiting for a reply: it may be lost. As AsyncProducer.send_oneway."""
+        self._loop.call(
+            self._core.send_oneway(
+                message,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                sharding_key=sharding_key,
+                delay_level=delay_level,
+                flag=flag,
+                wait_store_ok=wait_store_ok,
+                queue=queue,
+            )
+        )
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that the topic's messages are sent to. As AsyncProducer.queues."""
+        return self._loop.call(self._core.queues(topic))
+
+
+def _started(thread: LoopThread | None, core: AsyncProducer) -> LoopThread:
+    if thread is not None:
+        raise StateError("started already")
+    thread = LoopThread.acquire()
+    try:
+        thread.call(core.start())
+    except BaseException:
+        thread.release()
+        raise
+    return thread

@@ -1,0 +1,341 @@
+"""A NameServer and a broker in memory, for tests of the client alone: it does what it is told, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rocketspark.protocol import batch, bodies, headers, java_json, properties, record
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.transport.peer import Peer, Routes, reply, request
+from rocketspark.transport.server import Server
+
+Rule = Callable[[Any, bytes], tuple[int, str] | None]
+
+
+class FakeBroker:
+    """Keeps records by topic and queue. `rules`: by request code, may answer with an error first.
+
+    `sends`: (topic, queue id, properties, body) as they came; `requests`: how many of each code.
+    """
+
+    def __init__(self, name: str = "broker-a") -> None:
+        self.name = name
+        self.rules: dict[int, Rule] = {}
+        self.requests: defaultdict[int, int] = defaultdict(int)
+        self.sends: list[headers.SendHeader] = []
+        self.send_backs: list[headers.SendBackHeader] = []
+        self.heartbeats: list[bodies.Heartbeat] = []
+        self.unregistered: list[headers.UnregisterClientHeader] = []
+        self.queues: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+        self.minima: dict[tuple[str, int], int] = {}
+        self.offsets: dict[tuple[str, str, int], int] = {}
+        self.groups: defaultdict[str, dict[str, Peer]] = defaultdict(dict)
+        self.position = 0
+        self.silent: set[int] = set()
+        self.deleted: set[str] = set()
+        self._stored = asyncio.Event()
+        routes = Routes()
+        for code, handler in {
+            RequestCode.SEND_MESSAGE_V2: self._send,
+            RequestCode.SEND_BATCH_MESSAGE: self._send,
+            RequestCode.PULL_MESSAGE: self._pull,
+            RequestCode.HEART_BEAT: self._heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self._unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._members,
+            RequestCode.QUERY_CONSUMER_OFFSET: self._committed,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._commit,
+            RequestCode.GET_MAX_OFFSET: self._max,
+            RequestCode.GET_MIN_OFFSET: self._min,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
+            RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self._ok,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
+            RequestCode.GET_TOPIC_CONFIG: self._config,
+        }.items():
+            routes.add(code, self._guard(handler))
+        self.server = Server(routes, on_close=self._gone)
+
+    async def start(self, port: int = 0) -> FakeBroker:
+        await self.server.start("127.0.0.1", port)
+        return self
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(peer: Peer, asked: Any, body: bytes) -> Any:
+            self.requests[asked.code] += 1
+            if asked.code in self.silent:
+                return None
+            rule = self.rules.get(asked.code)
+            error = rule(asked.ext, body) if rule else None
+            if error is not None:
+                return reply(asked.opaque, error[0], remark=error[1])
+            return handler(peer, asked, body)
+
+        return guarded
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def put(self, topic: str, queue_id: int, body: bytes, pairs: str = "", **fields: Any) -> int:
+        queue = self.queues[topic, queue_id]
+        data = record.encode(
+            topic=topic.encode(),
+            queue_id=queue_id,
+            queue_offset=len(queue),
+            position=self.position,
+            body=body,
+            properties=pairs.encode(),
+            born_time_ms=1_700_000_000_000,
+            store_time_ms=int(time.time() * 1000),
+            **fields,
+        )
+        self.position += len(data)
+        queue.append(data)
+        self._stored.set()
+        self._stored = asyncio.Event()
+        return len(queue) - 1
+
+    def _send(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        header = asked.ext
+        self.sends.append(header)
+        if asked.code == RequestCode.SEND_BATCH_MESSAGE:
+            items = batch.decode(body)
+        else:
+            items = [batch.BatchItem(header.flag, body, header.properties.encode())]
+        first = len(self.queues[header.topic, header.queue_id])
+        ids = []
+        for item in items:
+            ids.append(f"{self.position:032X}")
+            self.put(
+                header.topic,
+                header.queue_id,
+                item.body,
+                item.properties.decode(),
+                sys_flag=header.sys_flag,
+                flag=item.flag,
+                reconsume_times=header.reconsume_times,
+            )
+        unique = properties.find(header.properties.encode(), b"UNIQ_KEY") or b""
+        return reply(
+            asked.opaque,
+            0,
+            headers.SendReply(
+                message_id=",".join(ids), queue_id=header.queue_id, queue_offset=first, transaction_id=unique.decode()
+            ),
+        )
+
+    def _pull(self, peer: Peer, asked: Any, body: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+        header = asked.ext
+        if header.sys_flag & 1:
+            self.offsets[header.group, header.topic, header.queue_id] = header.commit_offset
+        found = self._read(asked)
+        if found is not None or not header.sys_flag & 2:
+            return found or self._pulled(asked, ResponseCode.PULL_NOT_FOUND, header.queue_offset)
+        return self._wait(asked)
+
+    async def _wait(self, asked: Any) -> bytes:
+        end = time.monotonic() + asked.ext.suspend_ms / 1000
+        while (left := end - time.monotonic()) > 0:
+            try:
+                await asyncio.wait_for(self._stored.wait(), left)
+            except TimeoutError:
+                break
+            if found := self._read(asked):
+                return found
+        return self._pulled(asked, ResponseCode.PULL_NOT_FOUND, asked.ext.queue_offset)
+
+    def _read(self, asked: Any) -> bytes | None:
+        header = asked.ext
+        queue = self.queues[header.topic, header.queue_id]
+        lowest = self.minima.get((header.topic, header.queue_id), 0)
+        if header.queue_offset < lowest:
+            return self._pulled(asked, ResponseCode.PULL_OFFSET_MOVED, lowest)
+        if header.queue_offset > len(queue):
+            return self._pulled(asked, ResponseCode.PULL_OFFSET_MOVED, len(queue))
+        part = queue[header.queue_offset : header.queue_offset + header.count_max]
+        if not part:
+            return None
+        return self._pulled(asked, 0, header.queue_offset + len(part), b"".join(part))
+
+    def _pulled(self, asked: Any, code: int, next_offset: int, body: bytes = b"") -> bytes:
+        size = len(self.queues[asked.ext.topic, asked.ext.queue_id])
+        header = headers.PullReply(next_offset=next_offset, min_offset=0, max_offset=size)
+        return reply(asked.opaque, code, header, body, remark="fake")
+
+    def _send_back(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        header = asked.ext
+        self.send_backs.append(header)
+        for queue in list(self.queues.values()):
+            for data in queue:
+                stored = record.decode(data)
+                if stored.position == header.log_position:
+                    pairs = properties.decode(stored.properties.decode())
+                    pairs.setdefault("RETRY_TOPIC", stored.topic.decode())
+                    times = stored.reconsume_times + 1
+                    text = properties.encode(pairs)
+                    self.put(f"%RETRY%{header.group}", 0, stored.body, text, reconsume_times=times)
+                    return reply(asked.opaque)
+        return reply(asked.opaque, 1, remark="no such message")
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    def _committed(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        header = asked.ext
+        offset = self.offsets.get((header.group, header.topic, header.queue_id))
+        if offset is None:
+            return reply(asked.opaque, ResponseCode.QUERY_NOT_FOUND, remark="none")
+        return reply(asked.opaque, 0, headers.OffsetReply(offset=offset))
+
+    def _commit(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        header = asked.ext
+        self.offsets[header.group, header.topic, header.queue_id] = header.commit_offset
+        return reply(asked.opaque)
+
+    def _max(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        size = len(self.queues[asked.ext.topic, asked.ext.queue_id])
+        return reply(asked.opaque, 0, headers.OffsetReply(offset=size))
+
+    def _min(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        lowest = self.minima.get((asked.ext.topic, asked.ext.queue_id), 0)
+        return reply(asked.opaque, 0, headers.OffsetReply(offset=lowest))
+
+    def _search(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        queue = self.queues[asked.ext.topic, asked.ext.queue_id]
+        times = [record.decode(data).store_time_ms for data in queue]
+        found = next((i for i, t in enumerate(times) if t >= asked.ext.time_ms), len(times))
+        return reply(asked.opaque, 0, headers.OffsetReply(offset=found))
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        beat = java_json.decode(body, bodies.Heartbeat)
+        self.heartbeats.append(beat)
+        for consumer in beat.consumer_data_set:
+            if self.groups[consumer.group_name].get(beat.client_id) is not peer:
+                self.groups[consumer.group_name][beat.client_id] = peer
+                self._notify(consumer.group_name)
+        return reply(asked.opaque, 0, headers.HeartbeatReply())
+
+    def _notify(self, group: str) -> None:
+        header = headers.ConsumerListHeader(group=group)
+        for member in self.groups[group].values():
+            member.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, opaque=member.next_opaque(), flag=2))
+
+    def _unregister(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        self.unregistered.append(asked.ext)
+        group = asked.ext.consumer_group
+        if group and self.groups[group].pop(asked.ext.client_id, None):
+            self._notify(group)
+        return reply(asked.opaque)
+
+    def _gone(self, peer: Peer) -> None:
+        for group, members in self.groups.items():
+            for client_id in [c for c, p in members.items() if p is peer]:
+                del members[client_id]
+                self._notify(group)
+
+    def _members(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        ids = list(self.groups[asked.ext.group])
+        if not ids:
+            return reply(asked.opaque, 1, remark="no consumer for this group")
+        return reply(asked.opaque, 0, None, bodies.encode(bodies.ConsumerList(consumer_id_list=ids)))
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def _ok(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        return reply(asked.opaque)
+
+    def _delete(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        self.deleted.add(asked.ext.topic)
+        return reply(asked.opaque)
+
+    def _config(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        return reply(asked.opaque, 0, None, bodies.encode(bodies.TopicConfig(topic_name=asked.ext.topic)))
+
+
+class FakeNamesrv:
+    """Knows what `topics` says: topic to {broker name: queues}."""
+
+    def __init__(self, *brokers: FakeBroker) -> None:
+        self.brokers = {b.name: b for b in brokers}
+        self.topics: dict[str, dict[str, int]] = {}
+        self.perms: dict[str, int] = {}
+        self.fetches: defaultdict[str, int] = defaultdict(int)
+        self.delay_s = 0.0
+        routes = Routes()
+        routes.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        routes.add(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
+        routes.add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._topics)
+        routes.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, self._delete)
+        self.server = Server(routes)
+
+    async def start(self) -> FakeNamesrv:
+        await self.server.start("127.0.0.1", 0)
+        return self
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def _datas(self, names: list[str]) -> list[bodies.BrokerDataBody]:
+        return [
+            bodies.BrokerDataBody(cluster="C", broker_name=n, broker_addrs={0: self.brokers[n].address}) for n in names
+        ]
+
+    async def _route(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        topic = asked.ext.topic
+        self.fetches[topic] += 1
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        counts = self.topics.get(topic)
+        if counts is None and topic.startswith("%RETRY%"):
+            counts = dict.fromkeys(self.brokers, 1)
+        if counts is None:
+            return reply(asked.opaque, ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")
+        perm = self.perms.get(topic, 6)
+        queues = [
+            bodies.QueueDataBody(broker_name=b, read_queue_nums=n, write_queue_nums=n, perm=perm)
+            for b, n in counts.items()
+        ]
+        return reply(asked.opaque, 0, None, bodies.encode_route(self._datas(list(counts)), queues))
+
+    def _cluster(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        info = bodies.ClusterInfo(
+            broker_addr_table={d.broker_name: d for d in self._datas(list(self.brokers))},
+            cluster_addr_table={"C": list(self.brokers)},
+        )
+        return reply(asked.opaque, 0, None, bodies.encode_cluster_info(info))
+
+    def _topics(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        return reply(asked.opaque, 0, None, bodies.encode(bodies.TopicList(topic_list=list(self.topics))))
+
+    def _delete(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        self.topics.pop(asked.ext.topic, None)
+        return reply(asked.opaque)
+
+
+class Fake:
+    """A NameServer with brokers `broker-a`, `broker-b`, …; an async context manager."""
+
+    def __init__(self, broker_count: int = 1, **topics: int) -> None:
+        self._count = broker_count
+        self._topics = topics
+
+    async def __aenter__(self) -> Fake:
+        self.brokers = [await FakeBroker(f"broker-{chr(97 + i)}").start() for i in range(self._count)]
+        self.broker = self.brokers[0]
+        self.names = await FakeNamesrv(*self.brokers).start()
+        self.names.topics = {t: {b.name: n for b in self.brokers} for t, n in self._topics.items()}
+        self.namesrv = self.names.address
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.names.server.close()
+        for broker in self.brokers:
+            await broker.server.close()
