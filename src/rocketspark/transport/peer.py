@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -104,8 +104,8 @@ class Peer(asyncio.Protocol):
     # -- asyncio's side ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transport is no subclass of asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
         name = transport.get_extra_info("peername") or ("", 0)
         self.remote_host, self.remote_port = str(name[0]), int(name[1])
@@ -360,6 +360,11 @@ class Peer(asyncio.Protocol):
         self.send(
             request(code, header, body, opaque=self.next_opaque(), flag=frames.ONEWAY_FLAG, language=self._language)
         )
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the other side does not take what was written: then await `writable`."""
+        return self._writable is None or self._writable.is_set()
 
     async def writable(self) -> None:
         """Wait until the other side takes what was written."""
