@@ -147,7 +147,11 @@ class PullHeader(
         "broker_name": "bname",
     },
 ):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag`: the PULL_ bits of sysflags."""
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag`: the PULL_ bits of sysflags.
+
+    `bulk` is our own: it asks for as much as one frame takes well, beyond the limits that suit a consumer's pulls.
+    Other brokers do not know it and answer as usual.
+    """
 
     group: str
     topic: str
@@ -163,6 +167,7 @@ class PullHeader(
     bytes_max: int | None = None
     request_source: int | None = None
     broker_name: str | None = None
+    bulk: bool | None = None
 
 
 class PullReply(

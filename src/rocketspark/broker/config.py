@@ -1,0 +1,60 @@
+"""The JSON tables of the config directory. Rule: the previous version is kept as .bak before a new one replaces it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.protocol import java_json
+from rocketspark.protocol.bodies import DataVersion
+from rocketspark.store import config_files
+
+T = TypeVar("T")
+
+
+def now_ms() -> int:
+    """The wall clock in ms."""
+    return int(time.time() * 1000)
+
+
+def next_version(version: DataVersion) -> DataVersion:
+    """The version after a change: readers see that it differs."""
+    return DataVersion(state_version=version.state_version, timestamp=now_ms(), counter=version.counter + 1)
+
+
+def sorted_json(value: Any) -> bytes:
+    """A table as JSON, keys sorted."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+class JsonFile(Generic[T]):
+    """One table in one file; `encode` writes RocketMQ's dialect where it is not plain JSON."""
+
+    def __init__(self, path: Path, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> None:
+        self._path = path
+        self._kind = kind
+        self._encode = encode
+
+    def load(self) -> T | None:
+        """The table, from the file or else its .bak; None if neither exists. Raises ConfigError if both are broken."""
+        error: ProtocolError | None = None
+        for read in (config_files.read, config_files.read_backup):
+            text = read(str(self._path))
+            if not text or not text.strip():
+                continue
+            try:
+                return java_json.decode(text.encode(), self._kind)
+            except ProtocolError as e:
+                error = e
+        if error is not None:
+            raise ConfigError(f"{self._path} and its .bak cannot be read: {error}; mend or remove them") from error
+        return None
+
+    def save(self, value: T) -> None:
+        """Replace the file by the table."""
+        config_files.write(str(self._path), self._encode(value).decode())

@@ -1,0 +1,189 @@
+"""PULL_MESSAGE: read a queue, or hold the request until something arrives."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from rocketspark.broker.arrivals import Arrivals
+from rocketspark.broker.clients import Clients
+from rocketspark.broker.groups import Groups
+from rocketspark.broker.offsets import ConsumerOffsets
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError
+from rocketspark.model import Subscription, subscribe
+from rocketspark.model.route import PERM_READ
+from rocketspark.protocol import frames, sysflags
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.frames import VERSION
+from rocketspark.protocol.headers import PullHeader, Request
+from rocketspark.store.reading import Found, Read
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer, Routes
+
+_LENGTHS = struct.Struct(">ii")
+_REPLY = (
+    b'{"code":%d,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0","nextBeginOffset":"%d","maxOffset":"%d",'
+    b'"minOffset":"%d","topicSysFlag":"%d"},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b",'
+    b'"serializeTypeCurrentRPC":"JSON","version":' + str(VERSION).encode() + b"}"
+)
+
+_OUTCOME: dict[Found, tuple[int, bytes]] = {
+    Found.FOUND: (ResponseCode.SUCCESS, b"FOUND"),
+    Found.NO_MATCHED: (ResponseCode.PULL_RETRY_IMMEDIATELY, b"NO_MATCHED_MESSAGE"),
+    Found.AT_END: (ResponseCode.PULL_NOT_FOUND, b"OFFSET_OVERFLOW_ONE"),
+    Found.OFFSET_TOO_BIG: (ResponseCode.PULL_OFFSET_MOVED, b"OFFSET_OVERFLOW_BADLY"),
+    Found.OFFSET_TOO_SMALL: (ResponseCode.PULL_OFFSET_MOVED, b"OFFSET_TOO_SMALL"),
+    Found.EMPTY: (ResponseCode.PULL_NOT_FOUND, b"NO_MESSAGE_IN_QUEUE"),
+    Found.NO_QUEUE: (ResponseCode.PULL_NOT_FOUND, b"NO_MESSAGE_IN_QUEUE"),
+}
+
+# What one bulk pull may take at most: two fit a connection's write buffer.
+BULK_COUNT_MAX = 16_384
+BULK_BYTES_MAX = 2 << 20
+HOLD_MS_MAX = 60_000
+
+
+class PullHandler:
+    """Reads for consumers."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: ConsumerOffsets,
+        arrivals: Arrivals,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._arrivals = arrivals
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.PULL_MESSAGE, self.pull)
+        routes.add(RequestCode.LITE_PULL_MESSAGE, self.pull)
+
+    def pull(self, peer: Peer, request: Request[PullHeader], body: bytes) -> bytes | None:
+        """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: wire.md 9.4."""
+        h = request.ext
+        topic_sys_flag = self._check(h)
+        subscription = self._subscription(h)
+        codes = None if subscription.is_all or subscription.expression_type != "TAG" else subscription.codes
+        if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
+            self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
+        read = self._read(h, h.queue_offset, codes)
+        hold = (
+            read.status in (Found.AT_END, Found.EMPTY, Found.NO_QUEUE)
+            and h.queue_offset == read.next_offset
+            and h.sys_flag & sysflags.PULL_SUSPEND
+            and h.suspend_ms > 0
+            and self._settings.long_polling
+        )
+        if not hold:
+            return self._answer(request, read, topic_sys_flag)
+        at = h.queue_offset
+
+        def retry(final: bool) -> bool:
+            nonlocal at
+            if not peer.is_open:
+                return True
+            found = self._read(h, at, codes)
+            if found.status is Found.NO_MATCHED and not final:
+                # Nothing for this consumer among what came: it goes on waiting behind it.
+                at = found.next_offset
+                return False
+            if found.status in (Found.AT_END, Found.EMPTY, Found.NO_QUEUE) and not final:
+                return False
+            if final and found.status is Found.AT_END and at != h.queue_offset:
+                found = msgspec.structs.replace(found, status=Found.NO_MATCHED)
+            peer.send(self._answer(request, found, topic_sys_flag))
+            return True
+
+        self._arrivals.wait((h.topic, h.queue_id), min(h.suspend_ms, HOLD_MS_MAX) / 1000, retry)
+        return None
+
+    def _read(self, h: PullHeader, offset: int, codes: frozenset[int] | None) -> Read:
+        if h.bulk:
+            count = min(max(h.count_max, 1), BULK_COUNT_MAX)
+            size = min(h.bytes_max or BULK_BYTES_MAX, BULK_BYTES_MAX)
+        else:
+            count = min(max(h.count_max, 1), self._settings.pull_count_max)
+            size = min(h.bytes_max or self._settings.pull_bytes_max, self._settings.pull_bytes_max)
+        return self._store.read(h.topic, h.queue_id, offset, count, size, codes)
+
+    def _check(self, h: PullHeader) -> int:
+        if not self._settings.broker_permission & PERM_READ:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] pulling message is forbidden"
+            )
+        group = self._groups.get(h.group)
+        if group is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{h.group}] does not exist"
+            )
+        if not group.consume_enable:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {h.group}")
+        config = self._topics.get(h.topic)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
+        if not config.perm & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{h.topic}] pulling message is forbidden")
+        if not 0 <= h.queue_id < config.read_queue_nums:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{h.queue_id}] is illegal, topic:[{h.topic}] topicConfig.readQueueNums:"
+                f"[{config.read_queue_nums}]",
+            )
+        return config.topic_sys_flag
+
+    def _subscription(self, h: PullHeader) -> Subscription:
+        if h.sys_flag & sysflags.PULL_SUBSCRIPTION:
+            wanted = subscribe(h.topic, h.subscription, kind=h.expression_type or "TAG")
+        else:
+            group = self._clients.consumers.get(h.group)
+            if group is None:
+                raise ServerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+            known = group.subscriptions.get(h.topic)
+            if known is None:
+                raise ServerError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {h.topic}"
+                )
+            if known.version < h.subscription_version:
+                raise ServerError(
+                    ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest: a heartbeat is due"
+                )
+            wanted = known
+        if wanted.expression_type != "TAG":
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the expression type {wanted.expression_type} is not supported by this broker yet; filter by tags",
+            )
+        return wanted
+
+    @staticmethod
+    def _answer(request: Request[PullHeader], read: Read, topic_sys_flag: int) -> bytes:
+        code, remark = _OUTCOME[read.status]
+        header = _REPLY % (
+            code,
+            read.next_offset,
+            read.max_offset,
+            read.min_offset,
+            topic_sys_flag,
+            request.opaque,
+            remark,
+        )
+        records = read.records
+        if not records:
+            return _LENGTHS.pack(4 + len(header), len(header)) + header
+        size = sum(map(len, records))
+        frames.check_length(4 + len(header) + size)
+        return b"".join((_LENGTHS.pack(4 + len(header) + size, len(header)), header, *records))

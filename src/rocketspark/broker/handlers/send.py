@@ -1,0 +1,287 @@
+"""SEND_MESSAGE in all its forms, and the consumer's send-back. The hottest path of the broker."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from rocketspark.broker import names, redelivery
+from rocketspark.broker.durability import Durability
+from rocketspark.broker.groups import Groups
+from rocketspark.broker.intake import Accepted, Intake, any_queue, pairs_of
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import RecordError, ServerError
+from rocketspark.model.route import PERM_WRITE
+from rocketspark.protocol import batch, properties, record, sysflags
+from rocketspark.protocol.bodies import TopicConfig
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.frames import VERSION
+from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
+from rocketspark.protocol.message_ids import pack_host
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer, Routes, reply
+
+_LENGTHS = struct.Struct(">ii")
+# Properties that park a message: clients rely on the time they state.
+_TIMER_PROPERTIES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
+
+
+class SendHandler:
+    """Takes messages from producers, and failed ones back from consumers."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        intake: Intake,
+        topics: Topics,
+        groups: Groups,
+        durability: Durability,
+        store_host: bytes,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._intake = intake
+        self._accept = intake.accept
+        self._topics = topics
+        self._topic_table = topics.table
+        self._groups = groups
+        self._durability = durability
+        self._sync_flush = settings.sync_flush
+        self._writable = bool(settings.broker_permission & PERM_WRITE)
+        self._host_hex = store_host.hex().upper().encode()
+        region, trace = msgspec.json.encode(settings.region), b"true" if settings.trace_on else b"false"
+        self._marks = {"MSG_REGION": settings.region, "TRACE_ON": trace.decode()}
+        # A reply is put together from this template: an encoder would cost three times as much.
+        self._reply = (
+            b'{"code":%%d,"extFields":{"queueId":"%%d","transactionId":"%%b","msgId":"%%b","TRACE_ON":"%b",'
+            b'"MSG_REGION":%b,"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%d,'
+            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (trace, region.replace(b"%", b"%%"), VERSION)
+        )
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.SEND_MESSAGE_V2, self.send)
+        routes.add(RequestCode.SEND_MESSAGE, self.send)
+        routes.add(RequestCode.SEND_BATCH_MESSAGE, self.send)
+        routes.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> bytes | None:
+        """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
+        h = request.ext
+        topic = h.topic
+        config = self._topic_table.get(topic)
+        if config is None or topic in names.NOT_SENDABLE or not self._writable or h.sys_flag & 0xC:
+            try:
+                config = self._check(request)
+            except ServerError as e:
+                return reply(request.opaque, e.code, self._marks, remark=e.remark)
+        queue_id = h.queue_id
+        if queue_id < 0:
+            queue_id = any_queue(config.write_queue_nums)
+        elif queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            remark = (
+                f"request queueId[{queue_id}] is illegal, {topic}: readQueueNums {config.read_queue_nums},"
+                f" writeQueueNums {config.write_queue_nums}"
+            )
+            return reply(request.opaque, ResponseCode.INVALID_PARAMETER, self._marks, remark=remark)
+        stored = h.properties.encode("utf-8", "surrogatepass")
+        pairs = pairs_of(stored)
+        try:
+            if h.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
+                return self._send_batch(peer, request, topic, queue_id, pairs, body)
+            reconsume_times = h.reconsume_times
+            if topic.startswith(names.RETRY_PREFIX):
+                topic, queue_id = self._retry_target(h, topic, queue_id, pairs)
+            for name in _TIMER_PROPERTIES:
+                if name in pairs:
+                    raise ServerError(
+                        ResponseCode.MESSAGE_ILLEGAL,
+                        f"timer messages ({name.decode()}) are not supported by this broker yet; use a delay level",
+                    )
+            position, queue_offset, end = self._accept(
+                topic,
+                queue_id,
+                body,
+                stored,
+                pairs,
+                flag=h.flag,
+                sys_flag=h.sys_flag,
+                born_time_ms=h.born_time_ms,
+                born_host=pack_host(peer.remote_host, peer.remote_port),
+                reconsume_times=reconsume_times,
+            )
+        except ServerError as e:
+            return reply(request.opaque, e.code, self._marks, remark=e.remark)
+        message_id = b"%b%016X" % (self._host_hex, position)
+        return self._answer(peer, request, queue_id, queue_offset, message_id, end, pairs)
+
+    def _answer(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        queue_id: int,
+        queue_offset: int,
+        message_ids: bytes,
+        end: int,
+        pairs: dict[bytes, bytes],
+    ) -> bytes | None:
+        transaction_id = pairs.get(b"UNIQ_KEY", b"")
+        if not transaction_id.isalnum():
+            transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
+
+        def frame(code: int) -> bytes:
+            header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
+            return _LENGTHS.pack(4 + len(header), len(header)) + header
+
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._durability.reached(
+                end,
+                lambda done: (
+                    peer.send(frame(0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)) if not request.flag & 2 else None
+                ),
+            )
+            return None
+        return frame(0)
+
+    def _send_batch(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        topic: str,
+        queue_id: int,
+        pairs: dict[bytes, bytes],
+        body: bytes,
+    ) -> bytes | None:
+        if len(body) > self._settings.message_bytes_max:
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: a batch of {len(body)} bytes, limit {self._settings.message_bytes_max}",
+            )
+        if topic.startswith(names.RETRY_PREFIX):
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {topic}")
+        try:
+            items = batch.decode(body)
+        except RecordError as e:
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {e}") from e
+        if not items:
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
+        accepted = self._intake.accept_batch(
+            topic,
+            queue_id,
+            items,
+            sys_flag=request.ext.sys_flag,
+            born_time_ms=request.ext.born_time_ms,
+            born_host=pack_host(peer.remote_host, peer.remote_port),
+        )
+        ids = b",".join(b"%b%016X" % (self._host_hex, position) for position, _, _ in accepted)
+        return self._answer(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
+
+    def _check(self, request: Request[SendHeader]) -> TopicConfig:
+        """What a send goes through that is not plain; order of checks: wire.md 2.4."""
+        h = request.ext
+        if not self._writable:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
+            )
+        names.check_topic(h.topic)
+        if h.topic in names.NOT_SENDABLE:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{h.topic}] is forbidden.")
+        if h.sys_flag & sysflags.TRANSACTION_MASK:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.broker_name}] sending transaction message is forbidden:"
+                " transactions are not supported by this broker yet",
+            )
+        config = self._topics.get(h.topic)
+        if config is not None:
+            return config
+        if h.topic.startswith(names.RETRY_PREFIX):
+            return self._topics.ensure(h.topic)
+        return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count)
+
+    def _retry_target(self, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]) -> tuple[str, int]:
+        """A consumer re-sends what it could not send back: after its last attempt it becomes a dead letter."""
+        group = topic[len(names.RETRY_PREFIX) :]
+        config = self._groups.get(group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}; create it first"
+            )
+        max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
+        if h.reconsume_times <= max_times:
+            return topic, queue_id
+        pairs.pop(b"DELAY", None)
+        return self._topics.ensure(names.dead_letter_topic(group)).topic_name, 0
+
+    def send_back(self, peer: Peer, request: Request[SendBackHeader], body: bytes) -> bytes | None:
+        """CONSUMER_SEND_MSG_BACK (36): the message comes again later, or becomes a dead letter."""
+        h = request.ext
+        config = self._groups.get(h.group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {h.group}; create it first"
+            )
+        if not self._writable:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
+            )
+        if config.retry_queue_nums <= 0:
+            return reply(request.opaque)
+        found = self._store.record_at(h.log_position)
+        if found is None:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {h.log_position}")
+        failed = record.decode(found)
+        max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
+        plan = redelivery.route(failed, h.group, delay_level=h.delay_level, max_times=max_times)
+        if plan.dead:
+            target = self._topics.ensure(plan.topic)
+            queue_id = 0
+        else:
+            target = self._topics.ensure(plan.topic, config.retry_queue_nums)
+            queue_id = any_queue(min(config.retry_queue_nums, max(1, target.write_queue_nums)))
+        if not target.perm & PERM_WRITE:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{plan.topic}] sending message is forbidden")
+        stored = properties.encode(plan.properties).encode()
+        accepted: Accepted = self._accept(
+            plan.topic,
+            queue_id,
+            failed.body,
+            stored,
+            pairs_of(stored),
+            flag=failed.flag,
+            sys_flag=failed.sys_flag & ~record.HOST_FLAGS,
+            born_time_ms=failed.born_time_ms,
+            born_host=failed.born_host,
+            reconsume_times=plan.reconsume_times,
+        )
+        if self._sync_flush:
+            self._durability.reached(
+                accepted[2],
+                lambda done: peer.send(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
+            )
+            return None
+        return reply(request.opaque)
+
+    def deliver(self, parked: record.Record) -> None:
+        """Put a parked message that is due under its real topic (rule: wire.md 9.8)."""
+        pairs = pairs_of(parked.properties)
+        topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
+        queue_id = int(pairs.get(b"REAL_QID", b"0"))
+        if not topic:
+            return
+        self._accept(
+            topic,
+            queue_id,
+            parked.body,
+            parked.properties,
+            pairs,
+            flag=parked.flag,
+            sys_flag=parked.sys_flag & ~record.HOST_FLAGS,
+            born_time_ms=parked.born_time_ms,
+            born_host=parked.born_host,
+            reconsume_times=parked.reconsume_times,
+            delayed=False,
+        )

@@ -1,0 +1,205 @@
+"""The only door to the store's log: every message, from whomever, is accepted here.
+
+Rule: what a stored record's properties, tags code and topic are is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+from rocketspark.broker import names
+from rocketspark.broker.arrivals import Arrivals
+from rocketspark.broker.delays import Delays
+from rocketspark.errors import MessageIllegal, ServerError, StoreError, StoreFull
+from rocketspark.model.java import string_hash
+from rocketspark.protocol import batch, properties
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.message_ids import unique_ids
+from rocketspark.store.store import BatchMessage, Store
+
+_PAIR = re.compile(rb"([^\x01\x02]+)\x01([^\x02]+)")
+_TAG_CODES_MAX = 100_000
+
+Accepted = tuple[int, int, int]
+
+
+def pairs_of(stored: bytes) -> dict[bytes, bytes]:
+    """The properties of a stored text, as bytes."""
+    return dict(_PAIR.findall(stored))
+
+
+class Intake:
+    """Accepts messages into the store and tells those who wait for them.
+
+    `marks`: properties that the broker adds to every message (region, trace, cluster).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        arrivals: Arrivals,
+        delays: Delays,
+        *,
+        body_bytes_max: int,
+        marks: dict[str, str],
+    ) -> None:
+        self._store = store
+        self._append = store.append
+        self._arrivals = arrivals
+        self._delays = delays
+        self._body_bytes_max = body_bytes_max
+        self._marks = properties.encode(marks).encode()
+        self._first_mark = next(iter(marks), "").encode()
+        self._topic_bytes: dict[str, bytes] = {}
+        self._tag_codes: dict[bytes, int] = {}
+
+    def tag_code(self, tags: bytes | None) -> int:
+        """The hash that filters by tag; 0 without tags."""
+        if tags is None:
+            return 0
+        code = self._tag_codes.get(tags)
+        if code is None:
+            if len(self._tag_codes) >= _TAG_CODES_MAX:
+                self._tag_codes.clear()
+            code = self._tag_codes[tags] = string_hash(tags.decode("utf-8", "replace"))
+        return code
+
+    def topic_bytes(self, topic: str) -> bytes:
+        """The topic's name as stored."""
+        encoded = self._topic_bytes.get(topic)
+        if encoded is None:
+            encoded = self._topic_bytes[topic] = topic.encode()
+        return encoded
+
+    def marked(self, stored: bytes, pairs: dict[bytes, bytes]) -> bytes:
+        """The properties as they are stored: the broker's marks and a unique id added where they lack."""
+        if stored and stored[-1] != 2:
+            stored += b"\x02"
+        if b"UNIQ_KEY" not in pairs:
+            unique_id = unique_ids.next().encode()
+            pairs[b"UNIQ_KEY"] = unique_id
+            stored += b"UNIQ_KEY\x01" + unique_id + b"\x02"
+        # A message that was stored before (a retry, a delayed one) has the marks.
+        return stored if self._first_mark in pairs else stored + self._marks
+
+    def accept(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        stored: bytes,
+        pairs: dict[bytes, bytes],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_time_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        prepared_position: int = 0,
+        delayed: bool = True,
+    ) -> Accepted:
+        """Store one message; returns (log position, queue offset, log position after it).
+
+        `stored`: its properties as sent, `pairs` the same as a dict. A message with a delay level is parked first,
+        unless `delayed` is false. Raises ServerError: 13 too large, 14 the store takes nothing now.
+        """
+        if len(body) > self._body_bytes_max:
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: body of {len(body)} bytes, the limit is {self._body_bytes_max}",
+            )
+        stored = self.marked(stored, pairs)
+        tags = pairs.get(b"TAGS")
+        now_ms = int(time.time() * 1000)
+        if delayed and b"DELAY" in pairs:
+            level = self._delays.level(pairs[b"DELAY"])
+            if level > 0:
+                stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+                topic, queue_id = names.SCHEDULE_TOPIC, level - 1
+                code = self._delays.due_ms(level, now_ms)
+                tags = None
+            else:
+                code = self.tag_code(tags)
+        else:
+            code = self.tag_code(tags)
+        if len(stored) > properties.BYTES_MAX:
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: properties of {len(stored)} bytes, the limit is {properties.BYTES_MAX}",
+            )
+        try:
+            accepted = self._append(
+                self._topic_bytes.get(topic) or self.topic_bytes(topic),
+                queue_id,
+                body,
+                stored,
+                code,
+                pairs[b"UNIQ_KEY"],
+                pairs.get(b"KEYS"),
+                tags,
+                now_ms,
+                flag,
+                sys_flag,
+                born_time_ms,
+                born_host,
+                reconsume_times,
+                prepared_position,
+            )
+        except (StoreError, MessageIllegal) as e:
+            raise refused(e) from e
+        self._arrivals.mark(topic, queue_id)
+        if topic is names.SCHEDULE_TOPIC:
+            self._delays.arrived(queue_id + 1)
+        return accepted
+
+    def accept_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        items: list[batch.BatchItem],
+        *,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+    ) -> list[Accepted]:
+        """Store the messages of a batch at consecutive queue offsets, all or none. Raises ServerError as `accept`."""
+        now_ms = int(time.time() * 1000)
+        rows = []
+        for item in items:
+            if len(item.body) > self._body_bytes_max or len(item.properties) > properties.BYTES_MAX - 200:
+                raise ServerError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"the message is illegal: body {len(item.body)} bytes (limit {self._body_bytes_max}),"
+                    f" properties {len(item.properties)} bytes",
+                )
+            pairs = pairs_of(item.properties)
+            stored = self.marked(item.properties, pairs)
+            tags = pairs.get(b"TAGS")
+            rows.append(
+                BatchMessage(
+                    item.body, stored, self.tag_code(tags), pairs[b"UNIQ_KEY"], pairs.get(b"KEYS"), tags, item.flag
+                )
+            )
+        try:
+            accepted = self._store.append_batch(
+                self.topic_bytes(topic), queue_id, rows, now_ms, sys_flag, born_time_ms, born_host
+            )
+        except (StoreError, MessageIllegal) as e:
+            raise refused(e) from e
+        self._arrivals.mark(topic, queue_id)
+        return accepted
+
+
+def refused(error: StoreError | MessageIllegal) -> ServerError:
+    """The reply to a sender when the store cannot take a message."""
+    if isinstance(error, MessageIllegal):
+        return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
+    what = "the disk is full" if isinstance(error, StoreFull) else "the store is not writable"
+    return ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {what}: {error}")
+
+
+def any_queue(count: int) -> int:
+    """A random queue id below `count`, for senders that leave the choice to the broker."""
+    return random.randrange(count) if count > 0 else 0

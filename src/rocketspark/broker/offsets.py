@@ -1,0 +1,73 @@
+"""Consumer offsets: what each group consumes next, per queue. Kept in memory, written every few seconds and at the end.
+
+Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped.
+"""
+
+from __future__ import annotations
+
+from rocketspark.broker.config import JsonFile, next_version
+from rocketspark.protocol import bodies, java_json
+from rocketspark.protocol.bodies import DataVersion, OffsetTable
+
+
+def encode_offsets(table: OffsetTable) -> bytes:
+    """consumerOffset.json: queue ids as bare number keys."""
+    rows = b",".join(
+        bodies.encode(key) + b":" + java_json.encode_number_keys(offsets) for key, offsets in table.offset_table.items()
+    )
+    return b'{"dataVersion":%b,"offsetTable":{%b}}' % (bodies.encode(table.data_version), rows)
+
+
+class ConsumerOffsets:
+    """The offsets of all groups on one broker."""
+
+    def __init__(self, file: JsonFile[OffsetTable]) -> None:
+        self._file = file
+        table = file.load() or OffsetTable()
+        self.version: DataVersion = table.data_version
+        self._table: dict[str, dict[int, int]] = dict(table.offset_table)
+        self._dirty = False
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the next offset to consume."""
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._table[key] = {}
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = offset
+            self._dirty = True
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The next offset to consume, None if the group never committed one."""
+        return self._table.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """All committed offsets of a group in a topic."""
+        return dict(self._table.get(f"{topic}@{group}", {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics a group has offsets in."""
+        return [t for t, _, g in (key.rpartition("@") for key in self._table) if g == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets in a topic."""
+        return [g for t, _, g in (key.rpartition("@") for key in self._table) if t == topic]
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget all offsets in a topic."""
+        for key in [k for k in self._table if k.rpartition("@")[0] == topic]:
+            del self._table[key]
+            self._dirty = True
+
+    def save(self) -> None:
+        """Write consumerOffset.json if an offset changed since."""
+        if not self._dirty:
+            return
+        self.version = next_version(self.version)
+        self._dirty = False
+        try:
+            self._file.save(OffsetTable(offset_table=self._table, data_version=self.version))
+        except Exception:
+            self._dirty = True
+            raise

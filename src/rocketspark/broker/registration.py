@@ -1,0 +1,125 @@
+"""Keeps the broker known to every NameServer: at the start, every 30 s, on each change, and after a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import RocketSparkError
+from rocketspark.protocol import bodies
+from rocketspark.protocol.bodies import RegisterBrokerBody, TopicConfig
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from rocketspark.transport.dial import Connections
+
+log = logging.getLogger("rocketspark.broker")
+
+RETRY_S = 1.0
+TIMEOUT_MS = 6000
+
+
+class Registration:
+    """Registers one broker at its NameServers; none of them can hold up another."""
+
+    def __init__(self, settings: BrokerSettings, topics: Topics) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._connections = Connections(language="JAVA")
+        self._address = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def start(self, address: str) -> None:
+        """Register everywhere; a NameServer that is not there yet is tried again in the background."""
+        self._address = address
+        first = [asyncio.Event() for _ in self._settings.namesrvs()]
+        for namesrv, done in zip(self._settings.namesrvs(), first, strict=True):
+            self._keepers.append(asyncio.create_task(self._keep(namesrv, done)))
+        if first:
+            await asyncio.wait([asyncio.ensure_future(e.wait()) for e in first], timeout=TIMEOUT_MS / 1000)
+
+    async def _keep(self, namesrv: str, first: asyncio.Event) -> None:
+        interval_s = self._settings.register_interval_ms / 1000
+        failing = False
+        while True:
+            wait_s = interval_s
+            try:
+                await self._register(namesrv, None)
+                failing = False
+            except RocketSparkError as e:
+                if not failing:
+                    log.warning("NameServer %s: %s; tried again every %.0f s", namesrv, e, RETRY_S)
+                failing = True
+                wait_s = min(RETRY_S, interval_s)
+            first.set()
+            peer = self._connections.open_peer(namesrv)
+            if peer is None:
+                await asyncio.sleep(wait_s)
+                continue
+            # A connection that ends means a NameServer that forgot this broker: register again soon.
+            try:
+                await asyncio.wait_for(peer.wait_closed(), wait_s)
+                await asyncio.sleep(min(0.1, wait_s))
+            except TimeoutError:
+                pass
+
+    def changed(self, configs: list[TopicConfig]) -> None:
+        """Tell every NameServer of changed topics at once."""
+        if not self._address:
+            return
+        for namesrv in self._settings.namesrvs():
+            task = asyncio.get_running_loop().create_task(self._tell(namesrv, configs))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """Wait until the NameServers have heard of every change so far."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _tell(self, namesrv: str, configs: list[TopicConfig]) -> None:
+        try:
+            await self._register(namesrv, configs)
+        except RocketSparkError as e:
+            log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
+
+    async def _register(self, namesrv: str, configs: list[TopicConfig] | None) -> None:
+        s = self._settings
+        table = self._topics.wrapper(configs)
+        body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=table))
+        host, _, port = self._address.rpartition(":")
+        header = RegisterBrokerHeader(
+            broker_name=s.broker_name,
+            address=self._address,
+            cluster=s.cluster_name,
+            ha_address=f"{host}:{int(port) + 1}",
+            broker_id=s.broker_id,
+            acting_master=False,
+            compressed=False,
+            crc=zlib.crc32(body) & 0x7FFFFFFF,
+        )
+        peer = await self._connections.get(namesrv)
+        reply = await peer.request(RequestCode.REGISTER_BROKER, header, body, timeout_ms=TIMEOUT_MS)
+        reply.raise_for_code(f"register at NameServer {namesrv}")
+
+    async def stop(self) -> None:
+        """Leave every NameServer that can be reached."""
+        for task in [*self._keepers, *self._tasks]:
+            task.cancel()
+        if self._address:
+            s = self._settings
+            header = BrokerHeader(
+                broker_name=s.broker_name, address=self._address, cluster=s.cluster_name, broker_id=s.broker_id
+            )
+            for namesrv in s.namesrvs():
+                peer = self._connections.open_peer(namesrv)
+                if peer is None:
+                    continue
+                try:
+                    await peer.request(RequestCode.UNREGISTER_BROKER, header, timeout_ms=1000)
+                except RocketSparkError as e:
+                    log.info("NameServer %s was not told of the end: %s", namesrv, e)
+        await self._connections.close()

@@ -1,0 +1,153 @@
+"""A broker: builds the parts and hands each what it needs. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rocketspark.broker.arrivals import Arrivals
+from rocketspark.broker.clients import Clients
+from rocketspark.broker.config import JsonFile, now_ms
+from rocketspark.broker.delays import Delays, encode_delay_offsets
+from rocketspark.broker.durability import Durability
+from rocketspark.broker.groups import Groups
+from rocketspark.broker.handlers.clients import ClientHandler
+from rocketspark.broker.handlers.offsets import OffsetHandler
+from rocketspark.broker.handlers.pull import PullHandler
+from rocketspark.broker.handlers.query import QueryHandler
+from rocketspark.broker.handlers.send import SendHandler
+from rocketspark.broker.handlers.topics import TopicHandler
+from rocketspark.broker.intake import Intake
+from rocketspark.broker.locks import QueueLocks
+from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.registration import Registration
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import RocketSparkError
+from rocketspark.protocol.bodies import DelayOffsetTable, GroupConfigTable, OffsetTable, TopicConfigTable
+from rocketspark.protocol.message_ids import pack_host
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.server import Server
+
+log = logging.getLogger("rocketspark.broker")
+
+CLIENT_SCAN_S = 10.0
+
+
+class BrokerServer:
+    """One broker. `start` takes the store and the port; `close` gives both back."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        settings.check()
+        self.settings = settings
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._closing = False
+        self._started = False
+
+    @property
+    def address(self) -> str:
+        """ "host:port" that clients are told."""
+        return f"{self.settings.host}:{self._server.port}"
+
+    async def start(self) -> None:
+        """Listen, recover the store, serve, register. Raises ConfigError or StoreError, with nothing left behind."""
+        s = self.settings
+        routes = Routes()
+        self._server = Server(routes, on_close=self._peer_closed, idle_s=s.client_idle_ms / 1000)
+        # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
+        await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
+        try:
+            store_host = pack_host(s.host, self._server.port)
+            self.store = Store(s.store_settings(), store_host=store_host)
+            self.store.open()
+        except BaseException:
+            await self._server.close()
+            raise
+        try:
+            self._build(routes, store_host)
+            self._durability.start()
+            self._delays.start(self._send.deliver)
+            self._every("client scan", CLIENT_SCAN_S, lambda: self._clients.expire(now_ms()))
+            self._every("consumer offsets", s.flush_offsets_interval_ms / 1000, self._offsets.save)
+            self._every("delay offsets", s.flush_delay_offset_interval_ms / 1000, self._delays.save)
+            self._started = True
+            await self._registration.start(self.address)
+        except BaseException:
+            await self.close()
+            raise
+        log.info("broker %s listens on %s, store in %s", s.broker_name, self.address, s.store_root)
+
+    def _build(self, routes: Routes, store_host: bytes) -> None:
+        s = self.settings
+        config = Path(s.store_root) / "config"
+        self._topics = Topics(s, JsonFile(config / "topics.json", TopicConfigTable))
+        self._groups = Groups(s, JsonFile(config / "subscriptionGroup.json", GroupConfigTable))
+        self._offsets = ConsumerOffsets(JsonFile(config / "consumerOffset.json", OffsetTable, encode_offsets))
+        delay_file = JsonFile(config / "delayOffset.json", DelayOffsetTable, encode_delay_offsets)
+        self._delays = Delays(self.store, s.delays_ms(), delay_file)
+        self._arrivals = Arrivals()
+        self._durability = Durability(
+            self.store,
+            interval_ms=s.flush_interval_ms,
+            queue_interval_ms=s.flush_queue_interval_ms,
+            timeout_ms=s.flush_timeout_ms,
+        )
+        marks = {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}
+        intake = Intake(self.store, self._arrivals, self._delays, body_bytes_max=s.message_bytes_max, marks=marks)
+        self._send = SendHandler(s, self.store, intake, self._topics, self._groups, self._durability, store_host)
+        self._clients = Clients(lambda group: client_handler.notify(group), expiry_ms=s.client_expiry_ms)
+        client_handler = ClientHandler(self._clients, self._groups, self._topics, QueueLocks(s.lock_expiry_ms))
+        pulls = PullHandler(s, self.store, self._topics, self._groups, self._clients, self._offsets, self._arrivals)
+        self._registration = Registration(s, self._topics)
+        self._topics.save()
+        self._groups.save()
+        self._topics.on_change = self._registration.changed
+        for handler in (
+            self._send,
+            pulls,
+            client_handler,
+            OffsetHandler(self.store, self._offsets, self._topics),
+            TopicHandler(s.broker_name, self.store, self._topics, self._offsets),
+            QueryHandler(self.store),
+        ):
+            handler.routes(routes)
+
+    def _every(self, name: str, interval_s: float, act: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                act()
+            except RocketSparkError as e:
+                log.error("%s: %s", name, e)
+            if not self._closing:
+                self._timers[name] = asyncio.get_running_loop().call_later(interval_s, run)
+
+        self._timers[name] = asyncio.get_running_loop().call_later(interval_s, run)
+
+    def _peer_closed(self, peer: Peer) -> None:
+        if self._started:
+            self._clients.disconnected(peer)
+
+    async def close(self) -> None:
+        """Answer who waits, leave the NameServers, write everything down. May be called again."""
+        if self._closing:
+            return
+        self._closing = True
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._started:
+            self._delays.stop()
+            await self._registration.stop()
+            self._arrivals.close()
+            await asyncio.get_running_loop().run_in_executor(None, self._durability.stop_threads)
+            self._durability.finish()
+        await self._server.close()
+        if self._started:
+            for save in (self._offsets.save, self._delays.save):
+                try:
+                    save()
+                except RocketSparkError as e:
+                    log.error("%s", e)
+        self.store.close()

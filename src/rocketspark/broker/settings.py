@@ -1,0 +1,206 @@
+"""A broker's settings, by RocketMQ's names in broker.conf. Rule: a promise we cannot keep refuses to start.
+
+A key that RocketMQ does not know is a warning; one whose value is wrong is an error that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from rocketspark.errors import ConfigError
+from rocketspark.store.settings import StoreSettings
+from rocketspark.transport.dial import parse_addresses
+
+DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_QUEUE_UNIT_BYTES = 20
+
+
+class BrokerSettings(msgspec.Struct, kw_only=True):
+    """One broker. Times in ms, sizes in bytes; the comment gives broker.conf's key where it differs in kind."""
+
+    broker_name: str = msgspec.field(name="brokerName", default="broker-a")
+    cluster_name: str = msgspec.field(name="brokerClusterName", default="DefaultCluster")
+    broker_id: int = msgspec.field(name="brokerId", default=0)
+    broker_role: str = msgspec.field(name="brokerRole", default="ASYNC_MASTER")
+    listen_port: int = msgspec.field(name="listenPort", default=10911)
+    # bindAddress: the interface; brokerIP1: the address that clients are told.
+    listen_host: str = msgspec.field(name="bindAddress", default="127.0.0.1")
+    advertised_host: str = msgspec.field(name="brokerIP1", default="")
+    namesrv_addresses: str = msgspec.field(name="namesrvAddr", default="")
+    register_interval_ms: int = msgspec.field(name="registerNameServerPeriod", default=30_000)
+    broker_permission: int = msgspec.field(name="brokerPermission", default=6)
+    region: str = msgspec.field(name="regionId", default="DefaultRegion")
+    trace_on: bool = msgspec.field(name="traceOn", default=True)
+
+    store_root: str = msgspec.field(name="storePathRootDir", default="store")
+    store_commit_log: str = msgspec.field(name="storePathCommitLog", default="")
+    log_file_bytes: int = msgspec.field(name="mappedFileSizeCommitLog", default=1 << 30)
+    queue_file_bytes: int = msgspec.field(name="mappedFileSizeConsumeQueue", default=300_000 * _QUEUE_UNIT_BYTES)
+    index_enabled: bool = msgspec.field(name="messageIndexEnable", default=True)
+    index_slots: int = msgspec.field(name="maxHashSlotNum", default=5_000_000)
+    index_entries: int = msgspec.field(name="maxIndexNum", default=20_000_000)
+    message_bytes_max: int = msgspec.field(name="maxMessageSize", default=4 << 20)
+    delay_levels: str = msgspec.field(name="messageDelayLevel", default=DELAY_LEVELS)
+    flush_disk_type: str = msgspec.field(name="flushDiskType", default="ASYNC_FLUSH")
+    flush_interval_ms: int = msgspec.field(name="flushIntervalCommitLog", default=500)
+    flush_queue_interval_ms: int = msgspec.field(name="flushIntervalConsumeQueue", default=1000)
+    flush_timeout_ms: int = msgspec.field(name="syncFlushTimeout", default=5000)
+    flush_offsets_interval_ms: int = msgspec.field(name="flushConsumerOffsetInterval", default=5000)
+    flush_delay_offset_interval_ms: int = msgspec.field(name="flushDelayOffsetInterval", default=10_000)
+
+    auto_create_topic: bool = msgspec.field(name="autoCreateTopicEnable", default=True)
+    auto_create_group: bool = msgspec.field(name="autoCreateSubscriptionGroup", default=True)
+    default_topic_queue_count: int = msgspec.field(name="defaultTopicQueueNums", default=8)
+    cluster_topic_enabled: bool = msgspec.field(name="clusterTopicEnable", default=True)
+    broker_topic_enabled: bool = msgspec.field(name="brokerTopicEnable", default=True)
+    trace_topic_enabled: bool = msgspec.field(name="traceTopicEnable", default=False)
+    trace_topic: str = msgspec.field(name="msgTraceTopicName", default="RMQ_SYS_TRACE_TOPIC")
+
+    long_polling: bool = msgspec.field(name="longPollingEnable", default=True)
+    pull_count_max: int = msgspec.field(name="maxTransferCountOnMessageInMemory", default=32)
+    pull_bytes_max: int = msgspec.field(name="maxTransferBytesOnMessageInMemory", default=256 << 10)
+    notify_group_changes: bool = msgspec.field(name="notifyConsumerIdsChangedEnable", default=True)
+    # In seconds in broker.conf.
+    client_idle_ms: int = msgspec.field(name="serverChannelMaxIdleTimeSeconds", default=120_000)
+    client_expiry_ms: int = 120_000
+    lock_expiry_ms: int = 60_000
+
+    # Promises that are not kept yet: any other value refuses to start.
+    dledger: bool = msgspec.field(name="enableDLegerCommitLog", default=False)
+    controller_mode: bool = msgspec.field(name="enableControllerMode", default=False)
+    acl: bool = msgspec.field(name="aclEnable", default=False)
+    authentication: bool = msgspec.field(name="authenticationEnabled", default=False)
+    authorization: bool = msgspec.field(name="authorizationEnabled", default=False)
+    transient_pool: bool = msgspec.field(name="transientStorePoolEnable", default=False)
+    slave_acting_master: bool = msgspec.field(name="enableSlaveActingMaster", default=False)
+    store_type: str = msgspec.field(name="storeType", default="default")
+
+    @property
+    def host(self) -> str:
+        """The address clients are told."""
+        if self.advertised_host:
+            return self.advertised_host
+        return "127.0.0.1" if self.listen_host in ("0.0.0.0", "") else self.listen_host
+
+    @property
+    def sync_flush(self) -> bool:
+        """True if a message must be on disk before its reply."""
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+    def delays_ms(self) -> tuple[int, ...]:
+        """The delay of each level, level 1 first. Raises ConfigError for a text that is none."""
+        try:
+            return tuple(int(word[:-1]) * _UNIT_MS[word[-1]] for word in self.delay_levels.split())
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"messageDelayLevel {self.delay_levels!r}: numbers with s, m, h or d are needed, as in {DELAY_LEVELS!r}"
+            ) from None
+
+    def namesrvs(self) -> list[str]:
+        """The NameServer addresses; empty if none are set."""
+        return parse_addresses(self.namesrv_addresses) if self.namesrv_addresses.strip() else []
+
+    def store_settings(self) -> StoreSettings:
+        """The part the store needs."""
+        unit = _QUEUE_UNIT_BYTES
+        return StoreSettings(
+            root=self.store_root,
+            commit_log=self.store_commit_log or None,
+            log_file_bytes=self.log_file_bytes,
+            # A size that is no multiple of the unit is rounded up (rule: MessageStoreConfig, 5.x).
+            queue_file_units=-(-self.queue_file_bytes // unit),
+            index_slots=self.index_slots,
+            index_entries=self.index_entries,
+            index_enabled=self.index_enabled,
+            message_bytes_max=self.message_bytes_max,
+            delay_ms=self.delays_ms(),
+        )
+
+    def check(self) -> None:
+        """Raise ConfigError for a setting whose promise cannot be kept."""
+        if self.broker_role != "ASYNC_MASTER":
+            raise ConfigError(
+                f"brokerRole {self.broker_role} needs replication, which is not supported yet; use ASYNC_MASTER"
+            )
+        if self.broker_id != 0:
+            raise ConfigError(f"brokerId {self.broker_id} is a slave's, which is not supported yet; use 0")
+        if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+            raise ConfigError(f"flushDiskType {self.flush_disk_type!r}: ASYNC_FLUSH or SYNC_FLUSH is needed")
+        if self.store_type != "default":
+            raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
+        if not 0 <= self.listen_port < 65536:
+            raise ConfigError(f"listenPort {self.listen_port} is no port: 0 (takes a free one) to 65535")
+        for field in ("dledger", "controller_mode", "acl", "authentication", "authorization", "slave_acting_master"):
+            if getattr(self, field):
+                key = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
+                raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
+        if self.log_file_bytes < 4096 or self.queue_file_bytes < _QUEUE_UNIT_BYTES:
+            raise ConfigError("mappedFileSizeCommitLog needs 4096 bytes or more, mappedFileSizeConsumeQueue 20 or more")
+        self.delays_ms()
+        self.namesrvs()
+
+
+# Keys of RocketMQ 5.5.0 that mean nothing here: accepted without a word.
+IGNORED_KEYS = frozenset(
+    """brokerIP2 haListenPort rocketmqHome useReentrantLockWhenPutMessage warmMapedFileEnable
+    flushLeastPagesWhenWarmMapedFile flushCommitLogLeastPages commitCommitLogLeastPages flushConsumeQueueLeastPages
+    flushCommitLogThoroughInterval commitIntervalCommitLog sendMessageThreadPoolNums pullMessageThreadPoolNums
+    queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums consumerManageThreadPoolNums
+    heartbeatThreadPoolNums endTransactionThreadPoolNums serverWorkerThreads serverCallbackExecutorThreads
+    serverSelectorThreads deleteWhen fileReservedTime diskMaxUsedSpaceRatio maxTransferCountOnMessageInDisk
+    maxTransferBytesOnMessageInDisk accessMessageInMemoryMaxRatio enablePropertyFilter fetchNamesrvAddrByAddressServer
+    brokerFastFailureEnable waitTimeMillsInSendQueue osPageCacheBusyTimeOutMills timerWheelEnable
+    transactionTimeOut transactionCheckMax transactionCheckInterval checkCRCOnRecover forceRegister
+    compressedRegister storePathConsumeQueue storePathIndex storeCheckpoint abortFile slaveReadEnable
+    enableConsumeQueueExt mappedFileSizeConsumeQueueExt haSendHeartbeatInterval maxDelayTime""".split()
+)
+
+
+def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list[str]]:
+    """(settings, warnings) of a broker.conf. Raises ConfigError if it cannot be read or a value is wrong."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    values: dict[str, str] = {}
+    warnings: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        key, equals, value = line.partition("=")
+        if not equals:
+            raise ConfigError(f"{path} line {number}: {line!r} is no key=value")
+        values[key.strip()] = value.strip()
+    settings, unknown = settings_from(values)
+    warnings.extend(f"{path}: unknown key {key!r} is ignored" for key in unknown)
+    return settings, warnings
+
+
+def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
+    """(settings, unknown keys) from broker.conf's keys and text values. Raises ConfigError naming a wrong value."""
+    known = {f.encode_name: f for f in msgspec.structs.fields(BrokerSettings)}
+    taken: dict[str, object] = {}
+    unknown = []
+    for key, value in values.items():
+        # RocketMQ wrote both spellings over the years.
+        name = key.replace("mapedFile", "mappedFile") if key not in known else key
+        field = known.get(name)
+        if field is None:
+            if key not in IGNORED_KEYS and name not in IGNORED_KEYS:
+                unknown.append(key)
+            continue
+        try:
+            taken[field.name] = msgspec.convert(value, field.type, strict=False)
+        except msgspec.ValidationError:
+            kind = {int: "a whole number", bool: "true or false"}.get(field.type, "text")
+            raise ConfigError(f"{key}={value!r}: {kind} is needed") from None
+    if "client_idle_ms" in taken:
+        taken["client_idle_ms"] = int(str(taken["client_idle_ms"])) * 1000
+    settings = BrokerSettings(**taken)  # type: ignore[arg-type]
+    settings.check()
+    return settings, unknown
