@@ -6,6 +6,7 @@ Batches with what has no quick way (inner batches, names twice in one row, texts
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -65,6 +66,7 @@ def decode(
     offset_first: int = 0,
     offset_end: int = OFFSET_END,
     tags: frozenset[str] = frozenset(),
+    ascending: bool = False,
     check_crc: bool = False,
 ) -> pa.RecordBatch:
     """The records of a buffer as rows.
@@ -76,6 +78,8 @@ def decode(
         topic: the topic of all records where the caller knows it, which saves reading it.
         offset_first, offset_end: rows whose queue offset is outside [first, end) are left out.
         tags: if given, only rows with one of these tags; the broker's own filter lets other tags of equal hash pass.
+        ascending: a row whose queue offset does not come after that of every row before it is left out: for a queue
+            that was read in pieces which may overlap.
         check_crc: compare the bodies with their CRC (adds 0.2 us a row).
 
     Raises RecordError for bytes that are no records, bodies that don't inflate, or a wrong CRC.
@@ -83,10 +87,13 @@ def decode(
     starts = np.array([s for span in spans or [(0, len(buffer))] for s in find_records(buffer, span)], np.int64)
     rows = _Rows(buffer, starts, broker, topic)
     if (rows.sys_flags & _INNER == _INNER).any():
-        return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags)
+        return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags, ascending)
     rows.check(crc=check_crc)
     offsets = rows.number(record.AT_QUEUE_OFFSET, ">i8")
     outside = (offsets < offset_first) | (offsets >= offset_end)
+    if ascending and len(offsets) > 1:
+        tops = np.maximum.accumulate(np.where(outside, offset_first - 1, offsets))
+        outside[1:] |= offsets[1:] <= tops[:-1]
     if outside.any():
         rows = rows.only(~outside)
     try:
@@ -95,7 +102,7 @@ def decode(
             rows = rows.only(np.asarray(pc.is_in(found, pa.array(sorted(tags), pa.string()))))
         arrays = [rows.column(name) for name in columns]
     except (_NoQuickWay, pa.ArrowInvalid):
-        return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags)
+        return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags, ascending)
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
 
 
@@ -325,6 +332,7 @@ def _decode_slowly(
     offset_first: int,
     offset_end: int,
     tags: frozenset[str],
+    ascending: bool,
 ) -> pa.RecordBatch:
     """Every kind of record, one by one: 20 us each."""
     view = memoryview(buffer)
@@ -332,8 +340,13 @@ def _decode_slowly(
         message
         for start, end in spans or [(0, len(view))]
         for message in record.decode_messages(view[start:end], broker)
-        if offset_first <= message.queue_offset < offset_end and (not tags or message.tag in tags)
+        if offset_first <= message.queue_offset < offset_end
     ]
+    if ascending:
+        tops = itertools.accumulate((m.queue_offset for m in messages), max, initial=offset_first - 1)
+        messages = [m for m, top in zip(messages, tops, strict=False) if m.queue_offset > top]
+    if tags:
+        messages = [m for m in messages if m.tag in tags]
     arrays = [pa.array([_VALUES[name](m) for m in messages], COLUMNS[name]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
 

@@ -183,6 +183,17 @@ def test_inner_batch_rows_are_cut_at_the_offsets() -> None:
     ]
 
 
+@pytest.mark.parametrize("slowly", [False, True])
+def test_rows_that_come_again_are_left_out_when_ascending(slowly: bool) -> None:
+    # A name twice in one row takes the slow way.
+    odd = b"a\x01b\x02a\x01c\x02" if slowly else b""
+    data = b"".join(make(i, properties=odd) for i in [3, 4, 5, 6, 4, 5, 6, 7, 2, 9, 8])
+    decoded = records.decode(data, offset_first=4, offset_end=9, ascending=True)
+    assert decoded.column("queueOffset").to_pylist() == [4, 5, 6, 7]
+    decoded = records.decode(data, offset_first=4, ascending=False)
+    assert decoded.column("queueOffset").to_pylist() == [4, 5, 6, 4, 5, 6, 7, 9, 8]
+
+
 BROKEN = {
     "size": lambda r: b"\x00\x00\x00\x05" + r[4:],
     "size too large": lambda r: (len(r) + 1).to_bytes(4, "big") + r[4:],

@@ -1,0 +1,228 @@
+"""Raw records of a queue range, many pulls in flight. Rule: pieces come in queue order and leave no offset out.
+
+Queue offsets are dense, so pulls at later offsets need not wait for the replies before them. A broker may answer with
+less than asked (Apache RocketMQ: 32 messages by default): the rest is asked again, and later pulls ask for that much.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rocketspark.errors import RocketSparkError, ServerError, TransportError
+from rocketspark.model.subscription import ALL, TAG
+from rocketspark.protocol import headers, sysflags
+from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
+from rocketspark.protocol.headers import PullHeader, PullReply
+from rocketspark.spark.link import Link, LinkReply
+from rocketspark.spark.offsets import Range
+from rocketspark.spark.options import ReadOptions
+
+ROWS_PER_PIECE = 16_384
+ROWS_IN_FLIGHT = 16_384
+PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
+# Full replies in a row after which a pull asks for twice as much again.
+GROW_AFTER = 16
+ATTEMPTS = 4
+RETRY_WAIT_S = 0.2
+# How long a range's last messages may stay unseen on a broker that lags behind what the driver saw.
+UNSEEN_WAIT_S = 0.05
+
+
+class DataLost(RocketSparkError):
+    """Messages that were to be read are no longer there."""
+
+    def __init__(self, source: Range, at: int, found: int, why: str) -> None:
+        queue = source.queue
+        super().__init__(
+            f"messages {at} to {found} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+            f" {queue.broker_name!r} are gone ({why}); set failOnDataLoss to false to go on without them"
+        )
+
+
+class Piece(NamedTuple):
+    """Records of offsets [first, end), as `spans` of whole records in `buffer`, ascending.
+
+    A broker that filters, or keeps batches as one record, may send a few records twice or from beyond the end.
+    """
+
+    buffer: bytearray | bytes
+    spans: list[tuple[int, int]]
+    first: int
+    end: int
+
+
+class _Pull:
+    """Offsets [first, end) wanted: not asked yet, asked (`opaque`), or answered (`reply`, which may hold nothing)."""
+
+    __slots__ = ("answered", "end", "first", "opaque", "reply", "waits")
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
+        self.opaque = 0
+        self.answered = False
+        self.reply: LinkReply | None = None
+        self.waits = 0
+
+
+def fetch(source: Range, addresses: tuple[str, ...], options: ReadOptions) -> Iterator[Piece]:
+    """The pieces of a range, read from the first of `addresses` that answers.
+
+    A lost connection is made again and the reading goes on; after 4 attempts without progress the error is raised.
+    Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
+    """
+    at = source.first
+    attempt = 0
+    while at < source.end:
+        try:
+            for piece in _Fetcher(source._replace(first=at), addresses[attempt % len(addresses)], options):
+                at = piece.end
+                attempt = 0
+                yield piece
+        except (TransportError, ServerError) as e:
+            attempt += 1
+            if not e.retriable or attempt >= ATTEMPTS:
+                raise
+            time.sleep(RETRY_WAIT_S * attempt)
+
+
+class _Fetcher:
+    """One connection's reading of a range."""
+
+    def __init__(self, source: Range, address: str, options: ReadOptions) -> None:
+        self._source = source
+        self._address = address
+        self._options = options
+        self._pulls = [_Pull(source.first, source.end)]
+        self._asked: dict[int, _Pull] = {}
+        self._step = options.rows_per_pull_max
+        self._full_replies = 0
+        self._link: Link | None = None
+
+    def __iter__(self) -> Iterator[Piece]:
+        self._link = Link(self._address, timeout_ms=self._options.timeout_ms)
+        try:
+            while self._pulls:
+                self._ask(self._link)
+                for reply in self._link.receive():
+                    pull = self._asked.pop(reply.opaque, None)
+                    if pull is not None:
+                        self._take(pull, reply)
+                yield from self._ready()
+        finally:
+            self._link.close()
+
+    def _ask(self, link: Link) -> None:
+        """Send pulls, first offsets first, until enough are in flight."""
+        count_max = min(max(ROWS_IN_FLIGHT // self._step, PULLS_IN_FLIGHT_MIN), PULLS_IN_FLIGHT_MAX)
+        i = 0
+        while len(self._asked) < count_max and i < len(self._pulls):
+            pull = self._pulls[i]
+            if not pull.answered and not pull.opaque:
+                if pull.end - pull.first > self._step:
+                    self._pulls.insert(i + 1, _Pull(pull.first + self._step, pull.end))
+                    pull.end = pull.first + self._step
+                pull.opaque = link.send(RequestCode.PULL_MESSAGE, self._header(pull))
+                self._asked[pull.opaque] = pull
+            i += 1
+
+    def _header(self, pull: _Pull) -> PullHeader:
+        queue = self._source.queue
+        return PullHeader(
+            group=self._options.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=pull.first,
+            count_max=pull.end - pull.first,
+            sys_flag=sysflags.PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_ms=0,
+            subscription=self._options.tags,
+            subscription_version=0,
+            expression_type=TAG,
+            bytes_max=self._options.bytes_per_pull_max,
+            broker_name=queue.broker_name,
+        )
+
+    def _take(self, pull: _Pull, reply: LinkReply) -> None:
+        """Note a reply; what it leaves out of its pull is a pull of its own."""
+        queue = self._source.queue
+        pull.opaque = 0
+        if reply.code == ResponseCode.SUCCESS:
+            after = headers.decode_ext(PullReply, reply.ext).next_offset
+            self._answer(pull, reply, max(after, pull.first + 1))
+        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._options.tags != ALL:
+            self._answer(pull, None, max(headers.decode_ext(PullReply, reply.ext).next_offset, pull.first + 1))
+        elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
+            self._skip(pull, headers.decode_ext(PullReply, reply.ext), reply.remark or "")
+        elif reply.code == ResponseCode.PULL_NOT_FOUND:
+            self._wait(pull, headers.decode_ext(PullReply, reply.ext))
+        else:
+            raise ServerError(
+                reply.code,
+                reply.remark,
+                address=self._address,
+                doing=f"pull of topic {queue.topic!r} queue {queue.queue_id}",
+                retriable=verdict(reply.code).retriable,
+            )
+
+    def _answer(self, pull: _Pull, reply: LinkReply | None, after: int) -> None:
+        """[first, after) is done; `reply` holds its records, None means there are none."""
+        pull.answered, pull.reply = True, reply
+        if after < pull.end:
+            self._full_replies = 0
+            self._step = max(1, min(self._step, after - pull.first))
+            self._pulls.insert(self._pulls.index(pull) + 1, _Pull(after, pull.end))
+            pull.end = after
+            return
+        self._full_replies += 1
+        if self._full_replies >= GROW_AFTER:
+            self._full_replies = 0
+            self._step = min(2 * self._step, self._options.rows_per_pull_max)
+
+    def _skip(self, pull: _Pull, header: PullReply, why: str) -> None:
+        """The broker has nothing at this offset and names another."""
+        after = header.next_offset
+        if after <= pull.first:
+            # The queue ends before this offset: it was made anew, or lost its end.
+            after = pull.end
+        after = min(after, pull.end)
+        if self._options.fail_on_data_loss:
+            raise DataLost(self._source, pull.first, after - 1, why or "deleted")
+        self._answer(pull, None, after)
+
+    def _wait(self, pull: _Pull, header: PullReply) -> None:
+        """The broker does not have this offset yet, though the driver saw it there."""
+        pull.waits += 1
+        if pull.waits * UNSEEN_WAIT_S * 1000 > min(self._options.timeout_ms, 5000):
+            if self._options.fail_on_data_loss:
+                raise DataLost(self._source, pull.first, pull.end - 1, f"the queue ends at {header.max_offset}")
+            self._answer(pull, None, pull.end)
+            return
+        time.sleep(UNSEEN_WAIT_S)
+
+    def _ready(self) -> Iterator[Piece]:
+        """Answered pulls from the front, together once they make a good batch or must go apart."""
+        while count := self._count_ready():
+            done = self._pulls[:count]
+            del self._pulls[:count]
+            replies = [pull.reply for pull in done if pull.reply is not None]
+            buffer = replies[0].buffer if replies else b""
+            yield Piece(buffer, [(r.start, r.end) for r in replies], done[0].first, done[-1].end)
+
+    def _count_ready(self) -> int:
+        """How many pulls from the front make the next piece; 0 if it is worth waiting for more."""
+        before: LinkReply | None = None
+        for count, pull in enumerate(self._pulls):
+            reply = pull.reply
+            if not pull.answered:
+                return 0
+            if reply is not None:
+                # A piece's records ascend in one buffer; replies may have come in another order.
+                if before is not None and (reply.buffer is not before.buffer or reply.start < before.start):
+                    return count
+                before = reply
+            if pull.end - self._pulls[0].first >= ROWS_PER_PIECE:
+                return count + 1
+        return len(self._pulls)

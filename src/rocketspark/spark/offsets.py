@@ -1,0 +1,99 @@
+"""Offsets of many queues: where to begin and end, how much to take, how to split. Rule: pure; nothing is asked here.
+
+A stream's offset is JSON, topic to broker to queue id to the next queue offset to read. Its keys are in order, since
+Spark compares offsets as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable, Where
+
+Offsets = dict[MessageQueue, int]
+
+
+class Range(NamedTuple):
+    """Queue offsets [first, end) of one queue."""
+
+    queue: MessageQueue
+    first: int
+    end: int
+
+
+def to_json(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
+    """The JSON form, keys in order."""
+    table: OffsetTable = {}
+    for queue in sorted(offsets):
+        table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return table
+
+
+def from_json(table: Mapping[str, Any]) -> Offsets:
+    """The offsets of a JSON form."""
+    return {
+        MessageQueue(topic, broker, int(queue)): offset
+        for topic, brokers in table.items()
+        for broker, queues in brokers.items()
+        for queue, offset in queues.items()
+    }
+
+
+def place(where: Where, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:
+    """Where `where` points in each queue of `oldest`; queues that a JSON does not name are at `default`.
+
+    Raises ConfigError if it names a queue that is not there.
+    """
+    ends = {EARLIEST: oldest, LATEST: newest}
+    if isinstance(where, str):
+        return dict(ends[where])
+    placed = dict(ends[default])
+    for queue, offset in from_json(where).items():
+        if queue not in placed:
+            have = ", ".join(f"{q.topic}/{q.broker_name}/{q.queue_id}" for q in sorted(placed)) or "none"
+            raise ConfigError(
+                f"option {option} names queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r}, which is not there; there are: {have}"
+            )
+        if offset == EARLIEST_NUMBER:
+            offset = oldest[queue]
+        elif offset == LATEST_NUMBER:
+            offset = newest[queue]
+        placed[queue] = offset
+    return placed
+
+
+def admit(start: Offsets, newest: Offsets, rows_max: int) -> Offsets:
+    """Ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds."""
+    lag = {queue: max(0, newest[queue] - start.get(queue, 0)) for queue in sorted(newest)}
+    total = sum(lag.values())
+    if total <= rows_max:
+        return {queue: max(newest[queue], start.get(queue, 0)) for queue in lag}
+    shares = {queue: rows_max * rows // total for queue, rows in lag.items()}
+    left = rows_max - sum(shares.values())
+    # What rounding left over goes to the queues that rounding cost most.
+    for queue in sorted(lag, key=lambda q: (-(rows_max * lag[q] % total), q))[:left]:
+        shares[queue] += 1
+    return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
+
+
+def split(ranges: list[Range], partitions_min: int, rows_max: int | None) -> list[Range]:
+    """Ranges cut so that there are at least `partitions_min` and none is over `rows_max`; empty ones are dropped.
+
+    A topic of few rows may make fewer: no part is empty.
+    """
+    ranges = [r for r in ranges if r.end > r.first]
+    total = sum(r.end - r.first for r in ranges)
+    parts: list[Range] = []
+    for queue, first, end in ranges:
+        rows = end - first
+        count = 1
+        if rows_max is not None:
+            count = -(-rows // rows_max)
+        if len(ranges) < partitions_min:
+            count = max(count, min(rows, -(-partitions_min * rows // total)))
+        parts += (Range(queue, first + rows * i // count, first + rows * (i + 1) // count) for i in range(count))
+    return parts

@@ -1,0 +1,194 @@
+"""Options of format("rocketmq"), parsed into typed values. Rule: a wrong option is named, with what would be right.
+
+Names are case-insensitive, as Spark's are; docs/spark.md holds the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import subscribe
+from rocketspark.transport.dial import parse_addresses
+
+EARLIEST = "earliest"
+LATEST = "latest"
+# In JSON an offset may be one of these instead of a number (as in Spark's Kafka source).
+EARLIEST_NUMBER = -2
+LATEST_NUMBER = -1
+
+# topic -> broker -> queue id -> offset
+OffsetTable = dict[str, dict[str, dict[str, int]]]
+Where = str | OffsetTable
+
+MESSAGE_BYTES_MAX = 4 << 20
+
+
+class ReadOptions(NamedTuple):
+    """What to read and how. Times in ms, sizes in bytes."""
+
+    namesrv: str
+    topics: tuple[str, ...]
+    starting: Where
+    ending: Where
+    tags: str
+    group: str
+    rows_per_trigger_max: int | None
+    partitions_min: int
+    rows_per_partition_max: int | None
+    fail_on_data_loss: bool
+    timeout_ms: int
+    rows_per_pull_max: int
+    bytes_per_pull_max: int
+    check_crc: bool
+
+
+class WriteOptions(NamedTuple):
+    """Where to write and how. Times in ms, sizes in bytes."""
+
+    namesrv: str
+    topic: str | None
+    group: str
+    batch_bytes_max: int
+    batches_in_flight_max: int
+    timeout_ms: int
+    attempts_max: int
+
+
+# Lower-case name -> the name as documented.
+_READ_NAMES = (
+    *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
+    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
+    *("maxBytesPerPull", "checkCrc"),
+)
+_WRITE_NAMES = (
+    *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
+)
+# Spark hands these on too.
+_SPARK_NAMES = ("path", "checkpointLocation", "queryName")
+
+
+def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a read. Raises ConfigError."""
+    given = _Given(options, _READ_NAMES, _WRITE_NAMES)
+    tags = given.text("tags", "*")
+    if streaming and given.text("endingOffsets", ""):
+        raise ConfigError("option endingOffsets is for batch reads: a stream has no end; leave it out")
+    parsed = ReadOptions(
+        namesrv=given.namesrv(),
+        topics=given.topics(),
+        starting=given.where("startingOffsets", LATEST if streaming else EARLIEST),
+        ending=given.where("endingOffsets", LATEST),
+        tags=subscribe("", tags).expression,
+        group=given.text("consumerGroup", "SPARK_READER"),
+        rows_per_trigger_max=given.number("maxMessagesPerTrigger", None, 1),
+        partitions_min=given.number("minPartitions", 1, 1) or 1,
+        rows_per_partition_max=given.number("maxRecordsPerPartition", None, 1),
+        fail_on_data_loss=given.truth("failOnDataLoss", True),
+        timeout_ms=given.number("pollTimeoutMs", 30_000, 1) or 1,
+        rows_per_pull_max=given.number("maxMessagesPerPull", 4096, 1) or 1,
+        bytes_per_pull_max=given.number("maxBytesPerPull", 1 << 20, 1) or 1,
+        check_crc=given.truth("checkCrc", False),
+    )
+    if not streaming and parsed.starting == LATEST:
+        raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
+    if parsed.ending == EARLIEST:
+        raise ConfigError("option endingOffsets is earliest: a batch would read nothing; use latest or JSON")
+    return parsed
+
+
+def parse_write(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a write. Raises ConfigError."""
+    given = _Given(options, _WRITE_NAMES, _READ_NAMES)
+    topic = given.text("topic", "") or None
+    if topic and "," in topic:
+        raise ConfigError(f"option topic is {topic!r}: a write takes one; for several, give the rows a column topic")
+    return WriteOptions(
+        namesrv=given.namesrv(),
+        topic=topic,
+        group=given.text("producerGroup", "SPARK_WRITER"),
+        batch_bytes_max=min(given.number("maxBatchBytes", 1 << 20, 1) or 1, MESSAGE_BYTES_MAX),
+        batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1) or 1,
+        timeout_ms=given.number("sendTimeoutMs", 10_000, 1) or 1,
+        attempts_max=given.number("sendAttempts", 5, 1) or 1,
+    )
+
+
+class _Given:
+    """The options as given; every getter names the option in its error."""
+
+    def __init__(self, options: Mapping[str, str], names: tuple[str, ...], other_names: tuple[str, ...]) -> None:
+        self._values = {name.lower(): str(value).strip() for name, value in options.items()}
+        known = {name.lower(): name for name in (*names, *other_names, *_SPARK_NAMES)}
+        for name in self._values:
+            if name in known:
+                continue
+            # Others' options pass; a slip of the pen must not.
+            if close := difflib.get_close_matches(name, known, 1, 0.8):
+                raise ConfigError(f"option {name!r} is unknown; did you mean {known[close[0]]!r}?")
+
+    def text(self, name: str, default: str) -> str:
+        return self._values.get(name.lower(), "") or default
+
+    def number(self, name: str, default: int | None, least: int) -> int | None:
+        text = self.text(name, "")
+        if not text:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ConfigError(f"option {name} is {text!r}: a whole number from {least} up is needed")
+        return value
+
+    def truth(self, name: str, default: bool) -> bool:
+        text = self.text(name, "").lower()
+        if text not in ("", "true", "false"):
+            raise ConfigError(f"option {name} is {text!r}: true or false is needed")
+        return text == "true" if text else default
+
+    def namesrv(self) -> str:
+        text = self.text("namesrv", "")
+        if not text:
+            raise ConfigError('option namesrv is missing: .option("namesrv", "host:port"), several with a semicolon')
+        return ";".join(parse_addresses(text))
+
+    def topics(self) -> tuple[str, ...]:
+        topics = tuple(dict.fromkeys(t.strip() for t in self.text("topic", "").split(",") if t.strip()))
+        if not topics:
+            raise ConfigError('option topic is missing: .option("topic", "name"), several with a comma')
+        return topics
+
+    def where(self, name: str, default: str) -> Where:
+        text = self.text(name, default)
+        if text.lower() in (EARLIEST, LATEST):
+            return text.lower()
+        try:
+            return check_offsets(json.loads(text))
+        except (ValueError, TypeError) as e:
+            raise ConfigError(
+                f"option {name} is {text!r} ({e}): earliest, latest or JSON such as"
+                ' {"topic": {"broker-a": {"0": 12, "1": -1}}} is needed (-2 earliest, -1 latest)'
+            ) from None
+
+
+def check_offsets(value: Any) -> OffsetTable:
+    """The table itself, if it is topic to broker to queue id to offset. Raises ValueError saying what is wrong."""
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    for topic, brokers in value.items():
+        if not isinstance(brokers, dict):
+            raise ValueError(f"under {topic!r} an object of brokers is needed")
+        for broker, queues in brokers.items():
+            if not isinstance(queues, dict):
+                raise ValueError(f"under {topic!r}, {broker!r} an object of queues is needed")
+            for queue, offset in queues.items():
+                if not str(queue).isdigit():
+                    raise ValueError(f"{queue!r} is no queue id")
+                if type(offset) is not int or offset < EARLIEST_NUMBER:
+                    raise ValueError(f"{offset!r} is no offset of queue {queue}")
+    return value
