@@ -38,18 +38,16 @@ def free_ports(*offsets: int) -> int:
     raise AssertionError("no free ports found")
 
 
-def ask(address: str, code: int, ext_fields: dict[str, str] | None = None, timeout_s: float = 2.0) -> tuple[int, bytes]:
+def ask(address: str, code: int, body: bytes = b"", timeout_s: float = 2.0) -> tuple[int, bytes]:
     """One request with a JSON header, written out by hand so that it depends on none of our code.
 
     Returns:
         The response code and body.
     """
-    header = json.dumps(
-        {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": ext_fields or {}}
-    ).encode()
+    header = json.dumps({"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0}).encode()
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout_s) as link:
-        link.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+        link.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
         (total,) = struct.unpack(">I", _read(link, 4))
         frame = _read(link, total)
     header_bytes = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
@@ -107,7 +105,7 @@ class _JavaServer:
                 raise AssertionError(f"{self._main} ended with {self._process.returncode}:\n{self._log_end()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"{self._main} not ready after {BOOT_TIMEOUT_S} s:\n{self._log_end()}")
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def _log_end(self) -> str:
         return self.log_path.read_text(errors="replace")[-3000:]
@@ -188,7 +186,11 @@ class ApacheBroker(_JavaServer):
 
     def _is_ready(self) -> bool:
         code, body = ask(self.namesrv, 106)
-        return code == 0 and f'"{self.name}"'.encode() in body and self.address.encode() in body
+        if code == 0 and f'"{self.name}"'.encode() in body and self.address.encode() in body:
+            return True
+        # By itself it registers only 10 s after it is up; setting its permission anew does that at once.
+        ask(self.address, 25, b"brokerPermission=6")
+        return False
 
 
 class ApacheCluster:

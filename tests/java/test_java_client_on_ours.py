@@ -346,7 +346,8 @@ def test_two_consumers_share_the_queues(scene: Scene) -> None:
 
 def test_failed_message_comes_again(scene: Scene) -> None:
     scene.create(queues=1)
-    with scene.pusher(fail_first=1) as consumer:
+    # The broker makes the retry topic; by default the client would look for its route only every 30 s.
+    with scene.pusher(fail_first=1, poll_namesrv_ms=1000) as consumer:
         scene.fill(["unlucky"], tag="t", keys="k")
         received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=40_000)
     assert [found["accepted"] for found in received] == [False, True]
