@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-import time
+from time import time
 
 from rocketspark.broker import names
 from rocketspark.broker.arrivals import Arrivals
@@ -91,13 +91,13 @@ class Intake:
         body: bytes,
         stored: bytes,
         pairs: dict[bytes, bytes],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
+        flag: int,
+        sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
         reconsume_times: int = 0,
         prepared_position: int = 0,
+        *,
         delayed: bool = True,
     ) -> Accepted:
         """Store one message; returns (log position, queue offset, log position after it).
@@ -110,12 +110,17 @@ class Intake:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal: body of {len(body)} bytes, the limit is {self._body_bytes_max}",
             )
-        stored = self.marked(stored, pairs)
+        if b"UNIQ_KEY" in pairs and self._first_mark not in pairs and stored[-1] == 2:
+            stored += self._marks
+        else:
+            stored = self.marked(stored, pairs)
         tags = pairs.get(b"TAGS")
-        now_ms = int(time.time() * 1000)
+        now_ms = int(time() * 1000)
         if delayed and b"DELAY" in pairs:
             level = self._delays.level(pairs[b"DELAY"])
             if level > 0:
+                if stored[-1] != 2:
+                    stored += b"\x02"
                 stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
                 topic, queue_id = names.SCHEDULE_TOPIC, level - 1
                 code = self._delays.due_ms(level, now_ms)
@@ -165,7 +170,7 @@ class Intake:
         born_host: bytes,
     ) -> list[Accepted]:
         """Store the messages of a batch at consecutive queue offsets, all or none. Raises ServerError as `accept`."""
-        now_ms = int(time.time() * 1000)
+        now_ms = int(time() * 1000)
         rows = []
         for item in items:
             if len(item.body) > self._body_bytes_max or len(item.properties) > properties.BYTES_MAX - 200:

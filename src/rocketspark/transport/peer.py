@@ -19,6 +19,7 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import H, Header, NoHeader, Request
+from rocketspark.protocol.message_ids import pack_host
 
 log = logging.getLogger("rocketspark.transport")
 
@@ -97,6 +98,7 @@ class Peer(asyncio.Protocol):
         self.address = ""
         self.remote_host = ""
         self.remote_port = 0
+        self.packed_host = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
         self.last_read_s = 0.0
         self.last_write_s = 0.0
         self.loop = asyncio.get_running_loop()
@@ -110,6 +112,9 @@ class Peer(asyncio.Protocol):
         name = transport.get_extra_info("peername") or ("", 0)
         self.remote_host, self.remote_port = str(name[0]), int(name[1])
         self.address = self.address or f"{self.remote_host}:{self.remote_port}"
+        if self.remote_host:
+            # As it stands in the records of what this peer sends.
+            self.packed_host = pack_host(self.remote_host.partition("%")[0], self.remote_port)
         self.last_read_s = self.last_write_s = self.loop.time()
         if self._on_open:
             self._on_open(self)

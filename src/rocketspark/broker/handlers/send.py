@@ -14,18 +14,17 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.model.route import PERM_WRITE
-from rocketspark.protocol import batch, properties, record, sysflags
+from rocketspark.protocol import batch, frames, properties, record, sysflags
 from rocketspark.protocol.bodies import TopicConfig
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
-from rocketspark.protocol.message_ids import pack_host
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes, reply
 
 _LENGTHS = struct.Struct(">ii")
 # Properties that park a message: clients rely on the time they state.
-_TIMER_PROPERTIES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
+_TIMER_PROPERTIES = frozenset({b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"})
 
 
 class SendHandler:
@@ -87,38 +86,55 @@ class SendHandler:
                 f" writeQueueNums {config.write_queue_nums}"
             )
             return reply(request.opaque, ResponseCode.INVALID_PARAMETER, self._marks, remark=remark)
-        stored = h.properties.encode("utf-8", "surrogatepass")
+        stored = h.properties.encode()
         pairs = pairs_of(stored)
         try:
-            if h.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
+            if h.batch or request.code == 320:
                 return self._send_batch(peer, request, topic, queue_id, pairs, body)
-            reconsume_times = h.reconsume_times
-            if topic.startswith(names.RETRY_PREFIX):
+            if topic[0] == "%" and topic.startswith(names.RETRY_PREFIX):
                 topic, queue_id = self._retry_target(h, topic, queue_id, pairs)
-            for name in _TIMER_PROPERTIES:
-                if name in pairs:
-                    raise ServerError(
-                        ResponseCode.MESSAGE_ILLEGAL,
-                        f"timer messages ({name.decode()}) are not supported by this broker yet; use a delay level",
-                    )
+            if not _TIMER_PROPERTIES.isdisjoint(pairs):
+                raise ServerError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    "timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are not supported by this"
+                    " broker yet; use a delay level",
+                )
             position, queue_offset, end = self._accept(
                 topic,
                 queue_id,
                 body,
                 stored,
                 pairs,
-                flag=h.flag,
-                sys_flag=h.sys_flag,
-                born_time_ms=h.born_time_ms,
-                born_host=pack_host(peer.remote_host, peer.remote_port),
-                reconsume_times=reconsume_times,
+                h.flag,
+                h.sys_flag,
+                h.born_time_ms,
+                peer.packed_host,
+                h.reconsume_times,
             )
         except ServerError as e:
             return reply(request.opaque, e.code, self._marks, remark=e.remark)
         message_id = b"%b%016X" % (self._host_hex, position)
-        return self._answer(peer, request, queue_id, queue_offset, message_id, end, pairs)
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
+            return None
+        return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
 
     def _answer(
+        self,
+        code: int,
+        request: Request[SendHeader],
+        queue_id: int,
+        queue_offset: int,
+        message_ids: bytes,
+        pairs: dict[bytes, bytes],
+    ) -> bytes:
+        transaction_id = pairs.get(b"UNIQ_KEY", b"")
+        if not transaction_id.isalnum():
+            transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
+        header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
+        return _LENGTHS.pack(4 + len(header), len(header)) + header
+
+    def _answer_when_durable(
         self,
         peer: Peer,
         request: Request[SendHeader],
@@ -127,24 +143,13 @@ class SendHandler:
         message_ids: bytes,
         end: int,
         pairs: dict[bytes, bytes],
-    ) -> bytes | None:
-        transaction_id = pairs.get(b"UNIQ_KEY", b"")
-        if not transaction_id.isalnum():
-            transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
+    ) -> None:
+        def tell(done: bool) -> None:
+            if not request.flag & frames.ONEWAY_FLAG:
+                code = ResponseCode.SUCCESS if done else ResponseCode.FLUSH_DISK_TIMEOUT
+                peer.send(self._answer(code, request, queue_id, queue_offset, message_ids, pairs))
 
-        def frame(code: int) -> bytes:
-            header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
-            return _LENGTHS.pack(4 + len(header), len(header)) + header
-
-        if self._sync_flush and pairs.get(b"WAIT") != b"false":
-            self._durability.reached(
-                end,
-                lambda done: (
-                    peer.send(frame(0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)) if not request.flag & 2 else None
-                ),
-            )
-            return None
-        return frame(0)
+        self._durability.reached(end, tell)
 
     def _send_batch(
         self,
@@ -174,10 +179,13 @@ class SendHandler:
             items,
             sys_flag=request.ext.sys_flag,
             born_time_ms=request.ext.born_time_ms,
-            born_host=pack_host(peer.remote_host, peer.remote_port),
+            born_host=peer.packed_host,
         )
         ids = b",".join(b"%b%016X" % (self._host_hex, position) for position, _, _ in accepted)
-        return self._answer(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._answer_when_durable(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
+            return None
+        return self._answer(0, request, queue_id, accepted[0][1], ids, pairs)
 
     def _check(self, request: Request[SendHeader]) -> TopicConfig:
         """What a send goes through that is not plain; order of checks: wire.md 2.4."""
@@ -251,11 +259,11 @@ class SendHandler:
             failed.body,
             stored,
             pairs_of(stored),
-            flag=failed.flag,
-            sys_flag=failed.sys_flag & ~record.HOST_FLAGS,
-            born_time_ms=failed.born_time_ms,
-            born_host=failed.born_host,
-            reconsume_times=plan.reconsume_times,
+            failed.flag,
+            failed.sys_flag & ~record.HOST_FLAGS,
+            failed.born_time_ms,
+            failed.born_host,
+            plan.reconsume_times,
         )
         if self._sync_flush:
             self._durability.reached(
@@ -278,10 +286,10 @@ class SendHandler:
             parked.body,
             parked.properties,
             pairs,
-            flag=parked.flag,
-            sys_flag=parked.sys_flag & ~record.HOST_FLAGS,
-            born_time_ms=parked.born_time_ms,
-            born_host=parked.born_host,
-            reconsume_times=parked.reconsume_times,
+            parked.flag,
+            parked.sys_flag & ~record.HOST_FLAGS,
+            parked.born_time_ms,
+            parked.born_host,
+            parked.reconsume_times,
             delayed=False,
         )

@@ -1,0 +1,26 @@
+"""How quickly the embedded server is there, and what it takes when idle."""
+
+from __future__ import annotations
+
+import statistics
+
+from bench.peers import memory_kib, ours
+from bench.report import Row, show
+
+
+def run(runs: int = 3) -> list[Row]:
+    """Seconds from the command until both addresses serve, and resident memory then."""
+    ready_ms, resident_mib, private_mib = [], [], []
+    for _ in range(max(runs, 3)):
+        with ours() as servers:
+            memory = memory_kib(servers.pid)
+            ready_ms.append(servers.ready_s * 1000)
+            resident_mib.append(memory["VmRSS"] / 1024)
+            private_mib.append(memory["RssAnon"] / 1024)
+    rows = [
+        Row("server command until ready", statistics.median(ready_ms), None, "ms"),
+        Row("resident memory, idle (VmRSS)", statistics.median(resident_mib), None, "MiB"),
+        Row("private memory, idle (RssAnon)", statistics.median(private_mib), None, "MiB"),
+    ]
+    show(rows)
+    return rows
