@@ -67,7 +67,6 @@ def _read(link: socket.socket, count: int) -> bytes:
 class _JavaServer:
     """One JVM with one main class, started with a config file."""
 
-    address: str
     _main: str
     _flags: tuple[str, ...] = ()
 
@@ -135,11 +134,11 @@ class ApacheNamesrv(_JavaServer):
 
     def __init__(self, folder: Path) -> None:
         port = free_ports()
-        self.address = f"127.0.0.1:{port}"
+        self.namesrv = f"127.0.0.1:{port}"
         super().__init__(folder, {"listenPort": port, "bindAddress": "127.0.0.1"})
 
     def _is_ready(self) -> bool:
-        return ask(self.address, 106)[0] == 0  # cluster info
+        return ask(self.namesrv, 106)[0] == 0  # cluster info
 
 
 class ApacheBroker(_JavaServer):
@@ -160,7 +159,7 @@ class ApacheBroker(_JavaServer):
         self, folder: Path, namesrv: str, store: Path, name: str = "broker-a", config: dict[str, Any] | None = None
     ) -> None:
         port = free_ports(-2, 0, 1)  # It also listens on port - 2 (VIP) and port + 1 (replication).
-        self.address = self.broker_address = f"127.0.0.1:{port}"
+        self.broker = f"127.0.0.1:{port}"
         self.namesrv = namesrv
         self.name = name
         self.store = store
@@ -186,27 +185,27 @@ class ApacheBroker(_JavaServer):
 
     def _is_ready(self) -> bool:
         code, body = ask(self.namesrv, 106)
-        if code == 0 and f'"{self.name}"'.encode() in body and self.address.encode() in body:
+        if code == 0 and f'"{self.name}"'.encode() in body and self.broker.encode() in body:
             return True
         # By itself it registers only 10 s after it is up; setting its permission anew does that at once.
-        ask(self.address, 25, b"brokerPermission=6")
+        ask(self.broker, 25, b"brokerPermission=6")
         return False
 
 
 class ApacheCluster:
-    """A NameServer and one broker; `namesrv` and `broker_address` are what clients need."""
+    """A NameServer and one broker. `namesrv`, `broker`: their addresses."""
 
     def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
         self._namesrv = ApacheNamesrv(folder / "namesrv")
-        self.namesrv = self._namesrv.address
+        self.namesrv = self._namesrv.namesrv
         try:
-            self.broker = ApacheBroker(folder / "broker", self.namesrv, folder / "store", config=config)
+            self._broker = ApacheBroker(folder / "broker", self.namesrv, folder / "store", config=config)
         except BaseException:
             self._namesrv.kill()
             raise
-        self.broker_address = self.broker.address
+        self.broker = self._broker.broker
 
     def close(self) -> None:
         """Ends both; nothing is kept, so by force."""
-        self.broker.kill()
+        self._broker.kill()
         self._namesrv.kill()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.java.apache import ApacheCluster
 from tests.java.driver import JavaDriver, missing_tools
-from tests.java.ours import OurServer
+
+from rocketspark.testing.process import run_server_process
 
 DriverFactory = Callable[..., JavaDriver]
 
@@ -66,7 +67,6 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if os.environ.get("JAVA_TESTS_ON") == "apache":
         yield request.getfixturevalue("apache")
         return
-    folder = tmp_path_factory.mktemp("ours")
-    server = OurServer(folder, folder / "store", {"brokerName": "broker-a"})
-    yield server
-    server.stop()
+    store = tmp_path_factory.mktemp("ours") / "store"
+    with run_server_process(store, config={"brokerName": "broker-a"}) as server:
+        yield server

@@ -36,12 +36,12 @@ def test_client_sends_and_consumes(java_driver: DriverFactory, apache: ApacheClu
 
 def test_admin_makes_and_removes_a_topic(java_driver: DriverFactory, apache: ApacheCluster) -> None:
     java = java_driver("5.5.0")
-    place: dict[str, Any] = {"topic": "made", "broker_address": apache.broker_address}
+    place: dict[str, Any] = {"topic": "made", "broker_address": apache.broker}
     with java.started("admin", namesrv=apache.namesrv) as admin:
         java.call("create_topic", name=admin, queues=3, **place)
         assert java.call("topic_route", name=admin, topic="made") == {
             "queues": [{"broker": "broker-a", "read_queues": 3, "write_queues": 3, "perm": 6}],
-            "brokers": {"broker-a": {"0": apache.broker_address}},
+            "brokers": {"broker-a": {"0": apache.broker}},
         }
         assert java.call("cluster_info", name=admin)["clusters"] == {"DefaultCluster": ["broker-a"]}
         java.call("delete_topic", name=admin, cluster="DefaultCluster", **place)

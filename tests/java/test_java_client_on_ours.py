@@ -24,7 +24,7 @@ class Scene:
     def __init__(self, java: JavaDriver, server: Any, name: str) -> None:
         self.java = java
         self.namesrv: str = server.namesrv
-        self.broker_address: str = server.broker_address
+        self.broker: str = server.broker
         self.topic = name
         self.group = f"{name}-group"
 
@@ -44,9 +44,7 @@ class Scene:
     def create(self, queues: int) -> None:
         """Makes the topic, and waits until the NameServer knows it: clients ask only every 30 s."""
         with self.java.started("admin", namesrv=self.namesrv) as admin:
-            self.java.call(
-                "create_topic", name=admin, topic=self.topic, queues=queues, broker_address=self.broker_address
-            )
+            self.java.call("create_topic", name=admin, topic=self.topic, queues=queues, broker_address=self.broker)
             deadline = time.monotonic() + 10
             while self.topic not in self.java.call("topic_list", name=admin):
                 assert time.monotonic() < deadline, f"no route of {self.topic}"
@@ -289,17 +287,17 @@ def test_topic_is_created_by_the_first_send(scene: Scene) -> None:
             scene.java.call("send", name=producer, messages=[message(scene.topic, "first")])
         assert scene.java.call("topic_route", name=admin, topic=scene.topic) == {
             "queues": [{"broker": "broker-a", "read_queues": 4, "write_queues": 4, "perm": 6}],
-            "brokers": {"broker-a": {"0": scene.broker_address}},
+            "brokers": {"broker-a": {"0": scene.broker}},
         }
 
 
 @both_versions
 def test_admin_sees_cluster_and_topics(scene: Scene) -> None:
-    place: dict[str, Any] = {"topic": scene.topic, "broker_address": scene.broker_address}
+    place: dict[str, Any] = {"topic": scene.topic, "broker_address": scene.broker}
     with scene.java.started("admin", namesrv=scene.namesrv) as admin:
         assert scene.java.call("cluster_info", name=admin) == {
             "clusters": {"DefaultCluster": ["broker-a"]},
-            "brokers": {"broker-a": {"cluster": "DefaultCluster", "addresses": {"0": scene.broker_address}}},
+            "brokers": {"broker-a": {"cluster": "DefaultCluster", "addresses": {"0": scene.broker}}},
         }
         scene.java.call("create_topic", name=admin, queues=3, **place)
         assert scene.topic in scene.java.call("topic_list", name=admin)

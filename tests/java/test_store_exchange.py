@@ -17,7 +17,8 @@ import pytest
 from tests.java.apache import ApacheBroker, ApacheNamesrv
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, message
-from tests.java.ours import OurServer
+
+from rocketspark.testing.process import ServerProcess
 
 # Small files, so that commit log, consume queues and key index all roll over within a thousand messages.
 SMALL_FILES: dict[str, Any] = {
@@ -35,7 +36,7 @@ OF_THE_PULL = {"MIN_OFFSET", "MAX_OFFSET"}
 
 class Server(Protocol):
     namesrv: str
-    broker_address: str
+    broker: str
 
     def stop(self) -> int: ...
     def kill(self) -> None: ...
@@ -59,11 +60,13 @@ def servers(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[tuple[StartServe
     def ours(store: Path) -> Server:
         if os.environ.get("JAVA_TESTS_ON") == "apache":
             return theirs(store)
-        started.append(OurServer(tmp_path / f"server{len(started)}", store, SMALL_FILES))
-        return started[-1]
+        server = ServerProcess(store, config=SMALL_FILES)
+        started.append(server)
+        server.start()
+        return server
 
     def theirs(store: Path) -> Server:
-        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.address, store, config=SMALL_FILES))
+        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.namesrv, store, config=SMALL_FILES))
         return started[-1]
 
     yield ours, theirs
@@ -81,7 +84,7 @@ QUEUES = [queue(topic, queue_id) for topic, count in TOPICS.items() for queue_id
 def make_topics(java: JavaDriver, server: Server) -> None:
     with java.started("admin", namesrv=server.namesrv) as admin:
         for topic, queues in TOPICS.items():
-            java.call("create_topic", name=admin, topic=topic, queues=queues, broker_address=server.broker_address)
+            java.call("create_topic", name=admin, topic=topic, queues=queues, broker_address=server.broker)
 
 
 def fill(java: JavaDriver, server: Server, mark: str, rounds: int) -> list[dict[str, Any]]:
