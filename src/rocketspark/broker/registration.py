@@ -19,6 +19,8 @@ log = logging.getLogger("rocketspark.broker")
 
 RETRY_S = 1.0
 TIMEOUT_MS = 6000
+# Less than an admin client waits for its own request (5 s).
+SETTLE_S = 3.0
 
 
 class Registration:
@@ -76,9 +78,9 @@ class Registration:
             task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Wait until the NameServers have heard of every change so far."""
+        """Wait until the NameServers have heard of every change so far, or do not answer."""
         if self._tasks:
-            await asyncio.wait(list(self._tasks))
+            await asyncio.wait(list(self._tasks), timeout=SETTLE_S)
 
     async def _tell(self, namesrv: str, configs: list[TopicConfig]) -> None:
         try:

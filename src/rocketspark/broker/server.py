@@ -110,7 +110,7 @@ class BrokerServer:
             pulls,
             client_handler,
             OffsetHandler(self.store, self._offsets, self._topics),
-            TopicHandler(s.broker_name, self.store, self._topics, self._offsets),
+            TopicHandler(s.broker_name, self.store, self._topics, self._offsets, self._registration.settled),
             QueryHandler(self.store),
         ):
             handler.routes(routes)

@@ -22,7 +22,7 @@ from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes, reply
 
-_LENGTHS = struct.Struct(">ii")
+_PACK_LENGTHS = struct.Struct(">ii").pack
 # Properties that park a message: clients rely on the time they state.
 _TIMER_PROPERTIES = frozenset({b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"})
 
@@ -117,7 +117,11 @@ class SendHandler:
         if self._sync_flush and pairs.get(b"WAIT") != b"false":
             self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
             return None
-        return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
+        transaction_id = pairs[b"UNIQ_KEY"]
+        if not transaction_id.isalnum():
+            return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
+        header = self._reply % (0, queue_id, transaction_id, message_id, queue_offset, request.opaque)
+        return _PACK_LENGTHS(4 + len(header), len(header)) + header
 
     def _answer(
         self,
@@ -132,7 +136,7 @@ class SendHandler:
         if not transaction_id.isalnum():
             transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
         header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
-        return _LENGTHS.pack(4 + len(header), len(header)) + header
+        return _PACK_LENGTHS(4 + len(header), len(header)) + header
 
     def _answer_when_durable(
         self,

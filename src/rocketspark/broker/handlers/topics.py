@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rocketspark.broker import names
@@ -20,13 +21,21 @@ QUEUES_MAX = 65_536
 
 
 class TopicHandler:
-    """Serves the requests about topics."""
+    """Serves the requests about topics. `settled`: waits until the NameServers know of every change."""
 
-    def __init__(self, broker_name: str, store: Store, topics: Topics, offsets: ConsumerOffsets) -> None:
+    def __init__(
+        self,
+        broker_name: str,
+        store: Store,
+        topics: Topics,
+        offsets: ConsumerOffsets,
+        settled: Callable[[], Awaitable[None]],
+    ) -> None:
         self._broker_name = broker_name
         self._store = store
         self._topics = topics
         self._offsets = offsets
+        self._settled = settled
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -36,8 +45,8 @@ class TopicHandler:
         routes.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.show_all)
         routes.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
 
-    def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_TOPIC (17)."""
+    async def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_TOPIC (17). Who has the reply finds the topic's route (rule: the 5.5.0 broker)."""
         h = request.ext
         names.check_topic(h.topic)
         if names.is_system_topic(h.topic):
@@ -61,6 +70,7 @@ class TopicHandler:
                 attributes=_attributes(known.attributes if known else {}, h.attributes),
             )
         )
+        await self._settled()
         return reply(request.opaque)
 
     def delete(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
