@@ -143,6 +143,7 @@ class _Fetcher:
             expression_type=TAG,
             bytes_max=self._options.bytes_per_pull_max,
             broker_name=queue.broker_name,
+            bulk=True,
         )
 
     def _take(self, pull: _Pull, reply: LinkReply) -> None:

@@ -67,17 +67,20 @@ def place(where: Where, oldest: Offsets, newest: Offsets, *, option: str, defaul
 
 
 def admit(start: Offsets, newest: Offsets, rows_max: int) -> Offsets:
-    """Ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds."""
-    lag = {queue: max(0, newest[queue] - start.get(queue, 0)) for queue in sorted(newest)}
+    """Ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds.
+
+    A queue that ends before its start, having been made anew, keeps that end, so that it is noticed.
+    """
+    lag = {queue: max(0, newest[queue] - start[queue]) for queue in sorted(newest)}
     total = sum(lag.values())
     if total <= rows_max:
-        return {queue: max(newest[queue], start.get(queue, 0)) for queue in lag}
+        return dict(newest)
     shares = {queue: rows_max * rows // total for queue, rows in lag.items()}
     left = rows_max - sum(shares.values())
     # What rounding left over goes to the queues that rounding cost most.
     for queue in sorted(lag, key=lambda q: (-(rows_max * lag[q] % total), q))[:left]:
         shares[queue] += 1
-    return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
+    return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
 
 
 def split(ranges: list[Range], partitions_min: int, rows_max: int | None) -> list[Range]:

@@ -110,7 +110,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         namesrv=given.namesrv(),
         topic=topic,
         group=given.text("producerGroup", "SPARK_WRITER"),
-        batch_bytes_max=min(given.number("maxBatchBytes", 1 << 20, 1) or 1, MESSAGE_BYTES_MAX),
+        batch_bytes_max=min(given.number("maxBatchBytes", 256 << 10, 1) or 1, MESSAGE_BYTES_MAX),
         batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1) or 1,
         timeout_ms=given.number("sendTimeoutMs", 10_000, 1) or 1,
         attempts_max=given.number("sendAttempts", 5, 1) or 1,

@@ -1,0 +1,52 @@
+"""spark.read: a bounded part of topics. Rule: what is read is fixed when the query is planned, on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.cluster import Cluster
+from rocketspark.spark.offsets import place
+from rocketspark.spark.options import EARLIEST, LATEST, ReadOptions
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.reading import plan, read_partition
+
+
+class BatchReader(DataSourceReader):
+    """Reads what stands between two offsets of each queue."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._schema = schema
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
+        with plain_errors():
+            cluster = Cluster(self._options.namesrv)
+            try:
+                return list(self._plan(cluster))
+            finally:
+                cluster.close()
+
+    def _plan(self, cluster: Cluster) -> list[InputPartition]:
+        bounds = cluster.bounds(cluster.queues(self._options.topics))
+        oldest = {queue: found.oldest for queue, found in bounds.items()}
+        newest = {queue: found.next for queue, found in bounds.items()}
+        first = place(self._options.starting, oldest, newest, option="startingOffsets", default=EARLIEST)
+        end = place(self._options.ending, oldest, newest, option="endingOffsets", default=LATEST)
+        for queue in first:
+            if first[queue] > end[queue]:
+                raise ConfigError(
+                    f"startingOffsets {first[queue]} is after endingOffsets {end[queue]} for queue {queue.queue_id} of"
+                    f" topic {queue.topic!r} on broker {queue.broker_name!r}"
+                )
+        partitions: list[InputPartition] = list(plan(cluster, first, end, self._options))
+        return partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; runs on an executor."""
+        return read_partition(partition, self._schema, self._options)

@@ -1,0 +1,95 @@
+"""What batch and stream reads share: planning, and reading a partition. Rule: a partition holds all that it needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from rocketspark.arrow import records
+from rocketspark.model import MessageQueue, subscribe
+from rocketspark.spark.cluster import Cluster
+from rocketspark.spark.columns import arrow_schema, wanted_columns
+from rocketspark.spark.fetch import DataLost, fetch
+from rocketspark.spark.offsets import Offsets, Range, split
+from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.plain_errors import plain_errors
+
+log = logging.getLogger("rocketspark.spark")
+
+
+class QueuePartition(InputPartition):
+    """Queue offsets [first, end) of one queue, and where its broker is."""
+
+    def __init__(self, source: Range, addresses: tuple[str, ...]) -> None:
+        queue = source.queue
+        self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
+        self.first, self.end = source.first, source.end
+        self.addresses = addresses
+
+    @property
+    def source(self) -> Range:
+        """The range as a value."""
+        return Range(MessageQueue(self.topic, self.broker_name, self.queue_id), self.first, self.end)
+
+    def __repr__(self) -> str:
+        return f"QueuePartition({self.topic}/{self.broker_name}/{self.queue_id} [{self.first}, {self.end}))"
+
+
+def plan(cluster: Cluster, first: Offsets, end: Offsets, options: ReadOptions) -> list[QueuePartition]:
+    """Partitions for the offsets from `first` up to `end`, queue by queue, those in `end`.
+
+    Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
+    """
+    queues = sorted(queue for queue in end if end[queue] != first.get(queue))
+    bounds = cluster.bounds(queues)
+    ranges = []
+    for queue in queues:
+        oldest, newest = bounds[queue]
+        start = first.get(queue, oldest)
+        wanted = Range(queue, start, end[queue])
+        if end[queue] < start or end[queue] > newest:
+            _lost(wanted, f"the queue holds {oldest} to {newest - 1} now: it was made anew", options)
+            start = min(start, oldest) if end[queue] < start else start
+        if start < oldest:
+            _lost(Range(queue, start, min(oldest, end[queue])), "deleted", options)
+        ranges.append(Range(queue, max(start, oldest), min(end[queue], newest)))
+    parts = split(ranges, options.partitions_min, options.rows_per_partition_max)
+    return [QueuePartition(part, cluster.addresses(part.queue.broker_name, part.queue.topic)) for part in parts]
+
+
+def _lost(gone: Range, why: str, options: ReadOptions) -> None:
+    error = DataLost(gone, gone.first, gone.end - 1, why)
+    if options.fail_on_data_loss:
+        raise error
+    log.warning("%s", error)
+
+
+def read_partition(partition: InputPartition, schema: StructType, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, as Arrow batches of some 16,000 rows."""
+    if not isinstance(partition, QueuePartition):
+        return  # PySpark's stand-in where there is no partition.
+    with plain_errors():
+        columns = wanted_columns(schema)
+        target = arrow_schema(schema)
+        tags = subscribe("", options.tags).tags
+        for piece in fetch(partition.source, partition.addresses, options):
+            if not piece.spans:
+                continue
+            batch = records.decode(
+                piece.buffer,
+                piece.spans,
+                columns,
+                broker=partition.broker_name,
+                topic=partition.topic,
+                offset_first=piece.first,
+                offset_end=piece.end,
+                tags=tags,
+                ascending=True,
+                check_crc=options.check_crc,
+            )
+            if batch.num_rows:
+                yield batch if batch.schema.equals(target) else batch.cast(target)

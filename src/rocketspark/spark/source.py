@@ -1,0 +1,61 @@
+"""format("rocketmq"): what PySpark finds. Rule: options and schemas are checked here, before anything runs."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.batch_read import BatchReader
+from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
+from rocketspark.spark.options import parse_read, parse_write
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.write import BatchWriter, StreamWriter
+
+
+class RocketMQDataSource(DataSource):
+    """Topics of RocketMQ as tables and streams. Options and columns: docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        """All columns of a read."""
+        return READ_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For spark.read. Raises ConfigError."""
+        with plain_errors():
+            wanted_columns(schema)
+            return BatchReader(schema, parse_read(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For spark.readStream. Raises ConfigError."""
+        with plain_errors():
+            wanted_columns(schema)
+            return StreamReader(schema, parse_read(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For df.write. Raises ConfigError."""
+        with plain_errors():
+            if overwrite:
+                raise ConfigError('a topic can only be appended to: use .mode("append")')
+            options = parse_write(self.options)
+            check_written(schema, options.topic)
+            return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For df.writeStream. Raises ConfigError."""
+        with plain_errors():
+            options = parse_write(self.options)
+            check_written(schema, options.topic)
+            return StreamWriter(options)

@@ -1,0 +1,110 @@
+"""spark.readStream: topics as they grow. Rule: an offset once given out means the same rows for ever.
+
+An offset is topic to broker to queue id to the next queue offset. Queues that appear later are read from their oldest
+message; those whose broker is away keep their place until it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from rocketspark.model import MessageQueue
+from rocketspark.spark.cluster import Bounds, Cluster
+from rocketspark.spark.offsets import Offsets, admit, from_json, place, to_json
+from rocketspark.spark.options import EARLIEST, ReadOptions
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.reading import plan, read_partition
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of topics. Lives on the driver; only `read` runs on executors."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._schema = schema
+        self._options = options
+        self._cluster: Cluster | None = None
+        # With AvailableNow: where the topics ended when the query began.
+        self._last: Offsets | None = None
+        self._newest: Offsets = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cluster": None}
+
+    def _open(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._options.namesrv)
+        return self._cluster
+
+    def _bounds(self) -> dict[MessageQueue, Bounds]:
+        cluster = self._open()
+        bounds = cluster.bounds(cluster.queues(self._options.topics))
+        self._newest = {queue: found.next for queue, found in bounds.items()}
+        return bounds
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins."""
+        with plain_errors():
+            bounds = self._bounds()
+            oldest = {queue: found.oldest for queue, found in bounds.items()}
+            start = place(self._options.starting, oldest, self._newest, option="startingOffsets", default=EARLIEST)
+            return to_json(start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """maxMessagesPerTrigger, or all there is."""
+        rows = self._options.rows_per_trigger_max
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the query: what is there now."""
+        with plain_errors():
+            self._bounds()
+            self._last = dict(self._newest)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch: at most as many messages as `limit` after `start`."""
+        with plain_errors():
+            begin = from_json(start)
+            bounds = self._bounds()
+            ends = dict(self._newest)
+            if self._last is not None:
+                ends = {queue: min(ends.get(queue, last), last) for queue, last in self._last.items()}
+            for queue, found in bounds.items():
+                # A queue that is new to the query begins at its oldest message.
+                if queue in ends:
+                    begin.setdefault(queue, min(found.oldest, ends[queue]))
+            for queue, offset in begin.items():
+                # Not there: its broker is away, or came after the query's end was fixed.
+                ends.setdefault(queue, offset)
+            if isinstance(limit, ReadMaxRows):
+                ends = admit(begin, ends, limit.max_rows)
+            return to_json(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The topics' ends as last seen, for the query's progress."""
+        return to_json(self._newest) or None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Queue ranges from `start` to `end`."""
+        with plain_errors():
+            cluster = self._open()
+            cluster.queues(self._options.topics)
+            return list(plan(cluster, from_json(start), from_json(end), self._options))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; runs on an executor."""
+        return read_partition(partition, self._schema, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: Spark's checkpoint holds the offsets."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
