@@ -9,13 +9,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rocketspark.client import AsyncProducer, Producer, SendResult, SendStatus
+    from rocketspark.client import (
+        AsyncProducer,
+        AsyncPullConsumer,
+        AsyncPushConsumer,
+        Producer,
+        PullConsumer,
+        PushConsumer,
+        SendResult,
+        SendStatus,
+    )
     from rocketspark.errors import RocketSparkError
     from rocketspark.model import Message, MessageQueue, ReceivedMessage
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncPullConsumer": "client.pull_consumer",
+    "AsyncPushConsumer": "client.push_consumer",
+    "PullConsumer": "client.sync_consumers",
+    "PushConsumer": "client.sync_consumers",
     "AsyncProducer": "client.producer",
     "Producer": "client.sync",
     "SendResult": "client.results",
@@ -28,9 +41,13 @@ _HOME = {
 
 __all__ = [
     "AsyncProducer",
+    "AsyncPullConsumer",
+    "AsyncPushConsumer",
     "Message",
     "MessageQueue",
     "Producer",
+    "PullConsumer",
+    "PushConsumer",
     "ReceivedMessage",
     "RocketSparkError",
     "SendResult",

@@ -7,17 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rocketspark.client.producer import AsyncProducer
+    from rocketspark.client.pull_consumer import AsyncPullConsumer
+    from rocketspark.client.push_consumer import AsyncPushConsumer
     from rocketspark.client.results import SendResult, SendStatus
     from rocketspark.client.sync import Producer
+    from rocketspark.client.sync_consumers import PullConsumer, PushConsumer
 
 _HOME = {
+    "AsyncPullConsumer": "pull_consumer",
+    "AsyncPushConsumer": "push_consumer",
+    "PullConsumer": "sync_consumers",
+    "PushConsumer": "sync_consumers",
     "AsyncProducer": "producer",
     "Producer": "sync",
     "SendResult": "results",
     "SendStatus": "results",
 }
 
-__all__ = ["AsyncProducer", "Producer", "SendResult", "SendStatus"]
+__all__ = [
+    "AsyncProducer",
+    "AsyncPullConsumer",
+    "AsyncPushConsumer",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "SendResult",
+    "SendStatus",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -84,6 +84,10 @@ class Instance:
             asyncio.ensure_future(_every(self._heartbeat_interval_s, self.heartbeat_all)),
         ]
 
+    async def check_namesrv(self) -> None:
+        """Raise NotSent unless a NameServer answers."""
+        await self.routes.ask(lambda peer: requests.cluster_info(peer, timeout_ms=self.timeout_ms))
+
     async def close(self) -> None:
         """Leave all groups and close all connections."""
         for task in [*self._tasks, *self._greeting.values()]:
@@ -119,8 +123,13 @@ class Instance:
         if task is None:
             task = asyncio.ensure_future(self._greet(address))
             self._greeting[address] = task
-            task.add_done_callback(lambda _: self._greeting.pop(address, None))
+            task.add_done_callback(lambda done: self._ended(address, done))
         return await asyncio.shield(task)
+
+    def _ended(self, address: str, task: asyncio.Task[Peer]) -> None:
+        self._greeting.pop(address, None)
+        if not task.cancelled():
+            task.exception()  # Looked at here, in case that nobody waits for it any more.
 
     async def _greet(self, address: str) -> Peer:
         peer = await self.connections.get(address)

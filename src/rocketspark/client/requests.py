@@ -6,11 +6,12 @@ that is not a result of the call, TransportError when no reply could be had.
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.errors import RouteNotFound
+from rocketspark.errors import NotSent, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.protocol import bodies, frames, headers, java_json, record
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
@@ -141,11 +142,21 @@ async def send_frame(
 
     Returns the code (one of SEND_STORED) and where the message is stored.
     """
+    if not broker.is_writable:
+        await _until_writable(broker, timeout_ms)
     future = broker.ask_encoded(opaque, frame)
     reply = await broker.reply_within(future, RequestCode.SEND_MESSAGE_V2, timeout_ms)
     if reply.code not in SEND_STORED:
         reply.raise_for_code("send")
     return reply.code, reply.header(SendReply)
+
+
+async def _until_writable(broker: Peer, timeout_ms: float) -> None:
+    try:
+        await asyncio.wait_for(broker.writable(), timeout_ms / 1000)
+    except TimeoutError:
+        text = f"{broker.address} does not read: the message was not sent"
+        raise NotSent(text, address=broker.address) from None
 
 
 async def send(

@@ -90,8 +90,13 @@ class RouteCache:
         if task is None:
             task = asyncio.ensure_future(self._fetch(topic))
             self._fetching[topic] = task
-            task.add_done_callback(lambda _: self._fetching.pop(topic, None))
+            task.add_done_callback(lambda done: self._ended(topic, done))
         return await asyncio.shield(task)
+
+    def _ended(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
+        self._fetching.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # Looked at here, in case that nobody waits for it any more.
 
     async def _fetch(self, topic: str) -> TopicRoute:
         route = await self.ask(lambda peer: requests.fetch_route(peer, topic, timeout_ms=self._timeout_ms))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from rocketspark.client import validate
 from rocketspark.client.loop_thread import LoopThread
@@ -19,7 +19,79 @@ from rocketspark.model import Message, MessageQueue
 FUTURES_IN_FLIGHT_MAX = 65535
 
 
-class Producer:
+class Core(Protocol):
+    """An asynchronous client, as its facade sees it."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+C = TypeVar("C", bound=Core)
+
+
+class Facade(Generic[C]):
+    """Start, close and context of a synchronous client whose work `_core` does on the background loop."""
+
+    def __init__(self, core: C) -> None:
+        self._core = core
+        self._thread: LoopThread | None = None
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._thread is None:
+            raise StateError("not started, or closed: use it in a with block, or call start()")
+        return self._thread
+
+    def start(self) -> None:
+        """Begin. As the asynchronous client's `start`."""
+        if self._thread is not None:
+            raise StateError("started already")
+        thread = LoopThread.acquire()
+        try:
+            thread.call(self._core.start())
+        except BaseException:
+            thread.release()
+            raise
+        self._thread = thread
+
+    def close(self) -> None:
+        """Finish and close. As the asynchronous client's `close`; may be called again."""
+        self._end(self._core.close())
+
+    def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            ending.close()
+            return
+        try:
+            thread.call(ending)
+        finally:
+            thread.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(self._core.__aexit__(kind, error, trace))
+
+    @property
+    def client_id(self) -> str:
+        """The id brokers know this client by."""
+        return self._core.client_id
+
+
+class Producer(Facade[AsyncProducer]):
     """Sends messages; may be used from many threads. Arguments and rules: those of AsyncProducer.
 
     >>> with Producer("127.0.0.1:9876", "orders") as producer:
@@ -44,7 +116,7 @@ class Producer:
         route_interval_ms: float = 30_000,
         heartbeat_interval_ms: float = 30_000,
     ) -> None:
-        self._core = AsyncProducer(
+        core = AsyncProducer(
             namesrv,
             group,
             send_timeout_ms=send_timeout_ms,
@@ -60,42 +132,9 @@ class Producer:
             route_interval_ms=route_interval_ms,
             heartbeat_interval_ms=heartbeat_interval_ms,
         )
-        self.group = self._core.group
-        self._thread: LoopThread | None = None
+        super().__init__(core)
+        self.group = core.group
         self._room = threading.BoundedSemaphore(FUTURES_IN_FLIGHT_MAX)
-
-    @property
-    def _loop(self) -> LoopThread:
-        if self._thread is None:
-            raise StateError("the producer is not started, or closed: use it in a with block, or call start()")
-        return self._thread
-
-    def start(self) -> None:
-        """Begin. Nothing is connected yet; the first send does that."""
-        self._thread = _started(self._thread, self._core)
-
-    def close(self) -> None:
-        """Finish what is in flight, leave the group, close the connections. May be called again."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            try:
-                thread.call(self._core.close())
-            finally:
-                thread.release()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def client_id(self) -> str:
-        """The id brokers know this client by."""
-        return self._core.client_id
 
     def send(
         self,
@@ -207,15 +246,3 @@ class Producer:
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that the topic's messages are sent to. As AsyncProducer.queues."""
         return self._loop.call(self._core.queues(topic))
-
-
-def _started(thread: LoopThread | None, core: AsyncProducer) -> LoopThread:
-    if thread is not None:
-        raise StateError("started already")
-    thread = LoopThread.acquire()
-    try:
-        thread.call(core.start())
-    except BaseException:
-        thread.release()
-        raise
-    return thread

@@ -1,0 +1,85 @@
+"""What was fetched of one queue and is not finished yet. Rule: the offset to commit is the lowest unfinished one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from rocketspark.model import ReceivedMessage
+
+
+class Backlog:
+    """Bounded by `count_max` messages and `bytes_max` stored bytes; who fetches waits for room.
+
+    `next_offset`: what is to be fetched next; everything below it is finished or in here.
+    """
+
+    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_paused", "_pending", "_room", "next_offset")
+
+    def __init__(self, next_offset: int, *, count_max: int, bytes_max: int) -> None:
+        self.next_offset = next_offset
+        # Offsets come in rising order, and a dict keeps the order: its first key is the lowest.
+        self._pending: dict[int, int] = {}
+        self._bytes = 0
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._paused = False
+        self._room: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def bytes(self) -> int:
+        """Stored bytes of the unfinished messages."""
+        return self._bytes
+
+    @property
+    def lowest(self) -> int:
+        """The lowest unfinished offset: what to commit."""
+        return next(iter(self._pending), self.next_offset)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be fetched."""
+        return len(self._pending) < self._count_max and self._bytes < self._bytes_max and not self._paused
+
+    @property
+    def paused(self) -> bool:
+        """While true there is no room."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._wake()
+
+    def add(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Take in messages that were fetched, in the order of their offsets."""
+        pending = self._pending
+        total = 0
+        for message in messages:
+            pending[message.queue_offset] = message.stored_bytes
+            total += message.stored_bytes
+        self._bytes += total
+
+    def finish(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Messages are done with. One that is not in here is ignored."""
+        pending = self._pending
+        for message in messages:
+            self._bytes -= pending.pop(message.queue_offset, 0)
+        if self._room is not None:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done() and self.has_room:
+            self._room.set_result(None)
+
+    async def room(self) -> None:
+        """Wait until there is room."""
+        while not self.has_room:
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None

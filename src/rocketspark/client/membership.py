@@ -1,0 +1,301 @@
+"""A consumer's membership of its group: which queues are its own, where they begin, how far they were read.
+
+Rule: a queue that is given up has its offset committed first; a queue that is taken begins at the committed offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from rocketspark.client import assign, requests, validate
+from rocketspark.client.fetcher import Fetcher, Fetching
+from rocketspark.client.instance import Instance
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
+from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
+from rocketspark.protocol import bodies
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+ConsumeFrom = Literal["last", "first"] | int
+TROUBLE_S = 1.0
+JOIN_S = 3.0
+
+
+class Membership:
+    """The queues of one consumer.
+
+    `deliver(fetcher, messages)` gets what is read; `to_commit` says how far a queue was read for good.
+    `consume_from`: where a queue without a committed offset begins: "last" (its end), "first", or the first message
+    stored at or after a time in ms; retry topics begin at 0. Without `join` the queues are those given to `own`, and
+    the brokers do not know of the member.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        group: str,
+        *,
+        consume_from: ConsumeFrom,
+        consume_type: str,
+        how: Fetching,
+        deliver: Callable[[Fetcher, list[ReceivedMessage]], None],
+        to_commit: Callable[[Fetcher], int] = lambda fetcher: fetcher.backlog.lowest,
+        rebalance_interval_ms: float,
+        commit_interval_ms: float | None,
+        with_retries: bool,
+    ) -> None:
+        if consume_from not in ("last", "first") and not isinstance(consume_from, int):
+            raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
+        self.instance = instance
+        self.group = validate.check_group(group)
+        self.fetchers: dict[MessageQueue, Fetcher] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self._consume_from = consume_from
+        self._consume_type = consume_type
+        self._how = how
+        self._deliver = deliver
+        self._to_commit = to_commit
+        self._rebalance_interval_s = rebalance_interval_ms / 1000
+        self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
+        self._notice = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.balanced = asyncio.Event()
+        if with_retries:
+            topic = validate.RETRY_PREFIX + self.group
+            self.subscriptions[topic] = subscribe(topic, version=int(time.time() * 1000))
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Want a topic's messages by tag expression; from the next rebalance on."""
+        self.set_filter(topic, expression)
+        self._notice.set()
+
+    def set_filter(self, topic: str, expression: str) -> None:
+        """The filter of a topic, also for its queues that are being read."""
+        validate.check_topic(topic)
+        before = self.subscriptions.get(topic)
+        if before is not None and before.expression == subscribe(topic, expression).expression:
+            return
+        self.subscriptions[topic] = subscribe(topic, expression, version=int(time.time() * 1000))
+        for queue in [q for q in self.fetchers if q.topic == topic]:
+            # Read on with the new filter.
+            self.seek(queue, self.fetchers[queue].backlog.lowest)
+
+    def unsubscribe(self, topic: str) -> None:
+        """No longer want a topic; its queues are given up at the next rebalance."""
+        self.subscriptions.pop(topic, None)
+        self._notice.set()
+
+    async def join(self) -> None:
+        """Become a member: tell the brokers, take a share of the queues, and keep both up to date.
+
+        Returns after the first try to take a share, or after 3 s.
+        """
+        self.instance.consumers[self.group] = self._heartbeat
+        self.instance.watchers[self.group] = self._notice.set
+        self._tasks.append(asyncio.ensure_future(self._balance()))
+        try:
+            await asyncio.wait_for(self.balanced.wait(), JOIN_S)
+        except TimeoutError:
+            log.warning("group %s: no broker answered within %.0f s; it is tried on", self.group, JOIN_S)
+
+    def keep_committing(self) -> None:
+        """Commit what was read every so often."""
+        if self._commit_interval_s:
+            self._tasks.append(asyncio.ensure_future(self._commit_on(self._commit_interval_s)))
+
+    async def stop_reading(self) -> None:
+        """Fetch no more; what was fetched can still be finished and committed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.instance.watchers.pop(self.group, None)
+        for fetcher in self.fetchers.values():
+            fetcher.stop()
+
+    def _heartbeat(self) -> bodies.ConsumerData:
+        where = {"last": "CONSUME_FROM_LAST_OFFSET", "first": "CONSUME_FROM_FIRST_OFFSET"}
+        return bodies.ConsumerData(
+            group_name=self.group,
+            consume_type=self._consume_type,
+            consume_from_where=where.get(str(self._consume_from), "CONSUME_FROM_TIMESTAMP"),
+            subscription_data_set=[bodies.SubscriptionBody.of(s) for _, s in sorted(self.subscriptions.items())],
+        )
+
+    # -- shares --------------------------------------------------------------------------------------------------
+
+    async def _balance(self) -> None:
+        told: dict[str, Subscription] = {}
+        again_s = TROUBLE_S
+        while True:
+            self._notice.clear()
+            try:
+                if told != self.subscriptions:
+                    told = dict(self.subscriptions)
+                    await self._learn_routes()
+                    await self.instance.heartbeat_all()
+                whole = await self.rebalance()
+            except Exception:
+                log.exception("rebalance of group %s failed; it is tried again", self.group)
+                whole = False
+            self.balanced.set()
+            wait_s = self._rebalance_interval_s if whole else again_s
+            again_s = TROUBLE_S if whole else min(2 * again_s, self._rebalance_interval_s)
+            try:
+                await asyncio.wait_for(self._notice.wait(), wait_s)
+            except TimeoutError:
+                pass
+
+    async def _learn_routes(self) -> None:
+        for topic in self.subscriptions:
+            try:
+                await self.instance.routes.get(topic)
+            except RocketSparkError as e:
+                if not topic.startswith(validate.RETRY_PREFIX):
+                    log.warning("group %s: %s", self.group, e)
+
+    async def rebalance(self) -> bool:
+        """Take and give up queues so that they are this member's share. False if a topic has to be looked at again."""
+        whole = True
+        for topic in list(self.subscriptions):
+            try:
+                known = self.instance.routes.known(topic) is not None
+                route = await self.instance.routes.get(topic)
+                if not known:
+                    # Its brokers may be new to us.
+                    await self.instance.heartbeat_all()
+                members = await self._members(route)
+                if members is None:
+                    whole = False
+                    continue
+                share = assign.average(self.instance.client_id, sorted(route.read_queues()), members)
+                whole = await self.own(topic, share) and whole
+            except RouteNotFound:
+                whole = False
+            except RocketSparkError as e:
+                log.info("rebalance of topic %s in group %s: %s", topic, self.group, e)
+                whole = False
+        for topic in {q.topic for q in self.fetchers} - set(self.subscriptions):
+            await self.own(topic, [])
+        return whole
+
+    async def _members(self, route: TopicRoute) -> list[str] | None:
+        """The group's members, sorted; None while the broker asked does not list this client."""
+        brokers = [b for b in route.brokers if b.addresses]
+        random.shuffle(brokers)
+        for broker in brokers:
+            address = broker.addresses[min(broker.addresses)]
+            try:
+                peer = await self.instance.broker(address)
+                members = await requests.consumer_list(peer, self.group)
+                if self.instance.client_id not in members:
+                    await self.instance.heartbeat(address)
+                    members = await requests.consumer_list(peer, self.group)
+            except RocketSparkError as e:
+                log.info("members of group %s: %s", self.group, e)
+                continue
+            if self.instance.client_id in members:
+                return sorted(members)
+        return None
+
+    async def own(self, topic: str, share: list[MessageQueue]) -> bool:
+        """Read exactly these queues of a topic. False if one of them could not be begun yet."""
+        for queue in [q for q in self.fetchers if q.topic == topic and q not in share]:
+            fetcher = self.fetchers[queue]
+            fetcher.drop()
+            if self._commit_interval_s:
+                await self._commit_one(fetcher)
+            self.fetchers.pop(queue, None)
+            log.info("group %s gave up %s", self.group, queue)
+        whole = True
+        for queue in share:
+            if queue in self.fetchers:
+                continue
+            try:
+                await self.take(queue)
+            except RocketSparkError as e:
+                log.info("group %s cannot begin %s yet: %s", self.group, queue, e)
+                whole = False
+        return whole
+
+    async def take(self, queue: MessageQueue) -> None:
+        """Begin to read a queue. Raises RocketSparkError if its start cannot be had."""
+        offset = await self.start_offset(queue)
+        self._begin(queue, offset)
+        log.info("group %s reads %s from offset %d", self.group, queue, offset)
+
+    def _begin(self, queue: MessageQueue, offset: int) -> Fetcher:
+        subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
+        fetcher = Fetcher(self.instance, self.group, queue, subscription, offset, self._how, self._deliver, self._moved)
+        self.fetchers[queue] = fetcher
+        fetcher.start()
+        return fetcher
+
+    def _end(self, queue: MessageQueue) -> Fetcher:
+        fetcher = self.fetchers.pop(queue)
+        fetcher.drop()
+        return fetcher
+
+    def _moved(self, fetcher: Fetcher, offset: int) -> None:
+        if self.fetchers.get(fetcher.queue) is fetcher:
+            self.seek(fetcher.queue, offset)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Read a queue that is owned on from another offset; what was fetched of it is forgotten."""
+        paused = self._end(queue).backlog.paused
+        self._begin(queue, offset).backlog.paused = paused
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    async def peer(self, queue: MessageQueue) -> Peer:
+        """The broker to ask about a queue."""
+        address = await self.instance.routes.find_readable(queue)
+        return self.instance.open_broker(address) or await self.instance.broker(address)
+
+    async def start_offset(self, queue: MessageQueue) -> int:
+        """The committed offset, else where `consume_from` says."""
+        peer = await self.peer(queue)
+        committed = await requests.query_consumer_offset(peer, queue, self.group)
+        if committed is not None and committed >= 0:
+            return committed
+        if queue.topic.startswith(validate.RETRY_PREFIX):
+            return 0
+        if self._consume_from == "last":
+            return await requests.max_offset(peer, queue)
+        if self._consume_from == "first":
+            return await requests.min_offset(peer, queue)
+        return await requests.search_offset(peer, queue, int(self._consume_from))
+
+    async def _commit_on(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.commit(oneway=True)
+
+    async def commit(self, *, oneway: bool = False, strict: bool = False) -> None:
+        """Commit every queue that was read on since the last commit.
+
+        `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
+        """
+        for fetcher in list(self.fetchers.values()):
+            await self._commit_one(fetcher, oneway=oneway, strict=strict)
+
+    async def _commit_one(self, fetcher: Fetcher, *, oneway: bool = False, strict: bool = False) -> None:
+        offset = self._to_commit(fetcher)
+        if offset == fetcher.committed:
+            return
+        try:
+            peer = await self.peer(fetcher.queue)
+            await requests.update_consumer_offset(peer, fetcher.queue, self.group, offset, oneway=oneway)
+        except RocketSparkError as e:
+            if strict:
+                raise
+            log.warning("offset %d of %s is not committed: %s", offset, fetcher.queue, e)
+        else:
+            fetcher.committed = offset
