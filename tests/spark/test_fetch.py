@@ -1,0 +1,181 @@
+"""Fetching a range over one connection: exact rows however the broker answers, and clear ends where it cannot."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+from tests.spark.fake_broker import FakeBroker, make_records, running
+
+from rocketspark.arrow import records
+from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
+from rocketspark.model import MessageQueue, subscribe
+from rocketspark.protocol import batch, sysflags
+from rocketspark.spark import fetch as fetching
+from rocketspark.spark.fetch import DataLost, fetch
+from rocketspark.spark.offsets import Range
+from rocketspark.spark.options import parse_read
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(fetching, "UNSEEN_WAIT_S", 0.01)
+
+
+def read(broker: FakeBroker, first: int, end: int, **options: Any) -> list[int]:
+    """Queue offsets of the rows of [first, end), in the order they came."""
+    given = {"namesrv": "127.0.0.1:1", "topic": "T", **{k: str(v) for k, v in options.items()}}
+    parsed = parse_read(given, streaming=False)
+    found: list[int] = []
+    at = first
+    for piece in fetch(Range(QUEUE, first, end), (broker.address,), parsed):
+        assert piece.first == at
+        at = piece.end
+        if piece.spans:
+            rows = records.decode(
+                piece.buffer,
+                piece.spans,
+                ["queueOffset"],
+                offset_first=piece.first,
+                offset_end=piece.end,
+                tags=subscribe("", parsed.tags).tags,
+                ascending=True,
+            )
+            found += rows.column(0).to_pylist()
+    assert at == end
+    return found
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {},
+        {"count_max": 32},
+        {"count_max": 1},
+        {"count_max": 37, "shuffle": True},
+        {"shuffle": True},
+        {"count_max": 100, "drop_after": 5},
+        {"drop_after": 0},
+        {"hidden_for": 3},
+    ],
+    ids=str,
+)
+def test_every_row_once_and_in_order(ways: dict[str, Any]) -> None:
+    with running(FakeBroker(make_records(3000), **ways)) as broker:
+        assert read(broker, 17, 2950, maxMessagesPerPull=500) == list(range(17, 2950))
+
+
+def test_rows_beyond_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.spark.link.BUFFER_BYTES", 20_000)
+    with running(FakeBroker(make_records(5000), shuffle=True)) as broker:
+        # Replies of 300 rows are far larger than the buffer, those of 50 are smaller.
+        assert read(broker, 0, 5000, maxMessagesPerPull=300) == list(range(5000))
+        assert read(broker, 0, 5000, maxMessagesPerPull=50) == list(range(5000))
+
+
+def test_pulls_ask_for_what_the_broker_gives() -> None:
+    with running(FakeBroker(make_records(6000), count_max=32)) as broker:
+        assert read(broker, 0, 6000) == list(range(6000))
+        # Little more than the 6000 / 32 that are needed: the rest of each large first pull is asked in steps of 32.
+        assert len(broker.pulls) < 6000 / 32 * 1.3
+        assert all(p.bulk and p.sys_flag == 4 and p.subscription == "*" for p in broker.pulls)
+    with running(FakeBroker(make_records(6000))) as broker:
+        assert read(broker, 0, 6000) == list(range(6000))
+        assert len(broker.pulls) == 2
+
+
+def test_pulls_are_in_flight_together() -> None:
+    with running(FakeBroker(make_records(2000), count_max=32, shuffle=True)) as broker:
+        started = time.monotonic()
+        assert len(read(broker, 0, 2000, maxMessagesPerPull=32)) == 2000
+        # Each round takes 2 ms or more; 63 pulls one after another would take 63 rounds.
+        rounds = (time.monotonic() - started) / 0.002
+        assert rounds < 40
+
+
+@pytest.mark.parametrize("scan_max", [1, 7, 1000])
+@pytest.mark.parametrize("count_max", [5, 1000])
+def test_tags(scan_max: int, count_max: int) -> None:
+    with running(FakeBroker(make_records(700), scan_max=scan_max, count_max=count_max)) as broker:
+        wanted = [i for i in range(3, 690) if i % 3 != 2]
+        # With few messages a pull the broker looks beyond the offsets that were asked for.
+        assert read(broker, 3, 690, tags="A||B", maxMessagesPerPull=10) == wanted
+        assert read(broker, 3, 690, tags="nothing", maxMessagesPerPull=100) == []
+
+
+def test_inner_batches_across_pulls_come_once() -> None:
+    items = [batch.BatchItem(0, b"inner", b"") for _ in range(10)]
+    made = []
+    for i in range(200):
+        base = i // 10 * 10
+        [stored] = make_records(
+            1,
+            queue_offset=base,
+            body=batch.encode(items),
+            sys_flag=sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
+            properties=b"INNER_NUM\x0110\x02INNER_BASE\x01%d\x02" % base,
+        )
+        made.append(stored)
+    with running(FakeBroker(made)) as broker:
+        assert read(broker, 5, 187, maxMessagesPerPull=7) == list(range(5, 187))
+
+
+def test_deleted_messages() -> None:
+    with running(FakeBroker(make_records(500), oldest=100)) as broker:
+        with pytest.raises(DataLost, match="messages 50 to 99 of queue 0 of topic 'T' on broker 'broker-a' are gone"):
+            read(broker, 50, 400)
+        assert read(broker, 50, 400, failOnDataLoss="false") == list(range(100, 400))
+        assert read(broker, 20, 60, failOnDataLoss="false") == []
+
+
+def test_queue_that_lost_its_end() -> None:
+    with running(FakeBroker(make_records(100))) as broker:
+        with pytest.raises(DataLost, match="failOnDataLoss"):
+            read(broker, 50, 200, pollTimeoutMs=200)
+        assert read(broker, 50, 200, pollTimeoutMs=200, failOnDataLoss="false") == list(range(50, 100))
+        with pytest.raises(DataLost):
+            read(broker, 150, 200)
+        assert read(broker, 150, 200, failOnDataLoss="false") == []
+
+
+def test_refusal_names_the_queue() -> None:
+    with (
+        running(FakeBroker(make_records(5), refuse=16)) as broker,
+        pytest.raises(ServerError, match="pull of topic 'T'"),
+    ):
+        read(broker, 0, 5)
+    with running(FakeBroker(make_records(5), refuse=2)) as broker:
+        with pytest.raises(ServerError, match="code 2"):
+            read(broker, 0, 5)
+        assert broker.connections == fetching.ATTEMPTS
+
+
+def test_no_broker_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    broker = FakeBroker([])
+    broker.address = f"127.0.0.1:{port}"
+    with pytest.raises(NotSent, match=f"cannot connect to 127.0.0.1:{port}"):
+        read(broker, 0, 5)
+
+
+def test_silent_broker() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        broker = FakeBroker([])
+        broker.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(NoReply, match=r"no reply from 127.0.0.1.* in 50 ms"):
+            read(broker, 0, 5, pollTimeoutMs=50)
+
+
+def test_broker_that_hangs_up() -> None:
+    class Aborting(FakeBroker):
+        def pull(self, peer: Any, request: Any, body: bytes) -> None:
+            peer.abort()
+
+    with running(Aborting([])) as broker, pytest.raises(ConnectionLost, match="ended before the reply"):
+        read(broker, 0, 5)

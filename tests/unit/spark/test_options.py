@@ -1,0 +1,89 @@
+"""Options: what is taken, and what each wrong one is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.options import parse_read, parse_write
+
+BASE = {"namesrv": "127.0.0.1:9876", "topic": "orders"}
+
+
+def test_names_are_case_insensitive_and_values_typed() -> None:
+    options = parse_read(
+        {
+            "NameSrv": "http://a:1; b:2",
+            "TOPIC": " x , y,x ",
+            "startingoffsets": "EARLIEST",
+            "endingOffsets": '{"x": {"broker-a": {"0": 12, "1": -1}}}',
+            "tags": " a || b ",
+            "maxMessagesPerTrigger": "10",
+            "minPartitions": "4",
+            "maxRecordsPerPartition": "1000",
+            "failOnDataLoss": "False",
+            "consumerGroup": "g",
+        },
+        streaming=False,
+    )
+    assert options.namesrv == "a:1;b:2"
+    assert options.topics == ("x", "y")
+    assert options.starting == "earliest"
+    assert options.ending == {"x": {"broker-a": {"0": 12, "1": -1}}}
+    assert options.tags == "a || b"
+    assert (options.rows_per_trigger_max, options.partitions_min, options.rows_per_partition_max) == (10, 4, 1000)
+    assert options.fail_on_data_loss is False
+    assert options.group == "g"
+
+
+def test_defaults_are_those_of_spark_s_kafka_source() -> None:
+    batch, stream = parse_read(BASE, streaming=False), parse_read(BASE, streaming=True)
+    assert (batch.starting, batch.ending, stream.starting) == ("earliest", "latest", "latest")
+    assert batch.fail_on_data_loss
+    assert batch.tags == "*"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"namesrv": ""}, "option namesrv is missing"),
+        ({"namesrv": "nohost"}, "'nohost' is no address"),
+        ({"topic": " , "}, "option topic is missing"),
+        ({"startingOffsets": "first"}, "option startingOffsets is 'first'.*earliest, latest or JSON"),
+        ({"startingOffsets": "[1]"}, "it is no JSON object"),
+        ({"startingOffsets": '{"t": 1}'}, "under 't' an object of brokers"),
+        ({"startingOffsets": '{"t": {"b": 1}}'}, "under 't', 'b' an object of queues"),
+        ({"startingOffsets": '{"t": {"b": {"x": 1}}}'}, "'x' is no queue id"),
+        ({"startingOffsets": '{"t": {"b": {"0": -3}}}'}, "-3 is no offset"),
+        ({"startingOffsets": '{"t": {"b": {"0": "1"}}}'}, "'1' is no offset"),
+        ({"startingOffsets": "latest"}, "a batch would read nothing"),
+        ({"endingOffsets": "earliest"}, "a batch would read nothing"),
+        ({"minPartitions": "0"}, "option minPartitions is '0': a whole number from 1 up"),
+        ({"maxRecordsPerPartition": "many"}, "option maxRecordsPerPartition is 'many'"),
+        ({"failOnDataLoss": "yes"}, "option failOnDataLoss is 'yes': true or false"),
+        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"topics": "a"}, "did you mean 'topic'"),
+    ],
+)
+def test_wrong_read_options_are_named(change: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_read({**BASE, **change}, streaming=False)
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(ConfigError, match="endingOffsets is for batch reads"):
+        parse_read({**BASE, "endingOffsets": "latest"}, streaming=True)
+
+
+def test_options_of_others_pass() -> None:
+    parse_read({**BASE, "path": "x", "checkpointLocation": "y", "mergeSchema": "true"}, streaming=True)
+    parse_write({**BASE, "startingOffsets": "latest", "checkpointLocation": "y"})
+
+
+def test_write_options() -> None:
+    options = parse_write({"namesrv": "a:1", "maxBatchBytes": "99999999", "sendAttempts": "2"})
+    assert options.topic is None
+    assert options.batch_bytes_max == 4 << 20
+    assert options.attempts_max == 2
+    with pytest.raises(ConfigError, match="a write takes one"):
+        parse_write({"namesrv": "a:1", "topic": "a,b"})
