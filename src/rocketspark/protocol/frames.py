@@ -140,7 +140,7 @@ def decode_header(header: bytes, serialization: int) -> Frame:
         raise FrameError(f"header serialization {serialization} is unknown; 0 (JSON) and 1 (ROCKETMQ) are known")
     try:
         values = msgspec.json.decode(header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise FrameError(f"the header is no JSON: {e}") from e
     if not isinstance(values, dict) or not isinstance(values.get("code"), int):
         raise FrameError("the header is no JSON object with a code")

@@ -333,6 +333,58 @@ class SendBackHeader(
     broker_name: str | None = None
 
 
+class EndTransactionHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "producer_group": "producerGroup",
+        "half_offset": "tranStateTableOffset",
+        "log_position": "commitLogOffset",
+        "outcome": "commitOrRollback",
+        "from_check": "fromTransactionCheck",
+        "message_id": "msgId",
+        "transaction_id": "transactionId",
+        "broker_name": "bname",
+    },
+):
+    """END_TRANSACTION (37). `outcome`: 8 commit, 12 rollback, 0 unknown; `half_offset`: in the half queue."""
+
+    topic: str | None = None
+    producer_group: str
+    half_offset: int
+    log_position: int
+    outcome: int
+    from_check: bool | None = False
+    message_id: str = ""
+    transaction_id: str | None = None
+    broker_name: str | None = None
+
+
+class CheckTransactionHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "half_offset": "tranStateTableOffset",
+        "log_position": "commitLogOffset",
+        "message_id": "msgId",
+        "transaction_id": "transactionId",
+        "offset_message_id": "offsetMsgId",
+        "broker_name": "bname",
+    },
+):
+    """CHECK_TRANSACTION_STATE (39), a broker's question to a producer; the body is the half message's record."""
+
+    topic: str | None = None
+    half_offset: int
+    log_position: int
+    message_id: str | None = None
+    transaction_id: str | None = None
+    offset_message_id: str | None = None
+    broker_name: str | None = None
+
+
 class ConsumerListHeader(Header, kw_only=True, gc=False, rename={"group": "consumerGroup"}):
     """GET_CONSUMER_LIST_BY_GROUP (38) and NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
@@ -593,7 +645,7 @@ def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
     try:
         header: H = _ext_decoder(kind).decode(ext)
         return header
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise FrameError(f"{kind.__name__}: {e}") from e
 
 
@@ -654,6 +706,8 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     RequestCode.HEART_BEAT: NoHeader,
     RequestCode.UNREGISTER_CLIENT: UnregisterClientHeader,
     RequestCode.CONSUMER_SEND_MSG_BACK: SendBackHeader,
+    RequestCode.END_TRANSACTION: EndTransactionHeader,
+    RequestCode.CHECK_TRANSACTION_STATE: CheckTransactionHeader,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: ConsumerListHeader,
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: ConsumerListHeader,
     RequestCode.UPDATE_AND_CREATE_TOPIC: CreateTopicHeader,

@@ -14,8 +14,17 @@ from rocketspark.errors import ProtocolError
 T = TypeVar("T")
 
 
-def standardize(text: bytes) -> bytes:
-    """The same document as standard JSON; bytes that are standard already come back unchanged."""
+# RocketMQ's object keys hold plain values; every level more costs a hostile body's length again.
+KEY_DEPTH_MAX = 4
+
+
+def standardize(text: bytes, depth: int = 0) -> bytes:
+    """The same document as standard JSON; bytes that are standard already come back unchanged.
+
+    `depth` counts the object keys it stands in. Raises ProtocolError for keys within keys beyond 4.
+    """
+    if depth > KEY_DEPTH_MAX:
+        raise ProtocolError(f"the body has object keys within object keys, more than {KEY_DEPTH_MAX} deep")
     out: list[bytes] = []
     at = 0
     last = 0
@@ -34,7 +43,7 @@ def standardize(text: bytes) -> bytes:
             if stack and stack[-1] == 1:
                 end = _object_end(text, at)
                 out.append(text[last:at])
-                out.append(msgspec.json.encode(standardize(text[at:end]).decode()))
+                out.append(msgspec.json.encode(standardize(text[at:end], depth + 1).decode()))
                 at = last = end
                 changed = True
             else:
@@ -107,7 +116,7 @@ def decode(text: bytes, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(text, type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         return msgspec.json.decode(standardize(text), type=kind, strict=False)

@@ -27,6 +27,9 @@ Answer = bytes | None | Coroutine[Any, Any, bytes | None]
 Handler = Callable[["Peer", Request[Any], bytes], Answer]
 Route = tuple["msgspec.json.Decoder[Any]", type[Header], Handler]
 
+# What a decoder may raise on bytes that are no header.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 # A peer that does not read its replies is not read from; after this long it is closed.
 STALLED_WRITE_S = 60.0
 WRITE_BYTES_HIGH = 4 << 20
@@ -199,7 +202,7 @@ class Peer(asyncio.Protocol):
         """A request by its route, its header decoded in one pass."""
         try:
             request = route[0].decode(header)
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             return self._take(0, header, body)
         if request.flag & 1:
             return self._take(0, header, body)
@@ -215,7 +218,7 @@ class Peer(asyncio.Protocol):
         if serialization == frames.JSON:
             try:
                 head = headers.head_decoder.decode(header)
-            except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            except _UNREADABLE as e:
                 raise FrameError(f"the header is no JSON of RocketMQ's: {e}") from e
             code, opaque, flag, remark = head.code, head.opaque, head.flag, head.remark
             ext: bytes | msgspec.Raw = head.ext
@@ -239,7 +242,7 @@ class Peer(asyncio.Protocol):
             return reply(opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text, language=self._language)
         try:
             request = route[0].decode(header) if frame is None else headers.from_frame(route[1], frame)
-        except (msgspec.DecodeError, FrameError) as e:
+        except (*_UNREADABLE, FrameError) as e:
             log.warning("%s sent request %d with a broken header: %s", self.address, code, e)
             if flag & frames.ONEWAY_FLAG:
                 return None
