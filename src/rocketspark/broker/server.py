@@ -19,12 +19,14 @@ from rocketspark.broker.handlers.pull import PullHandler
 from rocketspark.broker.handlers.query import QueryHandler
 from rocketspark.broker.handlers.send import SendHandler
 from rocketspark.broker.handlers.topics import TopicHandler
+from rocketspark.broker.handlers.transactions import TransactionHandler
 from rocketspark.broker.intake import Intake
 from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.registration import Registration
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
+from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.bodies import DelayOffsetTable, GroupConfigTable, OffsetTable, TopicConfigTable
 from rocketspark.protocol.message_ids import pack_host
@@ -70,6 +72,7 @@ class BrokerServer:
             self._build(routes, store_host)
             self._durability.start()
             self._delays.start(self._send.deliver)
+            self._transactions.start()
             self._every("client scan", CLIENT_SCAN_S, lambda: self._clients.expire(now_ms()))
             self._every("consumer offsets", s.flush_offsets_interval_ms / 1000, self._offsets.save)
             self._every("delay offsets", s.flush_delay_offset_interval_ms / 1000, self._delays.save)
@@ -97,8 +100,21 @@ class BrokerServer:
         )
         marks = {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}
         intake = Intake(self.store, self._arrivals, self._delays, body_bytes_max=s.message_bytes_max, marks=marks)
-        self._send = SendHandler(s, self.store, intake, self._topics, self._groups, self._durability, store_host)
         self._clients = Clients(lambda group: client_handler.notify(group), expiry_ms=s.client_expiry_ms)
+        self._transactions = Transactions(
+            self.store,
+            intake,
+            self._offsets,
+            self._clients,
+            broker_name=s.broker_name,
+            store_host=store_host,
+            timeout_ms=s.transaction_timeout_ms,
+            interval_ms=s.transaction_check_interval_ms,
+            checks_max=s.transaction_checks_max,
+        )
+        self._send = SendHandler(
+            s, self.store, intake, self._topics, self._groups, self._durability, self._transactions, store_host
+        )
         client_handler = ClientHandler(self._clients, self._groups, self._topics, QueueLocks(s.lock_expiry_ms))
         pulls = PullHandler(s, self.store, self._topics, self._groups, self._clients, self._offsets, self._arrivals)
         self._registration = Registration(s, self._topics)
@@ -112,6 +128,7 @@ class BrokerServer:
             OffsetHandler(self.store, self._offsets, self._topics),
             TopicHandler(s.broker_name, self.store, self._topics, self._offsets, self._registration.settled),
             QueryHandler(self.store),
+            TransactionHandler(s, self._transactions, self._durability),
         ):
             handler.routes(routes)
 
@@ -139,6 +156,7 @@ class BrokerServer:
             timer.cancel()
         if self._started:
             self._delays.stop()
+            self._transactions.stop()
             await self._registration.stop()
             self._arrivals.close()
             await asyncio.get_running_loop().run_in_executor(None, self._durability.stop_threads)

@@ -60,6 +60,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     trace_topic_enabled: bool = msgspec.field(name="traceTopicEnable", default=False)
     trace_topic: str = msgspec.field(name="msgTraceTopicName", default="RMQ_SYS_TRACE_TOPIC")
 
+    transaction_timeout_ms: int = msgspec.field(name="transactionTimeOut", default=6000)
+    transaction_check_interval_ms: int = msgspec.field(name="transactionCheckInterval", default=30_000)
+    transaction_checks_max: int = msgspec.field(name="transactionCheckMax", default=15)
+    reject_transactions: bool = msgspec.field(name="rejectTransactionMessage", default=False)
+
     long_polling: bool = msgspec.field(name="longPollingEnable", default=True)
     pull_count_max: int = msgspec.field(name="maxTransferCountOnMessageInMemory", default=32)
     pull_bytes_max: int = msgspec.field(name="maxTransferBytesOnMessageInMemory", default=256 << 10)
@@ -154,7 +159,7 @@ IGNORED_KEYS = frozenset(
     serverSelectorThreads deleteWhen fileReservedTime diskMaxUsedSpaceRatio maxTransferCountOnMessageInDisk
     maxTransferBytesOnMessageInDisk accessMessageInMemoryMaxRatio enablePropertyFilter fetchNamesrvAddrByAddressServer
     brokerFastFailureEnable waitTimeMillsInSendQueue osPageCacheBusyTimeOutMills timerWheelEnable
-    transactionTimeOut transactionCheckMax transactionCheckInterval checkCRCOnRecover forceRegister
+    checkCRCOnRecover forceRegister
     compressedRegister storePathConsumeQueue storePathIndex storeCheckpoint abortFile slaveReadEnable
     enableConsumeQueueExt mappedFileSizeConsumeQueueExt haSendHeartbeatInterval maxDelayTime""".split()
 )

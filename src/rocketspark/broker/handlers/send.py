@@ -12,6 +12,7 @@ from rocketspark.broker.groups import Groups
 from rocketspark.broker.intake import Accepted, Intake, any_queue, pairs_of
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
+from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.model.route import PERM_WRITE
 from rocketspark.protocol import batch, frames, properties, record, sysflags
@@ -38,6 +39,7 @@ class SendHandler:
         topics: Topics,
         groups: Groups,
         durability: Durability,
+        transactions: Transactions,
         store_host: bytes,
     ) -> None:
         self._settings = settings
@@ -48,6 +50,7 @@ class SendHandler:
         self._topic_table = topics.table
         self._groups = groups
         self._durability = durability
+        self._transactions = transactions
         self._sync_flush = settings.sync_flush
         self._writable = bool(settings.broker_permission & PERM_WRITE)
         self._host_hex = store_host.hex().upper().encode()
@@ -99,18 +102,23 @@ class SendHandler:
                     "timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are not supported by this"
                     " broker yet; use a delay level",
                 )
-            position, queue_offset, end = self._accept(
-                topic,
-                queue_id,
-                body,
-                stored,
-                pairs,
-                h.flag,
-                h.sys_flag,
-                h.born_time_ms,
-                peer.packed_host,
-                h.reconsume_times,
-            )
+            if h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
+                position, queue_offset, end = self._transactions.prepare(
+                    topic, queue_id, body, stored, pairs, h.flag, h.sys_flag, h.born_time_ms, peer.packed_host
+                )
+            else:
+                position, queue_offset, end = self._accept(
+                    topic,
+                    queue_id,
+                    body,
+                    stored,
+                    pairs,
+                    h.flag,
+                    h.sys_flag,
+                    h.born_time_ms,
+                    peer.packed_host,
+                    h.reconsume_times,
+                )
         except ServerError as e:
             return reply(request.opaque, e.code, self._marks, remark=e.remark)
         message_id = b"%b%016X" % (self._host_hex, position)
@@ -201,11 +209,10 @@ class SendHandler:
         names.check_topic(h.topic)
         if h.topic in names.NOT_SENDABLE:
             raise ServerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{h.topic}] is forbidden.")
-        if h.sys_flag & sysflags.TRANSACTION_MASK:
+        if self._settings.reject_transactions and h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
             raise ServerError(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{self._settings.broker_name}] sending transaction message is forbidden:"
-                " transactions are not supported by this broker yet",
+                f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
             )
         config = self._topics.get(h.topic)
         if config is not None:

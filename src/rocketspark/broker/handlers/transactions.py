@@ -1,0 +1,37 @@
+"""END_TRANSACTION: the producer's commit or rollback of a half message."""
+
+from __future__ import annotations
+
+from rocketspark.broker.durability import Durability
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.transactions import Transactions
+from rocketspark.protocol import frames
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import EndTransactionHeader, Request
+from rocketspark.transport.peer import Peer, Routes, reply
+
+
+class TransactionHandler:
+    """Serves the ends of transactions."""
+
+    def __init__(self, settings: BrokerSettings, transactions: Transactions, durability: Durability) -> None:
+        self._transactions = transactions
+        self._durability = durability
+        self._sync_flush = settings.sync_flush
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.END_TRANSACTION, self.end)
+
+    def end(self, peer: Peer, request: Request[EndTransactionHeader], body: bytes) -> bytes | None:
+        """END_TRANSACTION (37), usually one-way; told twice it is answered and changes nothing."""
+        end = self._transactions.end(request.ext)
+        if end is None or not self._sync_flush:
+            return reply(request.opaque)
+
+        def tell(done: bool) -> None:
+            if not request.flag & frames.ONEWAY_FLAG:
+                peer.send(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT))
+
+        self._durability.reached(end, tell)
+        return None

@@ -1,0 +1,400 @@
+"""Transactions: half messages, their end by commit or rollback, the check-back of those left open.
+
+Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others);
+what was committed is told from the log itself after a kill, so a commit is neither lost nor applied twice.
+Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5.x.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from rocketspark.broker import names
+from rocketspark.broker.clients import Client, Clients
+from rocketspark.broker.config import now_ms
+from rocketspark.broker.intake import Accepted, Intake, pairs_of
+from rocketspark.broker.offsets import ConsumerOffsets
+from rocketspark.errors import RocketSparkError, ServerError, TransportError
+from rocketspark.protocol import properties, record, sysflags
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
+from rocketspark.protocol.message_ids import offset_message_id
+from rocketspark.protocol.record import Record
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.broker")
+
+GROUP = "CID_RMQ_SYS_TRANS"
+ENDED_TAG = "d"
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+MARK_BYTES_MAX = 4096
+# Kept so that an end told again long after is still answered from memory; older ones are looked up in the log.
+READ_COUNT = 256
+
+
+class Half(msgspec.Struct):
+    """An open half message: where its newest copy is, since when it is open, how often it was checked."""
+
+    queue_offset: int
+    position: int
+    since_ms: int
+    immunity_ms: int
+    checks: int
+    group: str
+
+
+class Transactions:
+    """The open half messages of one broker.
+
+    `timeout_ms`: age at which a half message is first checked; `interval_ms`: between checks; `checks_max`: after so
+    many it is given up to TRANS_CHECK_MAX_TIME_TOPIC.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        offsets: ConsumerOffsets,
+        clients: Clients,
+        *,
+        broker_name: str,
+        store_host: bytes,
+        timeout_ms: int,
+        interval_ms: int,
+        checks_max: int,
+    ) -> None:
+        self._store = store
+        self._intake = intake
+        self._offsets = offsets
+        self._clients = clients
+        self._broker_name = broker_name
+        self._store_host = store_host
+        self._timeout_ms = timeout_ms
+        self._interval_s = interval_ms / 1000
+        self._checks_max = checks_max
+        self._open: dict[str, Half] = {}
+        self._marks: list[int] = []
+        # (offset in the op queue, highest half offset it marks): the op queue is done up to where all are behind.
+        self._marked: deque[tuple[int, int]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn = 0
+
+    @property
+    def open_count(self) -> int:
+        """How many half messages wait for their end."""
+        return len(self._open)
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Find the half messages that are open, then check them from time to time."""
+        self._recover()
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
+
+    def stop(self) -> None:
+        """Stop checking; write what was ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._write_marks()
+        self._commit_progress()
+
+    def _recover(self) -> None:
+        ended: set[int] = set()
+        last_mark = -1
+        for op in self._records(names.OP_HALF_TOPIC):
+            last_mark = max(last_mark, op.position)
+            offsets = [int(n) for n in op.body.decode("ascii", "ignore").split(",") if n.strip().isdigit()]
+            ended.update(offsets)
+            self._marked.append((op.queue_offset, max(offsets, default=-1)))
+        superseded: list[int] = []
+        for half in self._records(names.HALF_TOPIC):
+            pairs = properties.decode(half.properties.decode("utf-8", "replace"))
+            key = pairs.get(properties.UNIQUE_ID, str(half.queue_offset))
+            before = self._open.get(key)
+            if half.queue_offset in ended:
+                continue
+            if before is not None:
+                superseded.append(before.queue_offset)
+            self._open[key] = _half(half.queue_offset, half.position, half.store_time_ms, pairs)
+        if self._open:
+            self._find_unmarked_commits(last_mark)
+        self._marks.extend(superseded)
+        self._write_marks()
+        if self._open:
+            log.info("%d half messages are open", len(self._open))
+
+    def _find_unmarked_commits(self, last_mark: int) -> None:
+        """A kill may fall between a commit and its mark: the log after the last mark tells."""
+        by_position = {h.position: key for key, h in self._open.items()}
+        start = last_mark if last_mark >= 0 else min(by_position)
+        for stored in self._store.iterate(max(start, self._store.min_position)):
+            if stored.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT:
+                key = by_position.get(stored.prepared_position)
+                if key is not None and key in self._open:
+                    self._marks.append(self._open.pop(key).queue_offset)
+
+    def _records(self, topic: str) -> Iterable[Record]:
+        low, high = self._store.queue_range(topic, 0)
+        at = max(low, self._offsets.get(GROUP, topic, 0) or 0)
+        while at < high:
+            found = self._store.read(topic, 0, at, READ_COUNT, 1 << 20)
+            for chunk in found.records:
+                yield from record.decode_all(chunk)
+            if found.next_offset <= at:
+                break
+            at = found.next_offset
+
+    # -- half messages --------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        stored: bytes,
+        pairs: dict[bytes, bytes],
+        flag: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+    ) -> Accepted:
+        """Store a half message: invisible until its commit. Raises ServerError as `Intake.accept`."""
+        if stored and stored[-1] != 2:
+            stored += b"\x02"
+        unique_id = pairs.get(b"UNIQ_KEY")
+        stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+        if unique_id is not None and b"__transactionId__" not in pairs:
+            stored += b"__transactionId__\x01%b\x02" % unique_id
+        accepted = self._intake.accept(
+            names.HALF_TOPIC,
+            0,
+            body,
+            stored,
+            pairs,
+            flag,
+            sys_flag & ~sysflags.TRANSACTION_MASK,
+            born_time_ms,
+            born_host,
+            delayed=False,
+        )
+        position, queue_offset, _ = accepted
+        texts = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in pairs.items()}
+        key = texts[properties.UNIQUE_ID]
+        before = self._open.get(key)
+        if before is not None:
+            # A producer that had no answer sends again: one transaction, its newest copy counts.
+            self._mark(before.queue_offset)
+        self._open[key] = _half(queue_offset, position, now_ms(), texts)
+        return accepted
+
+    def end(self, h: EndTransactionHeader) -> int | None:
+        """Commit or roll back; returns the log position after a committed message, else None.
+
+        Raises ServerError 1 if the header does not fit the half message. An end that was told before does nothing.
+        """
+        found = self._store.record_at(h.log_position)
+        if found is None:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        half = record.decode(found)
+        pairs = properties.decode(half.properties.decode("utf-8", "replace"))
+        if half.topic.decode("utf-8", "replace") != names.HALF_TOPIC or properties.REAL_TOPIC not in pairs:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        if pairs.get(properties.PRODUCER_GROUP) != h.producer_group:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if half.queue_offset != h.half_offset:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if half.position != h.log_position:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+        outcome = h.outcome & sysflags.TRANSACTION_MASK
+        if outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
+            return None
+        key = pairs.get(properties.UNIQUE_ID, str(half.queue_offset))
+        known = self._open.get(key)
+        if known is None:
+            log.info("transaction %s of group %s was ended before", key, h.producer_group)
+            return None
+        end = None
+        if outcome == sysflags.TRANSACTION_COMMIT:
+            end = self._commit(half, pairs, known)
+        del self._open[key]
+        self._mark(known.queue_offset)
+        return end
+
+    def _commit(self, half: Record, pairs: dict[str, str], known: Half) -> int:
+        topic, queue_id = pairs[properties.REAL_TOPIC], int(pairs.get(properties.REAL_QUEUE_ID, "0"))
+        kept = {k: v for k, v in pairs.items() if k not in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID)}
+        stored = properties.encode(kept).encode()
+        _, _, end = self._intake.accept(
+            topic,
+            queue_id,
+            half.body,
+            stored,
+            pairs_of(stored),
+            half.flag,
+            half.sys_flag & ~record.HOST_FLAGS | sysflags.TRANSACTION_COMMIT,
+            half.born_time_ms,
+            half.born_host,
+            half.reconsume_times,
+            known.position,
+        )
+        return end
+
+    def _mark(self, queue_offset: int) -> None:
+        if not self._marks:
+            try:
+                asyncio.get_running_loop().call_soon(self._write_marks)
+            except RuntimeError:
+                pass
+        self._marks.append(queue_offset)
+
+    def _write_marks(self) -> None:
+        """Write which half messages ended: several at once, at most 4096 bytes in one."""
+        marks, self._marks = self._marks, []
+        while marks:
+            text, count = b"", 0
+            for offset in marks:
+                piece = b"%d," % offset
+                if text and len(text) + len(piece) > MARK_BYTES_MAX:
+                    break
+                text += piece
+                count += 1
+            stored = b"TAGS\x01d\x02WAIT\x01true\x02"
+            try:
+                _, op_offset, _ = self._intake.accept(
+                    names.OP_HALF_TOPIC, 0, text, stored, pairs_of(stored), 0, 0, now_ms(), self._store_host
+                )
+            except ServerError as e:
+                log.error("the end of %d transactions could not be noted: %s; it will be", len(marks), e)
+                self._marks = marks + self._marks
+                return
+            self._marked.append((op_offset, max(marks[:count])))
+            marks = marks[count:]
+
+    # -- check-back -----------------------------------------------------------------------------------------------
+
+    def _check_all(self) -> None:
+        try:
+            self._write_marks()
+            for key, half in list(self._open.items()):
+                if now_ms() - half.since_ms >= max(half.immunity_ms, self._timeout_ms):
+                    self._check(key, half)
+            self._commit_progress()
+        except RocketSparkError as e:
+            log.error("check of open transactions: %s", e)
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
+
+    def _check(self, key: str, half: Half) -> None:
+        found = self._store.record_at(half.position)
+        if found is None:
+            log.warning("half message %s at %d is gone from the log; dropped", key, half.position)
+            del self._open[key]
+            return
+        stored = record.decode(found)
+        pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
+        if half.checks >= self._checks_max:
+            log.warning("half message %s was checked %d times without an end: given up", key, half.checks)
+            self._store_again(names.CHECK_MAX_TOPIC, stored, pairs)
+            del self._open[key]
+            self._mark(half.queue_offset)
+            return
+        pairs[CHECK_TIMES] = str(half.checks + 1)
+        position, queue_offset, _ = self._store_again(names.HALF_TOPIC, stored, pairs)
+        self._mark(half.queue_offset)
+        half.position, half.queue_offset, half.checks = position, queue_offset, half.checks + 1
+        producer = self._producer(half.group)
+        if producer is None:
+            log.info("half message %s: no producer of group %s lives; checked again later", key, half.group)
+            return
+        again = self._store.record_at(position)
+        assert again is not None
+        self._ask(producer.peer, key, record.decode(again), pairs)
+
+    def _store_again(self, topic: str, stored: Record, pairs: dict[str, str]) -> Accepted:
+        pairs = pairs | {properties.WAIT: "false"}
+        encoded = properties.encode(pairs).encode()
+        return self._intake.accept(
+            topic,
+            0,
+            stored.body,
+            encoded,
+            pairs_of(encoded),
+            stored.flag,
+            stored.sys_flag & ~record.HOST_FLAGS,
+            stored.born_time_ms,
+            stored.born_host,
+            stored.reconsume_times,
+            delayed=False,
+        )
+
+    def _producer(self, group: str) -> Client | None:
+        members = [c for c in self._clients.producers.get(group, {}).values() if c.peer.is_open]
+        if not members:
+            return None
+        self._turn += 1
+        return members[self._turn % len(members)]
+
+    def _ask(self, peer: Peer, key: str, half: Record, pairs: dict[str, str]) -> None:
+        """CHECK_TRANSACTION_STATE: the producer answers with an end of its own."""
+        body = record.encode(
+            topic=pairs[properties.REAL_TOPIC].encode(),
+            queue_id=int(pairs.get(properties.REAL_QUEUE_ID, "0")),
+            queue_offset=half.queue_offset,
+            position=half.position,
+            body=half.body,
+            properties=half.properties,
+            flag=half.flag,
+            sys_flag=half.sys_flag,
+            born_time_ms=half.born_time_ms,
+            born_host=half.born_host,
+            store_time_ms=half.store_time_ms,
+            store_host=half.store_host,
+            reconsume_times=half.reconsume_times,
+        )
+        header = CheckTransactionHeader(
+            topic=names.HALF_TOPIC,
+            half_offset=half.queue_offset,
+            log_position=half.position,
+            message_id=key,
+            transaction_id=key,
+            offset_message_id=offset_message_id(half.store_host, half.position),
+            broker_name=self._broker_name,
+        )
+        try:
+            peer.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, body)
+        except TransportError as e:
+            log.info("%s could not be asked for transaction %s: %s", peer.address, key, e)
+
+    def _commit_progress(self) -> None:
+        """Note how far both queues are done, where a later start begins to read (as CID_RMQ_SYS_TRANS)."""
+        _, high = self._store.queue_range(names.HALF_TOPIC, 0)
+        done = min((h.queue_offset for h in self._open.values()), default=high)
+        if self._marks:
+            done = min(done, *self._marks)
+        self._offsets.commit(GROUP, names.HALF_TOPIC, 0, done)
+        op_done = self._store.queue_range(names.OP_HALF_TOPIC, 0)[1]
+        while self._marked and self._marked[0][1] < done:
+            self._marked.popleft()
+        if self._marked:
+            op_done = self._marked[0][0]
+        self._offsets.commit(GROUP, names.OP_HALF_TOPIC, 0, op_done)
+
+
+def _half(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> Half:
+    immunity = pairs.get(IMMUNITY, "")
+    checks = pairs.get(CHECK_TIMES, "")
+    return Half(
+        queue_offset,
+        position,
+        since_ms,
+        int(immunity) * 1000 if immunity.isdigit() else 0,
+        int(checks) if checks.isdigit() else 0,
+        pairs.get(properties.PRODUCER_GROUP, ""),
+    )
