@@ -76,6 +76,16 @@ class RouteCache:
         names = ", ".join(self.addresses)
         raise NotSent(f"no NameServer answers ({names}): {cause}", address=names) from cause
 
+    async def ask_all(self, call: Callable[[Peer], Awaitable[T]]) -> list[T]:
+        """Make a call on every NameServer: they don't talk to each other. Raises NotSent if one does not answer."""
+        return [await call(await self._connections.get(address)) for address in self.addresses]
+
+    def forget(self, topic: str) -> None:
+        """Drop what is known of a topic."""
+        self._routes.pop(topic, None)
+        self._assumed.pop(topic, None)
+        self._write_queues.pop(topic, None)
+
     def known(self, topic: str) -> TopicRoute | None:
         """The route as last fetched, or None."""
         return self._routes.get(topic)

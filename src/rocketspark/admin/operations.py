@@ -1,0 +1,279 @@
+"""What an operator does to a cluster. Rule: every operation once, composed of the calls in client.requests; the CLI
+and other fronts only show what it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rocketspark.client import requests, validate
+from rocketspark.client.instance import Instance
+from rocketspark.client.sync import Facade
+from rocketspark.errors import RouteNotFound, StateError, UsageError
+from rocketspark.model import MessageQueue, TopicRoute
+from rocketspark.transport.peer import Peer
+
+ROUTE_WAIT_S = 3.0
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """A queue and the offsets it holds: `min_offset` the oldest message's, `max_offset` the next one's."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+
+    @property
+    def message_count(self) -> int:
+        """Messages in the queue, transaction and delay marks not counted."""
+        return self.max_offset - self.min_offset
+
+
+class TopicState(msgspec.Struct, frozen=True):
+    """A topic: its route and, of each queue that can be read, the offsets."""
+
+    topic: str
+    route: TopicRoute
+    queues: tuple[QueueState, ...]
+
+    @property
+    def message_count(self) -> int:
+        """Messages in all queues."""
+        return sum(q.message_count for q in self.queues)
+
+
+class BrokerState(msgspec.Struct, frozen=True, order=True):
+    """One broker process; `broker_id` 0 is the master of its name."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+
+
+class Operations:
+    """Operations on a cluster, on the running asyncio loop.
+
+    `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
+
+    >>> async with Operations("127.0.0.1:9876") as operations:
+    ...     print(await operations.list_topics())
+    """
+
+    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = requests.TIMEOUT_MS) -> None:
+        self._timeout_ms = timeout_ms
+        self._instance = Instance(namesrv, timeout_ms=timeout_ms)
+        self._routes = self._instance.routes
+        self._state = "new"
+
+    async def start(self) -> None:
+        """Begin. Raises NotSent if no NameServer answers."""
+        if self._state != "new":
+            raise StateError(f"these operations are {self._state}: make new ones")
+        self._state = "started"
+        await self._instance.start()
+        try:
+            await self._instance.check_namesrv()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections. May be called again."""
+        if self._state == "started":
+            await self._instance.close()
+        self._state = "closed"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def client_id(self) -> str:
+        """The id brokers know this client by."""
+        return self._instance.client_id
+
+    async def _broker(self, address: str) -> Peer:
+        if self._state != "started":
+            raise StateError("start it, or use it in a with block")
+        return await self._instance.broker(address)
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    async def list_topics(self) -> list[str]:
+        """Names of all topics, sorted; RocketMQ's own are among them."""
+        found = await self._routes.ask(lambda peer: requests.topic_list(peer, timeout_ms=self._timeout_ms))
+        return sorted(found)
+
+    async def show_topic(self, topic: str) -> TopicState:
+        """A topic's route and the offsets of its queues. Raises RouteNotFound, or what a broker raises."""
+        validate.check_topic(topic)
+        route = await self._routes.refresh(topic)
+        states = await asyncio.gather(*(self._queue_state(q) for q in route.read_queues()))
+        return TopicState(topic, route, tuple(states))
+
+    async def _queue_state(self, queue: MessageQueue) -> QueueState:
+        peer = await self._broker(await self._routes.find_readable(queue))
+        lowest, highest = await asyncio.gather(
+            requests.min_offset(peer, queue, timeout_ms=self._timeout_ms),
+            requests.max_offset(peer, queue, timeout_ms=self._timeout_ms),
+        )
+        return QueueState(queue, lowest, highest)
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 8,
+        read_queue_count: int | None = None,
+        write_queue_count: int | None = None,
+        perm: int = 6,
+        order: bool = False,
+        attributes: str = "",
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[BrokerState]:
+        """Create a topic on masters, or change it there; returns those it was created on.
+
+        Args:
+            queue_count: on each broker; `read_queue_count` and `write_queue_count` if they are to differ.
+            perm: 4 read, 2 write, 6 both.
+            attributes: "+name=value,-name".
+            cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
+
+        Returns once the NameServer shows the topic. Raises MessageIllegal, UsageError, or what a broker raises.
+        """
+        validate.check_target(topic)
+        if not 1 <= queue_count <= 1024 or perm not in (2, 4, 6):
+            raise UsageError(f"queue_count {queue_count} must be 1 to 1024, perm {perm} one of 2, 4, 6")
+        targets = await self._masters(cluster, brokers)
+        for target in targets:
+            await requests.create_topic(
+                await self._broker(target.address),
+                topic,
+                read_queue_count=read_queue_count or queue_count,
+                write_queue_count=write_queue_count or queue_count,
+                perm=perm,
+                order=order,
+                attributes=attributes,
+                timeout_ms=self._timeout_ms,
+            )
+        await self._await_route(topic, {t.broker_name for t in targets})
+        return targets
+
+    async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
+        masters = [b for b in await self.cluster_info() if b.broker_id == 0]
+        names = {b.broker_name for b in masters}
+        clusters = {b.cluster for b in masters}
+        wanted = names if brokers is None else set(brokers)
+        if wanted - names:
+            missing = ", ".join(sorted(wanted - names))
+            raise UsageError(f"no broker {missing}: these are up: {', '.join(sorted(names)) or 'none'}")
+        if cluster is not None and cluster not in clusters:
+            raise UsageError(f"no cluster {cluster!r}: these are up: {', '.join(sorted(clusters)) or 'none'}")
+        if not masters:
+            raise UsageError("no broker is up: start one that names this NameServer")
+        return [b for b in masters if b.broker_name in wanted and cluster in (None, b.cluster)]
+
+    async def _await_route(self, topic: str, names: set[str]) -> None:
+        # Brokers tell the NameServer at once, but not before they answer.
+        end_s = time.monotonic() + ROUTE_WAIT_S
+        while time.monotonic() < end_s:
+            try:
+                if names <= {q.broker_name for q in (await self._routes.refresh(topic)).queues}:
+                    return
+            except RouteNotFound:
+                pass
+            await asyncio.sleep(0.02)
+
+    async def delete_topic(self, topic: str) -> list[str]:
+        """Remove a topic, with its messages, from all brokers and NameServers; returns the brokers' names.
+
+        Raises RouteNotFound if there is no such topic.
+        """
+        validate.check_target(topic)
+        route = await self._routes.refresh(topic)
+        for broker in route.brokers:
+            for address in broker.addresses.values():
+                await requests.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
+        await self._routes.ask_all(lambda peer: requests.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
+        self._routes.forget(topic)
+        return [b.broker_name for b in route.brokers]
+
+    # -- brokers -------------------------------------------------------------------------------------------------
+
+    async def cluster_info(self) -> list[BrokerState]:
+        """Every broker the NameServer knows, ordered by cluster, name and id."""
+        info = await self._routes.ask(lambda peer: requests.cluster_info(peer, timeout_ms=self._timeout_ms))
+        return sorted(
+            BrokerState(cluster, name, number, address)
+            for cluster, names in info.cluster_addr_table.items()
+            for name in names
+            if name in info.broker_addr_table
+            for number, address in info.broker_addr_table[name].broker_addrs.items()
+        )
+
+
+class SyncOperations(Facade[Operations]):
+    """The same operations without asyncio. Arguments and rules: those of Operations."""
+
+    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = requests.TIMEOUT_MS) -> None:
+        super().__init__(Operations(namesrv, timeout_ms=timeout_ms))
+
+    def list_topics(self) -> list[str]:
+        """Names of all topics, sorted."""
+        return self._loop.call(self._core.list_topics())
+
+    def show_topic(self, topic: str) -> TopicState:
+        """A topic's route and the offsets of its queues."""
+        return self._loop.call(self._core.show_topic(topic))
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 8,
+        read_queue_count: int | None = None,
+        write_queue_count: int | None = None,
+        perm: int = 6,
+        order: bool = False,
+        attributes: str = "",
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[BrokerState]:
+        """Create a topic on masters, or change it there. As Operations.create_topic."""
+        return self._loop.call(
+            self._core.create_topic(
+                topic,
+                queue_count=queue_count,
+                read_queue_count=read_queue_count,
+                write_queue_count=write_queue_count,
+                perm=perm,
+                order=order,
+                attributes=attributes,
+                cluster=cluster,
+                brokers=brokers,
+            )
+        )
+
+    def delete_topic(self, topic: str) -> list[str]:
+        """Remove a topic, with its messages. As Operations.delete_topic."""
+        return self._loop.call(self._core.delete_topic(topic))
+
+    def cluster_info(self) -> list[BrokerState]:
+        """Every broker the NameServer knows, ordered by cluster, name and id."""
+        return self._loop.call(self._core.cluster_info())
+
+
+__all__ = ["BrokerState", "Operations", "QueueState", "SyncOperations", "TopicState"]
