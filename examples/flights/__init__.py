@@ -1,0 +1,1 @@
+"""A year of real flights through the whole system: `make demo`."""

@@ -1,0 +1,74 @@
+"""What the demo runs on: RocketMQ and Spark, its own or yours. Its own are gone when their block ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from examples.flights.stages import Interrupts, stderr_to
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.testing import ServerProcess
+
+STOP_TIMEOUT_S = 15
+
+
+@contextmanager
+def rocketmq(folder: Path, interrupts: Interrupts) -> Iterator[str]:
+    """The address of a NameServer: that of the environment's NAMESRV, or of a server of our own on free ports."""
+    if existing := os.environ.get("NAMESRV"):
+        yield existing
+        return
+    server = ServerProcess(folder / "store", log_path=folder / "server.log")
+    # An interrupt waits until the server is whole: half a server cannot be stopped.
+    with interrupts.held():
+        server.start()
+    try:
+        yield server.namesrv
+    finally:
+        if server.is_running:
+            server.stop()
+
+
+def create_topics(namesrv: str, topics: dict[str, int]) -> None:
+    """Make each topic with so many queues on every broker, unless it is there."""
+    with SyncOperations(namesrv) as operations:
+        there = set(operations.list_topics())
+        for topic, queues in topics.items():
+            if topic not in there:
+                operations.create_topic(topic, queue_count=queues)
+
+
+@contextmanager
+def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession]:
+    """A Spark session on SPARK_MASTER, or in this machine; all that Spark logs goes to spark.log."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.appName("flights")
+        .master(os.environ.get("SPARK_MASTER") or "local[*]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.driver.host", os.environ.get("SPARK_DRIVER_HOST", "127.0.0.1"))
+        .config("spark.driver.bindAddress", "0.0.0.0" if "SPARK_DRIVER_HOST" in os.environ else "127.0.0.1")
+    )
+    with interrupts.held(), stderr_to(folder / "spark.log"):
+        spark = builder.getOrCreate()
+        jvm: subprocess.Popen[bytes] = spark.sparkContext._gateway.proc
+    try:
+        yield spark
+        spark.stop()
+    finally:
+        # The JVM ends, and its Python workers with it, when its stdin is closed.
+        if jvm.stdin:
+            jvm.stdin.close()
+        try:
+            jvm.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+            jvm.wait()

@@ -1,0 +1,38 @@
+"""The demo: a year of real flights through producer, broker, Spark and consumer group, checked to the last figure.
+
+    make demo
+    make demo NAMESRV=host:9876 SPARK_MASTER=spark://host:7077    on clusters that exist
+
+Output goes to demo-out/. On a Spark cluster that folder must be one that driver and executors share (DEMO_OUT names
+another), and the workers need rocketspark[spark] installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from examples.flights.stages import Interrupts, console
+
+
+def main() -> int:
+    """Run it; returns the exit code: 0 when every check passed, 1 if one failed, 130 after Ctrl-C."""
+    interrupts = Interrupts()
+    try:
+        # Here, so that Ctrl-C is heeded while pandas and Spark are being imported.
+        from examples.flights.run import run
+        from rocketspark import RocketSparkError
+
+        try:
+            return run(Path(os.environ.get("DEMO_OUT", "demo-out")).resolve(), interrupts)
+        except RocketSparkError as e:
+            console.print(f"error: {e}", style="red", soft_wrap=True, markup=False)
+            return 1
+    except KeyboardInterrupt:
+        console.print("stopped; nothing is left running", style="yellow")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

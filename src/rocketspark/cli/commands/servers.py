@@ -1,0 +1,155 @@
+"""`server`, `namesrv` and `broker`: thin shells over the servers. Rule: options win over broker.conf."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AsyncExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rocketspark.broker.settings import BrokerSettings
+
+
+class LogLevel(StrEnum):
+    """How much is logged to stderr."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+Host = Annotated[
+    str | None, typer.Option(help="Address to listen on [default: broker.conf's bindAddress, else 127.0.0.1].")
+]
+Config = Annotated[
+    Path | None, typer.Option("-c", "--config", help="A RocketMQ broker.conf: listenPort, brokerName, namesrvAddr, …")
+]
+Store = Annotated[
+    Path | None, typer.Option(help="Folder of the messages [default: broker.conf's storePathRootDir, else ./store].")
+]
+Level = Annotated[LogLevel, typer.Option(help="How much to log on stderr.")]
+
+
+def server(
+    namesrv_port: Port = 9876,
+    broker_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="The broker's port; 0 takes a free one [default: listenPort, else 10911]."),
+    ] = None,
+    store: Store = None,
+    config: Config = None,
+    host: Host = None,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Run a NameServer and a broker in one process.
+
+    When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`. SIGTERM or Ctrl-C stops it cleanly.
+
+    Example: `rocketspark server --store ./store`
+    """
+    from rocketspark.broker.server import BrokerServer
+    from rocketspark.cli.serve import serve
+    from rocketspark.namesrv.server import NameServer
+
+    settings = _settings(config, store=store, host=host, port=broker_port)
+
+    async def start(servers: AsyncExitStack) -> str:
+        kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
+        nameserver = NameServer(settings.listen_host, namesrv_port, kv_path=kv_path)
+        await nameserver.start()
+        servers.push_async_callback(nameserver.close)
+        settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
+        broker = BrokerServer(settings)
+        await broker.start()
+        servers.push_async_callback(broker.close)
+        return f"ready namesrv={nameserver.address} broker={broker.address}"
+
+    serve(start, log_level=log_level.value)
+
+
+def namesrv(
+    port: Annotated[int, typer.Option("-p", "--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 9876,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    kv_config: Annotated[
+        Path | None, typer.Option(help="File of the key-value tables [default: kept in memory only].")
+    ] = None,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Run a NameServer.
+
+    When ready it prints one line, `ready namesrv=HOST:PORT`.
+
+    Example: `rocketspark namesrv -p 9876`
+    """
+    from rocketspark.cli.serve import serve
+    from rocketspark.namesrv.server import NameServer
+
+    async def start(servers: AsyncExitStack) -> str:
+        nameserver = NameServer(host, port, kv_path=kv_config)
+        await nameserver.start()
+        servers.push_async_callback(nameserver.close)
+        return f"ready namesrv={nameserver.address}"
+
+    serve(start, log_level=log_level.value)
+
+
+def broker(
+    config: Config = None,
+    namesrv: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--namesrv",
+            envvar=["ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR"],
+            help="NameServers, host:port;host:port [default: broker.conf's namesrvAddr, else 127.0.0.1:9876].",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "-p", "--port", min=0, max=65535, help="Port; 0 takes a free one [default: listenPort, or 10911]."
+        ),
+    ] = None,
+    store: Store = None,
+    host: Host = None,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Run a broker.
+
+    When ready it prints one line, `ready broker=HOST:PORT`.
+
+    Example: `rocketspark broker -c broker.conf -n 127.0.0.1:9876`
+    """
+    from rocketspark.broker.server import BrokerServer
+    from rocketspark.cli.serve import serve
+
+    settings = _settings(config, store=store, host=host, port=port)
+    settings.namesrv_addresses = namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
+
+    async def start(servers: AsyncExitStack) -> str:
+        server = BrokerServer(settings)
+        await server.start()
+        servers.push_async_callback(server.close)
+        return f"ready broker={server.address}"
+
+    serve(start, log_level=log_level.value)
+
+
+def _settings(config: Path | None, *, store: Path | None, host: str | None, port: int | None) -> BrokerSettings:
+    """The settings of a broker.conf, with the options' values over them."""
+    from rocketspark.broker.settings import BrokerSettings, read_broker_conf
+
+    settings, warnings = read_broker_conf(config) if config else (BrokerSettings(), [])
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    options: dict[str, Any] = {"store_root": str(store) if store else None, "listen_host": host, "listen_port": port}
+    for name, value in options.items():
+        if value is not None:
+            setattr(settings, name, value)
+    return settings

@@ -1,0 +1,151 @@
+"""`topic list|show|create|delete`: tables for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+
+if TYPE_CHECKING:
+    from rocketspark.admin.operations import BrokerState, Operations
+
+T = TypeVar("T")
+
+# Topics that brokers make for themselves, beside those named after clusters and brokers.
+_OWN = frozenset("TBW102 BenchmarkTest SELF_TEST_TOPIC OFFSET_MOVED_EVENT SCHEDULE_TOPIC_XXXX".split())
+_OWN_PREFIXES = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "TRANS_CHECK_MAX_TIME_TOPIC", "SYNC_BROKER_MEMBER_")
+
+app = typer.Typer(help="List, show, create and delete topics.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
+
+
+@app.command("list")
+def list_(
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    everything: Annotated[bool, typer.Option("--all", help="Also the topics that RocketMQ made for itself.")] = False,
+    json: Json = False,
+) -> None:
+    """Print the names of all topics.
+
+    Example: `rocketspark topic list --namesrv 127.0.0.1:9876`
+    """
+
+    async def ask(operations: Operations) -> tuple[list[str], list[BrokerState]]:
+        return await operations.list_topics(), await operations.cluster_info()
+
+    topics, brokers = _run(namesrv, ask)
+    if not everything:
+        topics = users_topics(topics, brokers)
+    if json:
+        _print_json(topics)
+    else:
+        print("".join(f"{topic}\n" for topic in topics), end="")
+
+
+def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[str]:
+    """The topics that RocketMQ did not make for itself."""
+    own = _OWN.union(*((b.cluster, b.broker_name, f"{b.cluster}_REPLY_TOPIC") for b in brokers))
+    return [t for t in topics if t not in own and not t.startswith(_OWN_PREFIXES)]
+
+
+@app.command()
+def show(topic: Name, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) -> None:
+    """Print a topic's queues: where they are, and which offsets they hold.
+
+    Example: `rocketspark topic show orders --json`
+    """
+    state = _run(namesrv, lambda operations: operations.show_topic(topic))
+    if json:
+        queues = [
+            {
+                "broker_name": q.queue.broker_name,
+                "queue_id": q.queue.queue_id,
+                "min_offset": q.min_offset,
+                "max_offset": q.max_offset,
+            }
+            for q in state.queues
+        ]
+        _print_json({"topic": topic, "messages": state.message_count, "queues": queues})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{topic}: {state.message_count:,} messages", title_justify="left")
+    table.add_column("broker")
+    for title in ("queue", "oldest offset", "next offset", "messages"):
+        table.add_column(title, justify="right")
+    for q in state.queues:
+        figures = (q.queue.queue_id, q.min_offset, q.max_offset, q.message_count)
+        table.add_row(q.queue.broker_name, *(f"{figure:,}" for figure in figures))
+    Console().print(table)
+
+
+@app.command()
+def create(
+    topic: Name,
+    queues: Annotated[int, typer.Option("-q", "--queues", min=1, max=1024, help="Queues on each broker.")] = 8,
+    cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None,
+    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a topic on every broker, or change the number of its queues.
+
+    Example: `rocketspark topic create orders --queues 8`
+    """
+    made = _run(
+        namesrv,
+        lambda operations: operations.create_topic(topic, queue_count=queues, cluster=cluster, brokers=broker or None),
+    )
+    names = [b.broker_name for b in made]
+    if json:
+        _print_json({"topic": topic, "queues": queues, "brokers": names})
+    else:
+        print(f"created {topic} with {queues} queues on {', '.join(names)}")
+
+
+@app.command()
+def delete(
+    topic: Name,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete a topic, with its messages, on every broker.
+
+    Example: `rocketspark topic delete orders --yes`
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("the messages will be gone: confirm with --yes")
+        typer.confirm(f"Delete topic {topic} and its messages?", abort=True)
+    names = _run(namesrv, lambda operations: operations.delete_topic(topic))
+    if json:
+        _print_json({"topic": topic, "brokers": names})
+    else:
+        print(f"deleted {topic} on {', '.join(names)}")
+
+
+def _run(namesrv: str, act: Callable[[Operations], Awaitable[T]]) -> T:
+    """Do one operation on the cluster."""
+    import asyncio
+
+    from rocketspark.admin.operations import Operations
+    from rocketspark.cli.serve import loop_factory
+
+    async def run() -> T:
+        async with Operations(namesrv) as operations:
+            return await act(operations)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(run())
+
+
+def _print_json(value: Any) -> None:
+    import msgspec
+
+    print(msgspec.json.encode(value).decode())

@@ -1,0 +1,41 @@
+"""Runs servers in this process until SIGTERM or SIGINT. Rule: one ready line on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+Starter = Callable[[AsyncExitStack], Awaitable[str]]
+
+
+def serve(start: Starter, *, log_level: str = "info") -> None:
+    """Start, print the line that `start` returns, and close what it put on the stack when a signal asks for it."""
+    logging.basicConfig(stream=sys.stderr, level=log_level.upper(), format=LOG_FORMAT)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(start))
+
+
+async def _serve(start: Starter) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as servers:
+        print(await start(servers), flush=True)
+        await stop.wait()
+        logging.getLogger("rocketspark").info("stopping")
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's event loop; asyncio's own where uvloop does not exist (Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
