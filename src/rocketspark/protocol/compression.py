@@ -16,6 +16,7 @@ KINDS = {
     "zstd": sysflags.COMPRESSION_ZSTD,
 }
 INFLATED_BYTES_MAX = 64 << 20
+_ZSTD_SLICE_BYTES = 1024
 
 
 def deflate(body: bytes, kind: str = "zlib", level: int = 5) -> tuple[bytes, int]:
@@ -32,17 +33,36 @@ def deflate(body: bytes, kind: str = "zlib", level: int = 5) -> tuple[bytes, int
 
 
 def inflate(body: bytes, sys_flag: int) -> bytes:
-    """The body as sent. Raises RecordError if it does not inflate or is over 64 MiB."""
+    """The body as sent. Raises RecordError if it does not inflate, is cut off, or is over 64 MiB."""
     kind = sys_flag & sysflags.COMPRESSION_MASK
     try:
         if kind == sysflags.COMPRESSION_LZ4:
-            return bytes(lz4.frame.decompress(body))
-        if kind == sysflags.COMPRESSION_ZSTD:
-            return zstandard.ZstdDecompressor().decompressobj().decompress(body)
-        inflater = zlib.decompressobj()
-        inflated = inflater.decompress(body, INFLATED_BYTES_MAX)
-        if inflater.unconsumed_tail:
-            raise RecordError(f"body inflates to more than {INFLATED_BYTES_MAX} bytes")
-        return inflated
-    except (zlib.error, RuntimeError, zstandard.ZstdError) as e:
+            lz4_inflater = lz4.frame.LZ4FrameDecompressor()
+            inflated = bytes(lz4_inflater.decompress(body, INFLATED_BYTES_MAX + 1))
+            whole = lz4_inflater.eof
+        elif kind == sysflags.COMPRESSION_ZSTD:
+            inflated, whole = _inflate_zstd(body)
+        else:
+            inflater = zlib.decompressobj()
+            inflated = inflater.decompress(body, INFLATED_BYTES_MAX + 1)
+            whole = inflater.eof
+    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as e:
         raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: {e}") from e
+    if len(inflated) > INFLATED_BYTES_MAX:
+        raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) inflates to more than {INFLATED_BYTES_MAX} bytes")
+    if not whole:
+        raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: it is cut off")
+    return inflated
+
+
+def _inflate_zstd(body: bytes) -> tuple[bytes, bool]:
+    """(inflated, whether the frame came to its end), stopping soon after 64 MiB."""
+    inflater = zstandard.ZstdDecompressor().decompressobj()
+    # The decompressor takes no bound for its output, so the input is fed in small slices.
+    parts: list[bytes] = []
+    size = at = 0
+    while at < len(body) and size <= INFLATED_BYTES_MAX and not inflater.eof:
+        parts.append(inflater.decompress(body[at : at + _ZSTD_SLICE_BYTES]))
+        size += len(parts[-1])
+        at += _ZSTD_SLICE_BYTES
+    return (parts[0] if len(parts) == 1 else b"".join(parts)), inflater.eof
