@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.protocol import golden
+from tests.unit.protocol.golden import Captured
 
 from rocketspark.broker.delays import encode_delay_offsets
 from rocketspark.broker.offsets import encode_offsets
@@ -18,8 +20,6 @@ from rocketspark.errors import FrameError
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import bodies, frames, headers, java_json
 from rocketspark.protocol.codes import RequestCode
-from tests.unit.protocol import golden
-from tests.unit.protocol.golden import Captured
 
 # Ext fields of the captures that no typed header names.
 IGNORED_EXT = {
@@ -158,7 +158,7 @@ def test_typed_headers_hold_every_value_both_ways() -> None:
 
 def test_the_capture_s_broken_send_names_what_is_missing() -> None:
     captured = next(f for f in golden.frames() if f.where == "raw_errors[4]")
-    with pytest.raises(FrameError, match="SendHeader: .*`e`"):
+    with pytest.raises(FrameError, match=r"SendHeader: .*`e`"):
         headers.from_ext(headers.SendHeader, captured.ext)
 
 
@@ -200,9 +200,7 @@ def test_every_json_body_becomes_standard_json() -> None:
 def route(captured: Captured) -> bytes:
     body = java_json.decode(captured.body, bodies.RouteBody)
     quoted = b'"brokerAddrs":{"' in captured.body
-    return bodies.encode_route(
-        body.broker_datas, body.queue_datas, order_conf=body.order_topic_conf, quoted_ids=quoted
-    )
+    return bodies.encode_route(body.broker_datas, body.queue_datas, order_conf=body.order_topic_conf, quoted_ids=quoted)
 
 
 def as_(kind: type[Any], encode: Callable[[Any], bytes] = bodies.encode) -> Callable[[Captured], bytes]:
