@@ -343,7 +343,8 @@ def test_two_consumers_share_the_queues(scene: Scene) -> None:
                     scene.java.call("send", name=producer, messages=sending, queue=scene.queue(queue_id))
             for consumer, share in zip((first, second), shares, strict=True):
                 received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=15_000)
-                assert {found["queue_id"] for found in received} == share
+                holds = scene.java.call("push_queues", name=consumer)
+                assert {found["queue_id"] for found in received} == share, f"it holds {holds}"
         assert held(first, 4) == {0, 1, 2, 3}
 
 
