@@ -13,6 +13,9 @@ SYSTEM_GROUPS = (
     *("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS"),
 )
 
+# Bit of a forbidden table's entry: the group may not read the topic (rule: PermName.INDEX_PERM_READ, 5.x).
+FORBIDDEN_READ = 1 << 2
+
 
 class Groups:
     """The consumer groups a broker knows."""
@@ -42,10 +45,34 @@ class Groups:
         self.version = next_version(self.version)
         self.save()
 
+    def delete(self, group: str) -> None:
+        """Forget a group's settings."""
+        if self.table.pop(group, None) is not None:
+            self.forbidden.pop(group, None)
+            self.version = next_version(self.version)
+            self.save()
+
+    def readable(self, group: str, topic: str) -> bool:
+        """May the group read the topic?"""
+        return not self.forbidden.get(group, {}).get(topic, 0) & FORBIDDEN_READ
+
+    def set_readable(self, group: str, topic: str, readable: bool) -> None:
+        """Allow or forbid a group to read a topic."""
+        bits = self.forbidden.setdefault(group, {})
+        bits[topic] = bits.get(topic, 0) & ~FORBIDDEN_READ if readable else bits.get(topic, 0) | FORBIDDEN_READ
+        if not bits[topic]:
+            del bits[topic]
+        if not bits:
+            del self.forbidden[group]
+        self.version = next_version(self.version)
+        self.save()
+
+    def document(self) -> GroupConfigTable:
+        """The whole table with its version."""
+        return GroupConfigTable(
+            subscription_group_table=self.table, forbidden_table=self.forbidden, data_version=self.version
+        )
+
     def save(self) -> None:
         """Write subscriptionGroup.json."""
-        self._file.save(
-            GroupConfigTable(
-                subscription_group_table=self.table, forbidden_table=self.forbidden, data_version=self.version
-            )
-        )
+        self._file.save(self.document())

@@ -173,18 +173,24 @@ class Intake:
         now_ms = int(time() * 1000)
         rows = []
         for item in items:
-            if len(item.body) > self._body_bytes_max or len(item.properties) > properties.BYTES_MAX - 200:
+            if len(item.body) > self._body_bytes_max or len(item.properties) > properties.BYTES_MAX:
                 raise ServerError(
                     ResponseCode.MESSAGE_ILLEGAL,
                     f"the message is illegal: body {len(item.body)} bytes (limit {self._body_bytes_max}),"
                     f" properties {len(item.properties)} bytes",
                 )
+            # Batched messages carry no marks of the broker's (as RocketMQ stores them).
             pairs = pairs_of(item.properties)
-            stored = self.marked(item.properties, pairs)
             tags = pairs.get(b"TAGS")
             rows.append(
                 BatchMessage(
-                    item.body, stored, self.tag_code(tags), pairs[b"UNIQ_KEY"], pairs.get(b"KEYS"), tags, item.flag
+                    item.body,
+                    item.properties,
+                    self.tag_code(tags),
+                    pairs.get(b"UNIQ_KEY"),
+                    pairs.get(b"KEYS"),
+                    tags,
+                    item.flag,
                 )
             )
         try:

@@ -27,6 +27,9 @@ class ConsumerOffsets:
         self.version: DataVersion = table.data_version
         self._table: dict[str, dict[int, int]] = dict(table.offset_table)
         self._dirty = False
+        # Offsets set by an operator, until the consumer's next pull is told of them.
+        self._resets: dict[tuple[str, str, int], int] = {}
+        self._pulled: dict[tuple[str, str, int], int] = {}
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the next offset to consume."""
@@ -53,6 +56,37 @@ class ConsumerOffsets:
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in a topic."""
         return [g for t, _, g in (key.rpartition("@") for key in self._table) if t == topic]
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set an offset by hand: the consumer's own commits count for nothing until its next pull heard of it."""
+        self.commit(group, topic, queue_id, offset)
+        self._resets[(group, topic, queue_id)] = offset
+
+    def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        """True until the consumer heard of an offset set by hand."""
+        return bool(self._resets) and (group, topic, queue_id) in self._resets
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset set by hand, told once; None if there is none."""
+        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A consumer was given the messages before `offset`."""
+        self._pulled[(group, topic, queue_id)] = offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int:
+        """How far the group pulled since the broker started; 0 if it did not."""
+        return self._pulled.get((group, topic, queue_id), 0)
+
+    def delete_group(self, group: str) -> None:
+        """Forget all offsets of a group."""
+        for key in [k for k in self._table if k.rpartition("@")[2] == group]:
+            del self._table[key]
+            self._dirty = True
+
+    def document(self) -> bytes:
+        """consumerOffset.json as text."""
+        return encode_offsets(OffsetTable(offset_table=self._table, data_version=self.version))
 
     def delete_topic(self, topic: str) -> None:
         """Forget all offsets in a topic."""

@@ -14,9 +14,12 @@ from rocketspark.broker.delays import Delays, encode_delay_offsets
 from rocketspark.broker.durability import Durability
 from rocketspark.broker.groups import Groups
 from rocketspark.broker.handlers.clients import ClientHandler
+from rocketspark.broker.handlers.consumers import ConsumerHandler
+from rocketspark.broker.handlers.groups import GroupHandler
 from rocketspark.broker.handlers.offsets import OffsetHandler
 from rocketspark.broker.handlers.pull import PullHandler
 from rocketspark.broker.handlers.query import QueryHandler
+from rocketspark.broker.handlers.reply import ReplyHandler
 from rocketspark.broker.handlers.send import SendHandler
 from rocketspark.broker.handlers.topics import TopicHandler
 from rocketspark.broker.handlers.transactions import TransactionHandler
@@ -129,6 +132,18 @@ class BrokerServer:
             TopicHandler(s.broker_name, self.store, self._topics, self._offsets, self._registration.settled),
             QueryHandler(self.store),
             TransactionHandler(s, self._transactions, self._durability),
+            GroupHandler(
+                s.broker_name,
+                self.address,
+                self.store,
+                self._topics,
+                self._groups,
+                self._clients,
+                self._offsets,
+                self._arrivals,
+            ),
+            ConsumerHandler(s.broker_name, self.store, self._clients),
+            ReplyHandler(s, intake, self._topics, self._clients, store_host),
         ):
             handler.routes(routes)
 

@@ -63,6 +63,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     transaction_timeout_ms: int = msgspec.field(name="transactionTimeOut", default=6000)
     transaction_check_interval_ms: int = msgspec.field(name="transactionCheckInterval", default=30_000)
     transaction_checks_max: int = msgspec.field(name="transactionCheckMax", default=15)
+    store_replies: bool = msgspec.field(name="storeReplyMessageEnable", default=True)
     reject_transactions: bool = msgspec.field(name="rejectTransactionMessage", default=False)
 
     long_polling: bool = msgspec.field(name="longPollingEnable", default=True)

@@ -285,6 +285,12 @@ class GroupConfig(Body):
     attributes: dict[str, str] = {}
 
 
+class GroupConfigList(Body):
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+
+    group_config_list: list[GroupConfig] = []
+
+
 class GroupConfigTable(Body):
     """subscriptionGroup.json."""
 

@@ -58,6 +58,8 @@ class OffsetHandler:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"QueueId is less than 0, queueId: {h.queue_id}")
         if h.commit_offset < 0:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"Offset is less than 0, offset: {h.commit_offset}")
+        if self._offsets.is_reset(h.group, h.topic, h.queue_id):
+            return reply(request.opaque, header={}, remark="Offset has been previously reset")
         self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         return reply(request.opaque)
 

@@ -78,6 +78,9 @@ class PullHandler:
         topic_sys_flag = self._check(h)
         subscription = self._subscription(h)
         codes = None if subscription.is_all or subscription.expression_type != "TAG" else subscription.codes
+        reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
+        if reset_to is not None:
+            return self._moved(request, reset_to, topic_sys_flag)
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         read = self._read(h, h.queue_offset, codes)
@@ -89,12 +92,17 @@ class PullHandler:
             and self._settings.long_polling
         )
         if not hold:
+            self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
             return self._answer(request, read, topic_sys_flag)
         at = h.queue_offset
 
         def retry(final: bool) -> bool:
             nonlocal at
             if not peer.is_open:
+                return True
+            reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
+            if reset_to is not None:
+                peer.send(self._moved(request, reset_to, topic_sys_flag))
                 return True
             found = self._read(h, at, codes)
             if found.status is Found.NO_MATCHED and not final:
@@ -135,6 +143,10 @@ class PullHandler:
         config = self._topics.get(h.topic)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
+        if self._groups.forbidden and not self._groups.readable(h.group, h.topic):
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the consumer group[{h.group}] is forbidden for topic[{h.topic}]"
+            )
         if not config.perm & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{h.topic}] pulling message is forbidden")
         if not 0 <= h.queue_id < config.read_queue_nums:
@@ -168,6 +180,20 @@ class PullHandler:
                 f"the expression type {wanted.expression_type} is not supported by this broker yet; filter by tags",
             )
         return wanted
+
+    def _moved(self, request: Request[PullHeader], offset: int, topic_sys_flag: int) -> bytes:
+        """An operator set the offset: the consumer is told once to go on from there."""
+        low, high = self._store.queue_range(request.ext.topic, request.ext.queue_id)
+        header = _REPLY % (
+            ResponseCode.PULL_OFFSET_MOVED,
+            offset,
+            high,
+            low,
+            topic_sys_flag,
+            request.opaque,
+            b"OFFSET_RESET",
+        )
+        return _LENGTHS.pack(4 + len(header), len(header)) + header
 
     @staticmethod
     def _answer(request: Request[PullHeader], read: Read, topic_sys_flag: int) -> bytes:

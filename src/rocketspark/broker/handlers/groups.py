@@ -1,0 +1,317 @@
+"""Consumer groups as an operator sees them: settings, connections, progress, offsets set by hand."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rocketspark.broker import names
+from rocketspark.broker.arrivals import Arrivals
+from rocketspark.broker.clients import Client, Clients
+from rocketspark.broker.config import now_ms
+from rocketspark.broker.groups import Groups
+from rocketspark.broker.offsets import ConsumerOffsets
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol import bodies, java_json
+from rocketspark.protocol.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.group_headers import (
+    CloneOffsetsHeader,
+    CorrectionHeader,
+    DeleteGroupHeader,
+    ForbiddenHeader,
+    GroupTopicHeader,
+    ProducerGroupHeader,
+    ResetOffsetHeader,
+)
+from rocketspark.protocol.headers import ConsumerListHeader, ConsumerStatsHeader, GroupHeader, Request, TopicHeader
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer, Routes, reply
+
+
+class GroupHandler:
+    """Serves the requests about consumer and producer groups."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        address: str,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: ConsumerOffsets,
+        arrivals: Arrivals,
+    ) -> None:
+        self._broker_name = broker_name
+        self._address = address
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._arrivals = arrivals
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        add = routes.add
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.put)
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.put_all)
+        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete, DeleteGroupHeader)
+        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.show, GroupHeader)
+        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.show_all)
+        add(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid, ForbiddenHeader)
+        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections, ConsumerListHeader)
+        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections, ProducerGroupHeader)
+        add(RequestCode.GET_ALL_PRODUCER_INFO, self.producers)
+        add(RequestCode.GET_CONSUME_STATS, self.progress)
+        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic, TopicHeader)
+        add(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group, GroupHeader)
+        add(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription, GroupTopicHeader)
+        add(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_span, GroupTopicHeader)
+        add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset, ResetOffsetHeader)
+        add(RequestCode.CLONE_GROUP_OFFSET, self.clone, CloneOffsetsHeader)
+        add(RequestCode.QUERY_CORRECTION_OFFSET, self.correction, CorrectionHeader)
+        add(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
+
+    # -- settings -------------------------------------------------------------------------------------------------
+
+    def put(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        config = java_json.decode(body, GroupConfig)
+        names.check_group(config.group_name)
+        self._groups.put(config)
+        return reply(request.opaque)
+
+    def put_all(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+        configs = java_json.decode(body, GroupConfigList).group_config_list
+        for config in configs:
+            names.check_group(config.group_name)
+        for config in configs:
+            self._groups.put(config)
+        return reply(request.opaque)
+
+    def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
+        """DELETE_SUBSCRIPTIONGROUP (207), its offsets too if asked."""
+        self._groups.delete(request.ext.group)
+        if request.ext.clean_offsets:
+            self._offsets.delete_group(request.ext.group)
+        return reply(request.opaque)
+
+    def show(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+        config = self._groups.table.get(request.ext.group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {request.ext.group}"
+            )
+        return reply(request.opaque, body=bodies.encode(config))
+
+    def show_all(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+        header = {"totalGroupNum": str(len(self._groups.table))}
+        return reply(request.opaque, header=header, body=bodies.encode(self._groups.document()))
+
+    def forbid(self, peer: Peer, request: Request[ForbiddenHeader], body: bytes) -> bytes:
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): may the group read the topic?"""
+        h = request.ext
+        if h.readable is not None:
+            self._groups.set_readable(h.group, h.topic, h.readable)
+        answer = {"group": h.group, "readable": self._groups.readable(h.group, h.topic), "topic": h.topic}
+        return reply(request.opaque, body=bodies.encode(answer), remark="")
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def consumer_connections(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes:
+        """GET_CONSUMER_CONNECTION_LIST (203): the live members and what the group subscribes to."""
+        group = self._clients.consumers.get(request.ext.group)
+        if group is None:
+            raise ServerError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{request.ext.group}] not online")
+        answer = {
+            "connectionSet": [_connection(c) for c in group.clients.values()],
+            "consumeFromWhere": group.consume_from,
+            "consumeType": group.consume_type,
+            "messageModel": group.message_model,
+            "subscriptionTable": {t: SubscriptionBody.of(s) for t, s in group.subscriptions.items()},
+        }
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def producer_connections(self, peer: Peer, request: Request[ProducerGroupHeader], body: bytes) -> bytes:
+        """GET_PRODUCER_CONNECTION_LIST (204)."""
+        members = self._clients.producers.get(request.ext.group)
+        if not members:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the producer group[{request.ext.group}] not exist")
+        return reply(request.opaque, body=bodies.encode({"connectionSet": [_connection(c) for c in members.values()]}))
+
+    def producers(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_ALL_PRODUCER_INFO (328)."""
+        data = {
+            group: [
+                {
+                    "clientId": c.client_id,
+                    "language": c.language,
+                    "lastUpdateTimestamp": c.beat_ms,
+                    "remoteIP": f"/{c.peer.address}",
+                    "version": c.version,
+                }
+                for c in members.values()
+            ]
+            for group, members in self._clients.producers.items()
+        }
+        return reply(request.opaque, body=bodies.encode({"data": data}))
+
+    # -- progress -------------------------------------------------------------------------------------------------
+
+    def progress(self, peer: Peer, request: Request[ConsumerStatsHeader], body: bytes) -> bytes:
+        """GET_CONSUME_STATS (208): the end, the group's offset and the last consumed time of every queue."""
+        h = request.ext
+        rows = []
+        for topic in [h.topic] if h.topic else self._offsets.topics_of(h.group):
+            config = self._topics.get(topic)
+            if config is None:
+                continue
+            committed = self._offsets.of(h.group, topic)
+            for queue_id in range(config.read_queue_nums):
+                low, high = self._store.queue_range(topic, queue_id)
+                offset = max(committed.get(queue_id, 0), 0)
+                last_ms = self._store.store_time_at(topic, queue_id, offset - 1) if offset > low else 0
+                value = {
+                    "brokerOffset": high,
+                    "consumerOffset": offset,
+                    "lastTimestamp": max(last_ms, 0),
+                    "pullOffset": max(self._offsets.pulled(h.group, topic, queue_id), offset),
+                }
+                rows.append((QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)), value))
+        text = java_json.encode_object_keys(rows)
+        return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":%b}' % (b"0.0", text))
+
+    def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe or have offsets there."""
+        topic = request.ext.topic
+        online = [n for n, g in self._clients.consumers.items() if topic in g.subscriptions]
+        groups = list(dict.fromkeys([*online, *self._offsets.groups_of(topic)]))
+        return reply(request.opaque, body=bodies.encode({"groupList": groups}))
+
+    def topics_of_group(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
+        """QUERY_TOPICS_BY_CONSUMER (343)."""
+        topics = self._offsets.topics_of(request.ext.group)
+        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics, broker_addr=self._address)))
+
+    def subscription(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> bytes:
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+        h = request.ext
+        group = self._clients.consumers.get(h.group)
+        answer: dict[str, Any] = {"group": h.group, "topic": h.topic}
+        if group is not None and h.topic in group.subscriptions:
+            answer["subscriptionData"] = SubscriptionBody.of(group.subscriptions[h.topic])
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def time_span(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> bytes:
+        """QUERY_CONSUME_TIME_SPAN (303): first, last and consumed store time of every queue."""
+        h = request.ext
+        config = self._topics.get(h.topic or "")
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist")
+        topic = config.topic_name
+        spans = []
+        for queue_id in range(config.write_queue_nums):
+            low, high = self._store.queue_range(topic, queue_id)
+            first = self._store.store_time_at(topic, queue_id, low) if high > low else -1
+            last = self._store.store_time_at(topic, queue_id, high - 1) if high > low else -1
+            offset = self._offsets.get(h.group, topic, queue_id) or 0
+            consumed = self._store.store_time_at(topic, queue_id, offset - 1) if offset > 0 else first
+            oldest = self._store.store_time_at(topic, queue_id, offset) if offset < high else now_ms()
+            spans.append(
+                {
+                    "consumeTimeStamp": consumed,
+                    "consumeTimeStampStr": _clock(consumed),
+                    "delayTime": max(0, now_ms() - oldest) if offset < high else 0,
+                    "maxTimeStamp": last,
+                    "maxTimeStampStr": _clock(last),
+                    "messageQueue": QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)),
+                    "minTimeStamp": first,
+                    "minTimeStampStr": _clock(first),
+                }
+            )
+        return reply(request.opaque, body=bodies.encode({"consumeTimeSpanSet": spans}))
+
+    # -- offsets --------------------------------------------------------------------------------------------------
+
+    def reset(self, peer: Peer, request: Request[ResetOffsetHeader], body: bytes) -> bytes:
+        """INVOKE_BROKER_TO_RESET_OFFSET (222), done here: the next pull of each queue is told where to go on.
+
+        Rule: wire.md 9.3, useServerSideResetOffset of 5.x.
+        """
+        h = request.ext
+        config = self._topics.get(h.topic)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
+        if self._groups.table.get(h.group) is None:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} does not exist")
+        rows = []
+        for queue_id in [h.queue_id] if h.queue_id >= 0 else range(config.write_queue_nums):
+            low, high = self._store.queue_range(h.topic, queue_id)
+            by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
+            if by_hand:
+                target = h.offset if h.offset is not None else high
+                if not low <= target <= high:
+                    raise ServerError(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"Target offset {target} not in consume queue range [{low}-{high}]",
+                    )
+            elif h.time_ms < 0:
+                target = high
+            else:
+                target = self._store.offset_at_time(h.topic, queue_id, h.time_ms)
+                current = self._offsets.get(h.group, h.topic, queue_id)
+                if not h.force and current is not None and current <= target:
+                    target = current
+            self._offsets.reset(h.group, h.topic, queue_id, target)
+            # A held pull must hear of it now.
+            self._arrivals.mark(h.topic, queue_id)
+            rows.append((QueueBody.of(MessageQueue(h.topic, self._broker_name, queue_id)), target))
+        return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
+
+    def clone(self, peer: Peer, request: Request[CloneOffsetsHeader], body: bytes) -> bytes:
+        """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands."""
+        h = request.ext
+        for topic in [h.topic] if h.topic else self._offsets.topics_of(h.source):
+            if self._topics.get(topic) is None:
+                continue
+            for queue_id, offset in self._offsets.of(h.source, topic).items():
+                self._offsets.commit(h.target, topic, queue_id, offset)
+        return reply(request.opaque)
+
+    def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
+        """QUERY_CORRECTION_OFFSET (308): the lowest offset per queue of all groups but those left out."""
+        h = request.ext
+        left_out = {g.strip() for g in (h.filtered or "").split(",")} | {h.compared}
+        lowest = self._offsets.of(h.compared, h.topic)
+        for group in self._offsets.groups_of(h.topic):
+            if group in left_out:
+                continue
+            for queue_id, offset in self._offsets.of(group, h.topic).items():
+                lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
+
+    def all_offsets(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_ALL_CONSUMER_OFFSET (43)."""
+        return reply(request.opaque, body=self._offsets.document())
+
+
+def _connection(client: Client) -> dict[str, Any]:
+    return {
+        "clientAddr": client.peer.address,
+        "clientId": client.client_id,
+        "language": client.language,
+        "version": client.version,
+    }
+
+
+def _clock(time_ms: int) -> str:
+    """A time as RocketMQ's tools print it, in local time."""
+    at = datetime.fromtimestamp(time_ms // 1000)
+    return f"{at:%Y-%m-%d#%H:%M:%S}:{time_ms % 1000:03d}"
