@@ -21,7 +21,7 @@ TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
-_LEGAL = re.compile(r"^[%|a-zA-Z0-9_-]+$")
+_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
 # Topics that a client may not send to.
 NOT_SENDABLE = frozenset(

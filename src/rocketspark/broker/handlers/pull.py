@@ -198,6 +198,9 @@ class PullHandler:
     @staticmethod
     def _answer(request: Request[PullHeader], read: Read, topic_sys_flag: int) -> bytes:
         code, remark = _OUTCOME[read.status]
+        if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
+            # An empty queue that is asked beyond its start (rule: wire.md 9.4).
+            code = ResponseCode.PULL_OFFSET_MOVED
         header = _REPLY % (
             code,
             read.next_offset,
