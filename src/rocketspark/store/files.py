@@ -33,6 +33,8 @@ def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0)
             needed_bytes=needed_bytes,
             free_bytes=free,
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreUnwritable(f"cannot {doing} {path}: too many open files; raise the limit (ulimit -n)")
     return StoreUnwritable(
         f"cannot {doing} {path}: {error.strerror or error}; check the disk and that the directory is writable"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model.java import string_hash
 from rocketspark.store.clock import Clock
 from rocketspark.store.files import failure
@@ -353,9 +353,17 @@ class KeyIndex:
         for file in files:
             file.sync()
 
+    def release(self) -> None:
+        """Lets every map go."""
+        with self._lock:
+            self._open.clear()
+
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, *, tag: bool = False) -> Iterator[int]:
         """Log positions of messages that may have that key, newest first. Hashes collide: look at the message."""
-        self.write_pending()
+        try:
+            self.write_pending()
+        except StoreError:
+            pass  # A full disk: what is pending is not found, the rest is.
         wanted = key_hash(f"{topic}#T#{key}" if tag else f"{topic}#{key}")
         for path in reversed(list(self._paths)):
             file = self._file(path)

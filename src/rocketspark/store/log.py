@@ -63,14 +63,14 @@ class Log:
 
         Raises MessageIllegal if it fits no file, StoreFull or StoreUnwritable if there is no room to be had.
         """
-        if self.failed is not None:
-            raise StoreUnwritable(str(self.failed)) from self.failed
         if size + record.BLANK_BYTES_MIN > self.file_bytes:
             raise MessageIllegal(
                 f"a record of {size} bytes does not fit a log file of {self.file_bytes}: "
                 "send less at once or raise mappedFileSizeCommitLog"
             )
         with self._room_lock:
+            if self.failed is not None:
+                raise StoreUnwritable(str(self.failed)) from self.failed
             segments = self.segments
             at = self.written
             start = at - at % self.file_bytes
@@ -81,7 +81,8 @@ class Log:
                 # The next file exists before this one is closed off: whatever happens now, recovery finds the end.
                 left = following - at
                 if left >= record.BLANK_BYTES_MIN:
-                    _BLANK.pack_into(self._current(start), at - start, left, record.MAGIC_BLANK)
+                    segments.reserve(at, record.BLANK_BYTES_MIN)
+                    _BLANK.pack_into(segments.get(start).view, at - start, left, record.MAGIC_BLANK)
                 self.written = at = start = following
             elif start not in segments.starts:
                 self._add(start)
@@ -89,9 +90,6 @@ class Log:
             self.base = start
             need = max(size + record.BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
             self.limit = segments.reserve(at, need) - record.BLANK_BYTES_MIN
-
-    def _current(self, start: int) -> memoryview:
-        return self.segments.get(start).view
 
     def _add(self, start: int) -> None:
         self.segments.add(start, RESERVE_STEP_BYTES)
@@ -129,10 +127,19 @@ class Log:
     def fail(self, error: OSError, path: str) -> None:
         """No write from here on; reads go on."""
         cause = failure(error, "flush", path)
-        self.failed = StoreUnwritable(
-            f"the store is read-only since a flush failed ({cause}): mend the disk, then start again"
+        self.stop(
+            StoreUnwritable(f"the store is read-only since a flush failed ({cause}): mend the disk, then start again")
         )
-        self.limit = 0
+
+    def release(self) -> None:
+        """Lets the current file's map go; only when nothing is appended any more."""
+        self.map = memoryview(bytearray())
+
+    def stop(self, reason: StoreUnwritable) -> None:
+        """No append from here on: each raises StoreUnwritable."""
+        with self._room_lock:
+            self.failed = self.failed or reason
+            self.limit = 0
 
     def populate_ahead(self) -> None:
         """Prepares the pages and blocks the next appends will touch. For a thread beside the appends.
@@ -191,6 +198,12 @@ class Log:
         found = self.record_at(position)
         return -1 if found is None else store_time_of(found)
 
+    def first_store_time(self, start: int) -> int:
+        """Store time in ms of the first record of a file; -1 if there is none."""
+        view = self.segments.get(start).view
+        magic = _SIZE_MAGIC.unpack_from(view)[1]
+        return store_time_of(view) if magic in (record.MAGIC_V1, record.MAGIC_V2) else -1
+
     def boundary(self, position: int) -> int:
         """The first record at or after `position`, told by its magic and its own position; else the file's end."""
         start = position - position % self.file_bytes
@@ -209,6 +222,14 @@ class Log:
             ):
                 return start + begin
             at = found + 1
+
+    def _continues(self, position: int) -> bool:
+        """Whether a record or blank begins there."""
+        start = position - position % self.file_bytes
+        if start not in self.segments.starts or position - start > self.file_bytes - record.BLANK_BYTES_MIN:
+            return False
+        magic = _SIZE_MAGIC.unpack_from(self.segments.get(start).view, position - start)[1]
+        return magic in (record.MAGIC_V1, record.MAGIC_V2, record.MAGIC_BLANK)
 
     def scan(self, position: int) -> Iterator[record.Record]:
         """Every whole record from a boundary on, over file ends, up to the first bytes that are none.
@@ -232,10 +253,27 @@ class Log:
                 found = record.decode(view, offset)
             except RecordError:
                 break
-            if found.position != at:
+            if found.position != at or not _plausible(found):
+                break
+            # No CRC covers the properties: zeros at their end are a lost page, if this is the last record.
+            if found.properties.endswith(b"\0") and not self._continues(at + found.size):
                 break
             self.written = at = at + found.size
             yield found
+
+
+def _plausible(found: record.Record) -> bool:
+    """Whether fields that no CRC covers can be what some broker wrote."""
+    topic = found.topic
+    return (
+        found.queue_id >= 0
+        and 0 <= found.queue_offset < 1 << 48
+        and 0 <= found.store_time_ms < 1 << 53
+        and len(topic) > 0
+        and b"/" not in topic
+        and b"\0" not in topic
+        and topic not in (b".", b"..")
+    )
 
 
 def store_time_of(found: memoryview) -> int:

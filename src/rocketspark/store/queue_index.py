@@ -196,6 +196,7 @@ class Queue:
         self.start = offset * UNIT_BYTES - offset * UNIT_BYTES % size
         self.at = self.reserved = self.limit = 0
         self.next = self.start // UNIT_BYTES
+        self.flushed = self.start
         self.fill_to(offset)
         self.min = offset
 
@@ -206,9 +207,16 @@ class Queue:
 
     def cut(self, offset: int) -> None:
         """Removes the units from `offset` on."""
-        self.segments.cut(offset * UNIT_BYTES)
-        self._set_end(offset * UNIT_BYTES)
+        end = offset * UNIT_BYTES
+        if self.segments.starts and end < self.segments.starts[0]:
+            for start in self.segments.starts[::-1]:
+                self.segments.remove(start)
+            self.start_at(offset)
+            return
+        self.segments.cut(end)
+        self._set_end(end)
         self.min = min(self.min, offset)
+        self.flushed = min(self.flushed, end)
 
     def unit(self, offset: int) -> tuple[int, int, int]:
         """(log position, record size, tags code) of one message; the offset must be in the queue."""
@@ -293,6 +301,9 @@ class QueueIndex:
                 continue
             ids = {int(name) for name in names if name.isascii() and name.isdigit()}
             if ids:
+                if not self._known:
+                    # One looked at is enough to notice files of another size than configured.
+                    self._make(topic, min(ids)).segments.scan()
                 self._known[topic] = ids
 
     def queues(self) -> Mapping[str, Collection[int]]:
@@ -352,6 +363,11 @@ class QueueIndex:
             pass
         except OSError as e:
             raise failure(e, "remove", f"{self.directory}/{topic}") from e
+
+    def release(self) -> None:
+        """Lets every map go."""
+        for queue in self.loaded():
+            queue.release()
 
     def flush(self) -> None:
         """Puts every unit written so far on the disk. Raises OSError."""

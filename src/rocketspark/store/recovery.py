@@ -13,13 +13,12 @@ from rocketspark.protocol import properties, sysflags
 from rocketspark.protocol.record import Record
 from rocketspark.store.checkpoint import Checkpoint
 from rocketspark.store.key_index import PENDING_MAX, KeyIndex
-from rocketspark.store.log import Log, store_time_of
-from rocketspark.store.queue_index import QueueIndex
+from rocketspark.store.log import Log
+from rocketspark.store.queue_index import UNIT_BYTES, Queue, QueueIndex
 
 # How much of the log before the checkpoint is read again, to notice a tail that was cut or garbled.
 VERIFY_BYTES = 4 << 20
 TIME_MARGIN_MS = 3000
-_PROBE_STEP_BYTES = 16 << 20
 
 _TAGS = properties.TAGS.encode()
 _KEYS = properties.KEYS.encode()
@@ -27,7 +26,7 @@ _UNIQUE_ID = properties.UNIQUE_ID.encode()
 
 
 class Recovered(NamedTuple):
-    """What was found: `end` the log's end, `replayed` how many records, `cut_bytes` what was lost of the log."""
+    """What was found: `end` of the log, how many records were `replayed`, `cut`: less log than the checkpoint says."""
 
     end: int
     last_store_time_ms: int
@@ -47,8 +46,13 @@ def recover(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Checkpoint
     oldest = log.min_position
     queues.min_position = oldest
     safe = _replay_start(log, queues, index, at)
+    thorough = crashed or safe == oldest
     try:
-        return _replay(log, queues, index, safe, thorough=crashed or safe == oldest)
+        found = _replay(log, queues, index, safe, thorough=thorough)
+        if found.end < at.queues_position:
+            # Queues may point beyond the log's end: every one has to be looked at.
+            found = _replay(log, queues, index, min(safe, found.end), thorough=True)._replace(cut=True)
+        return found
     except _QueueHole:
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
         return _replay(log, queues, index, oldest, thorough=True)
@@ -71,48 +75,52 @@ def _replay_start(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Chec
 
 
 def _position_at_time(log: Log, time_ms: int) -> int:
-    """A record boundary before which everything was stored by `time_ms`; the log's start if in doubt."""
-    if time_ms <= 0:
-        return log.min_position
+    """The last file whose first record was stored by `time_ms`; the log's start if in doubt."""
     for start in reversed(log.segments.starts):
-        found = log.min_position
-        for probe in range(start, start + log.file_bytes, min(_PROBE_STEP_BYTES, log.file_bytes)):
-            position = log.boundary(probe)
-            if position >= start + log.file_bytes:
-                break
-            view = log.segments.get(start).view[position - start :]
-            if len(view) < 88 or store_time_of(view) > time_ms:
-                break
-            found = max(found, position)
-        if found >= start:
+        if 0 <= log.first_store_time(start) <= time_ms:
+            return start
+    return log.min_position
+
+
+def _verify_start(log: Log, safe: int) -> int:
+    """A record some MiB before `safe`, so that a tail cut or garbled there is noticed."""
+    start = safe - VERIFY_BYTES
+    while start > log.min_position:
+        found = log.boundary(start)
+        if found < safe:
             return found
+        start -= VERIFY_BYTES
     return log.min_position
 
 
 def _replay(log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, *, thorough: bool) -> Recovered:
-    verify_from = log.boundary(max(safe - VERIFY_BYTES, log.min_position)) if log.segments.starts else 0
-    verify_from = min(verify_from, safe)
-    last_time_ms = replayed = 0
+    verify_from = _verify_start(log, safe)
+    end = last_time_ms = replayed = 0
     opened = False
-    for found in log.scan(verify_from):
-        last_time_ms = found.store_time_ms
-        if found.position < safe:
-            continue
-        if not opened:
-            _open_at(queues, index, safe, thorough=thorough)
-            opened = True
-        _dispatch(found, queues, index, safe, from_start=safe <= log.min_position)
-        replayed += 1
-    end = log.written
-    cut = end < safe
+    while True:
+        for found in log.scan(verify_from):
+            last_time_ms = found.store_time_ms
+            if found.position < safe:
+                continue
+            if not opened:
+                _open_at(queues, index, safe, thorough=thorough)
+                opened = True
+            _dispatch(found, queues, index, safe, from_start=safe <= log.min_position)
+            replayed += 1
+        end = log.written
+        file_start = verify_from - verify_from % log.file_bytes
+        if end >= safe or verify_from == file_start:
+            break
+        # Before data is given up: bytes within a body may look like a record; a file's start cannot deceive.
+        verify_from = file_start
     if not opened:
-        _open_at(queues, index, min(safe, end), thorough=thorough or cut)
+        _open_at(queues, index, min(safe, end), thorough=thorough)
     if index is not None:
         index.write_pending()
-    if log.segments.starts and (thorough or cut or _anything_at(log, end)):
+    if log.segments.starts and (thorough or _anything_at(log, end)):
         log.segments.cut(end)
     log.set_end(end)
-    return Recovered(end, last_time_ms, replayed, cut)
+    return Recovered(end, last_time_ms, replayed, cut=False)
 
 
 def _open_at(queues: QueueIndex, index: KeyIndex | None, position: int, *, thorough: bool) -> None:
@@ -139,17 +147,8 @@ def _dispatch(found: Record, queues: QueueIndex, index: KeyIndex | None, safe: i
         queues.batch_topics.add(found.topic)
     if not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics:
         queue = queues.make(found.topic, found.queue_id, safe)
-        offset = found.queue_offset
-        if offset < queue.next:
-            # The topic was deleted and made again: the younger record leads.
-            queue.cut(offset)
-        elif offset > queue.next:
-            if not from_start:
-                raise _QueueHole
-            if queue.next == 0:
-                queue.start_at(offset)
-            else:
-                queue.fill_to(offset)
+        if not _has_place(queue, found.queue_offset, queues.file_bytes // UNIT_BYTES, from_start=from_start):
+            return
         if queue.delay_ms is not None:
             code = found.store_time_ms + queue.delay_ms
         else:
@@ -168,3 +167,24 @@ def _dispatch(found: Record, queues: QueueIndex, index: KeyIndex | None, safe: i
         )
         if len(index.pending) >= PENDING_MAX:
             index.write_pending()
+
+
+def _has_place(queue: Queue, offset: int, gap_max: int, *, from_start: bool) -> bool:
+    """Brings the queue's end to `offset`; False if the record must stay out of it (its offset is damaged)."""
+    if offset == queue.next:
+        return True
+    if offset == 0:
+        # The topic was deleted and made again: the younger records lead.
+        queue.cut(0)
+        return True
+    if offset < queue.next:
+        return False
+    if not from_start:
+        raise _QueueHole
+    if queue.next == 0:
+        queue.start_at(offset)
+        return True
+    if offset - queue.next > gap_max:
+        return False
+    queue.fill_to(offset)
+    return True

@@ -36,11 +36,14 @@ class Maps:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Mapped:
-        """The file mapped. Raises OSError if it cannot be opened."""
+        """The file mapped. Raises StoreUnwritable if it cannot be opened."""
         with self._lock:
             found = self._maps.get(path)
             if found is None:
-                mapped = self.files.map(path)
+                try:
+                    mapped = self.files.map(path)
+                except OSError as e:
+                    raise failure(e, "map", path) from e
                 found = self._maps[path] = Mapped(mapped, memoryview(mapped))
                 while len(self._maps) > self.count_max:
                     self._maps.popitem(last=False)

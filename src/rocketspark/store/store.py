@@ -140,9 +140,17 @@ class Store:
             except OSError as e:
                 raise failure(e, "remove", f"{self.settings.root}/abort") from e
         finally:
-            self.log.limit = 0
-            self.log.failed = self.log.failed or StoreUnwritable("the store is closed: open it again to write")
-            self._lock.release()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """The directory to others, and maps (each holds a file descriptor); slices read before stay valid."""
+        self.log.stop(StoreUnwritable("the store is closed: open it again to write"))
+        self.log.release()
+        self.queue_index.release()
+        if self.key_index is not None:
+            self.key_index.release()
+        self.log.segments.maps.clear()
+        self._lock.release()
 
     # -- writing
 

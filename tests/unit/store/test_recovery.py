@@ -1,0 +1,311 @@
+"""What a start makes of a store that did not end well: torn tails, lost files, stale units, power cuts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rocketspark.protocol import record
+from rocketspark.store import Found, Store, recovery
+from rocketspark.store import checkpoint as checkpoints
+
+NOW_MS = 1_700_000_000_000
+
+
+def read_all(store: Store, topic: str, queue_id: int) -> list[record.Record]:
+    low, high = store.queue_range(topic, queue_id)
+    found: list[record.Record] = []
+    while low < high:
+        read = store.read(topic, queue_id, low, 50, 1 << 20)
+        assert read.status is Found.FOUND
+        found += [r for piece in read.records for r in record.decode_all(piece)]
+        low = read.next_offset
+    return found
+
+
+def assert_agrees(store: Store) -> list[bytes]:
+    """Queues and index hold exactly what the log holds; returns the bodies in log order."""
+    records = list(store.iterate(store.min_position))
+    expected: dict[tuple[str, int], list[record.Record]] = {}
+    for r in records:
+        expected.setdefault((r.topic.decode(), r.queue_id), []).append(r)
+    present = {(t, q) for t, ids in store.queues().items() for q in ids if store.queue_range(t, q)[1]}
+    assert present == set(expected)
+    for (topic, queue_id), rows in expected.items():
+        assert read_all(store, topic, queue_id) == rows
+        for r in rows:
+            key = r.body[:8].decode()
+            assert [record.decode(v).position for v in store.query(topic, key, 100, 0, 1 << 60)] == [r.position]
+    return [r.body for r in records]
+
+
+def fill(store: Store, send: Any, count: int, start: int = 0) -> list[tuple[int, int, int]]:
+    return [
+        send(
+            store,
+            f"t{i % 2}",
+            i % 3,
+            b"n%07d" % i + b"x" * (i * 37 % 300),
+            tag="A",
+            keys=f"n{i:07d}",
+            now_ms=NOW_MS + i,
+        )
+        for i in range(start, start + count)
+    ]
+
+
+def abandon(store: Store) -> None:
+    """As if the process was gone: nothing is flushed or noted, the directory is free."""
+    store._closed = True
+    store._give_back()
+
+
+def crash_copy(store: Store, target: Path) -> Path:
+    """The directory as a kill would leave it now."""
+    shutil.copytree(store.settings.root, target)
+    return target
+
+
+def test_after_a_kill_everything_is_there(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 100)
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+    fill(store, send, 150, start=100)
+    copy = crash_copy(store, tmp_path / "copy")
+    again = make_store(copy)
+    # One more than what came after the checkpoint: the newest index entry is made again.
+    assert again.recovered.replayed == 151
+    assert again.written_position == store.written_position
+    assert [b[:8] for b in assert_agrees(again)] == [b"n%07d" % i for i in range(250)]
+    fill(again, send, 50, start=250)
+    assert len(assert_agrees(again)) == 300
+    again.close()
+    last = make_store(copy)
+    assert last.recovered.replayed == 1
+    assert len(assert_agrees(last)) == 300
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "index", "checkpoint"])
+@pytest.mark.parametrize("crashed", [True, False])
+def test_lost_files_are_made_anew(lost: str, crashed: bool, make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 120)
+    store.close()
+    root = Path(store.settings.root)
+    path = root / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if crashed:
+        (root / "abort").write_text("1")
+    again = make_store()
+    if lost in ("consumequeue", "checkpoint"):
+        assert len(assert_agrees(again)) == 120
+    fill(again, send, 6, start=120)
+    abandon(again)
+    last = make_store()
+    if lost != "index":
+        assert len(assert_agrees(last)) == 126
+    else:
+        assert len(read_all(last, "t0", 0)) == 21
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_torn_tail_is_cut_at_the_last_whole_record(
+    clean: bool, data: st.DataObject, make_store: Any, send: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("torn")
+    store = make_store(root)
+    places = fill(store, send, data.draw(st.integers(2, 90)))
+    if data.draw(st.booleans()):
+        store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+        places += fill(store, send, data.draw(st.integers(0, 40)), start=len(places))
+    store.close() if clean else abandon(store)
+    end = places[-1][2]
+    file_start = end - end % 16384 if end % 16384 else end - 16384
+    path = root / "commitlog" / f"{file_start:020d}"
+    torn_at = data.draw(st.integers(max(end - file_start - 600, 0), end - file_start - 1))
+    content = bytearray(path.read_bytes())
+    cut = data.draw(st.booleans())
+    if cut:
+        path.write_bytes(content[:torn_at])
+    else:
+        junk = data.draw(st.binary(min_size=1, max_size=400))
+        content[torn_at : torn_at + len(junk)] = junk
+        path.write_bytes(content[:16384])
+    untouched = sum(1 for p in places if p[2] <= file_start + torn_at)
+    again = make_store(root)
+    found = list(again.iterate(0))
+    assert [int(r.body[1:8]) for r in found[:untouched]] == list(range(untouched))
+    # Junk is only found out where a size, a length, the magic, the position or the CRC covers it.
+    assert untouched <= len(found) <= (untouched if cut else len(places))
+    # The file may have ended with a blank record, which is untouched if the tail of the file before is.
+    assert again.written_position in (found[-1].position + found[-1].size if found else 0, file_start)
+    more = fill(again, send, 10, start=1000)
+    assert more[0][0] == again.recovered.end or more[0][0] % 16384 == 0
+    again.close()
+    last = make_store(root)
+    if cut:
+        assert len(assert_agrees(last)) == untouched + 10
+    assert [r.position for r in last.iterate(0)] == [r.position for r in found] + [p[0] for p in more]
+    for p in places[:untouched] + more:
+        r = record.decode(last.record_at(p[0]))
+        queue = read_all(last, r.topic.decode(), r.queue_id)
+        assert p[0] in [q.position for q in queue]
+    last.close()
+
+
+def test_nothing_of_a_cut_tail_stays_behind(make_store: Any, send: Any) -> None:
+    store = make_store()
+    places = fill(store, send, 30)
+    abandon(store)
+    path = Path(store.settings.root) / "commitlog" / ("0" * 20)
+    content = bytearray(path.read_bytes())
+    content[places[20][0] + 40] ^= 0xFF  # born time: no check covers it
+    content[places[10][0] + 90] ^= 0xFF  # a byte of the body: the CRC does
+    path.write_bytes(content)
+    again = make_store()
+    assert again.written_position == places[10][0]
+    assert not any(path.read_bytes()[places[10][0] :])
+    assert len(assert_agrees(again)) == 10
+    # The cut is noted at once: another kill finds the same end.
+    abandon(again)
+    assert len(assert_agrees(make_store())) == 10
+
+
+@pytest.mark.parametrize("part", range(1, 12))
+def test_a_half_written_last_record(part: int, make_store: Any, send: Any) -> None:
+    """Append writes the variable part, then the fixed part: every state in between is no record."""
+    store = make_store()
+    places = fill(store, send, 5)
+    abandon(store)
+    path = Path(store.settings.root) / "commitlog" / ("0" * 20)
+    content = bytearray(path.read_bytes())
+    start, end = places[-1][0], places[-1][2]
+    written = bytes(content[start:end])
+    content[start:end] = bytes(end - start)
+    if part > 2:
+        content[start + 88 : end] = written[88:]
+        content[start : start + part * 7] = written[: part * 7]
+    else:
+        content[start + 88 : start + 88 + part * 5] = written[88 : 88 + part * 5]
+    path.write_bytes(content)
+    again = make_store()
+    assert len(assert_agrees(again)) == 4
+    assert fill(again, send, 1, start=4)[0] == places[-1]
+    assert len(assert_agrees(again)) == 5
+
+
+def test_units_and_entries_beyond_the_log_are_taken_away(make_store: Any, send: Any, tmp_path: Path) -> None:
+    """As after a power cut that kept queues and index but not the log's tail."""
+    store = make_store()
+    fill(store, send, 60)
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+    log_before = crash_copy(store, tmp_path / "before") / "commitlog"
+    fill(store, send, 200, start=60)
+    store.flush_indexes()
+    after = crash_copy(store, tmp_path / "after")
+    shutil.rmtree(after / "commitlog")
+    shutil.copytree(log_before, after / "commitlog")
+    again = make_store(after)
+    assert len(assert_agrees(again)) == 60
+    fill(again, send, 200, start=60)
+    assert len(assert_agrees(again)) == 260
+
+
+def test_index_pages_lost_in_a_power_cut_are_rebuilt(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store(index_entries=2000)
+    fill(store, send, 60)
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+    fill(store, send, 200, start=60)
+    store.flush_indexes()
+    after = crash_copy(store, tmp_path / "after")
+    (index,) = (after / "index").iterdir()
+    content = bytearray(index.read_bytes())
+    entries_at = 40 + 4 * 64
+    count = struct.unpack_from(">i", content, 36)[0]
+    assert count == 521
+    # The header is new, some entries never came: 60 messages made 120 entries.
+    content[entries_at + 20 * 200 : entries_at + 20 * 400] = bytes(20 * 200)
+    index.write_bytes(content)
+    again = make_store(after, index_entries=2000)
+    assert len(assert_agrees(again)) == 260
+    # And the slots that lead to the lost entries are mended, not just covered by new ones.
+    chain = struct.unpack_from(">i", index.read_bytes(), 36)[0]
+    assert chain == 521
+    again.close()
+
+
+def test_a_clean_start_reads_only_the_end(make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "VERIFY_BYTES", 3000)
+    store = make_store()
+    fill(store, send, 400)
+    store.close()
+    seen: list[int] = []
+    real = record.decode
+    monkeypatch.setattr(record, "decode", lambda *a, **k: seen.append(1) or real(*a, **k))
+    again = make_store()
+    assert len(seen) < 30
+    assert again.last_store_time_ms == NOW_MS + 399
+    assert again.queue_index.loaded() != []
+    assert len(again.queue_index.loaded()) == 1
+    monkeypatch.setattr(record, "decode", real)
+    assert len(assert_agrees(again)) == 400
+
+
+def test_bytes_that_look_like_a_record_do_not_deceive(
+    make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that holds a record with its own right position, where the check of the tail would begin."""
+    monkeypatch.setattr(recovery, "VERIFY_BYTES", 2000)
+    store = make_store()
+    fill(store, send, 10)
+    position = store.written_position
+    fake_at = position + 88 + 100
+    fake = record.encode(topic=b"t0", queue_id=0, queue_offset=0, position=fake_at, body=b"fake", properties=b"")
+    send(store, "t0", 0, b"n0000010" + b"y" * 92 + fake + b"z" * 1500, keys="n0000010")
+    fill(store, send, 2, start=12)
+    store.close()
+    again = make_store()
+    assert not again.recovered.cut
+    assert len(assert_agrees(again)) == 13
+
+
+def test_a_store_of_older_brokers_without_position(make_store: Any, send: Any) -> None:
+    store = make_store()
+    fill(store, send, 300)
+    store.close()
+    root = Path(store.settings.root)
+    from rocketspark.store.files import OsFiles
+
+    last = NOW_MS + 299
+    checkpoints.write(str(root / "checkpoint"), checkpoints.Checkpoint(last, last, last, 0, 0, 0), OsFiles())
+    (root / "abort").touch()
+    assert len(assert_agrees(make_store())) == 300
+
+
+def test_the_checkpoint_file(make_store: Any, send: Any) -> None:
+    store = make_store()
+    places = fill(store, send, 20)
+    store.close()
+    content = (Path(store.settings.root) / "checkpoint").read_bytes()
+    assert len(content) == 4096
+    time_ms = NOW_MS + 19
+    assert struct.unpack_from(">6q", content) == (time_ms, time_ms, time_ms, 0, 0, places[-1][2])
+    assert not any(content[48:])
+
+
+def test_abort_is_there_while_open(make_store: Any) -> None:
+    store = make_store()
+    abort = Path(store.settings.root) / "abort"
+    assert abort.read_text() == str(os.getpid())
+    store.close()
+    store.close()
+    assert not abort.exists()
