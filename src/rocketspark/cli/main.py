@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -54,10 +53,6 @@ def run(arguments: list[str] | None = None) -> int:
         return _usage_error(e)
     except RocketSparkError as e:
         return _error(str(e))
-    except BrokenPipeError:
-        # The reader, such as `head`, has what it wanted; Python's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as e:
         where = f"{e.filename}: " if e.filename else ""
         return _error(f"{where}{e.strerror or e}")

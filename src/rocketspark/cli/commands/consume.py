@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from datetime import datetime
@@ -88,11 +89,22 @@ async def _print(consumer: Any, count: int | None, as_json: bool) -> None:
     left = count
     while left is None or left > 0:
         messages = await consumer.poll(count_max=1000 if left is None else min(left, 1000))
-        if messages:
-            sys.stdout.write("".join(line_of(message) + "\n" for message in messages))
-            sys.stdout.flush()
+        if messages and not _write("".join(line_of(message) + "\n" for message in messages)):
+            return
         if left is not None:
             left -= len(messages)
+
+
+def _write(text: str) -> bool:
+    """Print at once; returns False if the reader, such as `head`, has gone."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python's own flush at exit must not complain about it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _where(text: str) -> ConsumeFrom:

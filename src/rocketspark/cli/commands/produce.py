@@ -42,7 +42,9 @@ def produce(
     Example: `seq 1000 | rocketspark produce numbers --tag demo`
     """
     from rocketspark.client.sync import Producer
+    from rocketspark.client.validate import check_target
 
+    check_target(topic)
     fields: dict[str, Any] = {
         "tag": tag,
         "keys": key or [],

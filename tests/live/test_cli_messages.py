@@ -1,0 +1,190 @@
+"""`topic`, `produce` and `consume` against a running cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketspark import Producer
+from rocketspark.testing import Cluster, run_cluster
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster(brokers=2) as running:
+        yield running
+
+
+def command(cluster: Cluster, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rocketspark.cli.main", *arguments, "--namesrv", cluster.namesrv]
+
+
+def run(cluster: Cluster, *arguments: str, stdin: str | bytes = "", code: int = 0) -> str:
+    """What a command prints; it must end with the code, and without a traceback."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(command(cluster, *arguments), input=data, capture_output=True, timeout=TIMEOUT_S)
+    assert done.returncode == code, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    return (done.stderr if code else done.stdout).decode()
+
+
+def read_all(cluster: Cluster, topic: str, count: int, *arguments: str) -> list[dict[str, object]]:
+    printed = run(cluster, "consume", topic, "--from", "first", "--count", str(count), "--json", *arguments)
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_create_list_show_and_delete(cluster: Cluster) -> None:
+    assert run(cluster, "topic", "create", "orders", "--queues", "2") == (
+        "created orders with 2 queues on broker-a, broker-b\n"
+    )
+    assert "orders" in run(cluster, "topic", "list").split()
+    assert "TBW102" not in run(cluster, "topic", "list")
+    assert {"orders", "TBW102"} <= set(json.loads(run(cluster, "topic", "list", "--all", "--json")))
+    run(cluster, "produce", "orders", stdin="a\nb\nc\n")
+    shown = json.loads(run(cluster, "topic", "show", "orders", "--json"))
+    assert shown["messages"] == 3
+    assert [(q["broker_name"], q["queue_id"], q["min_offset"]) for q in shown["queues"]] == [
+        ("broker-a", 0, 0),
+        ("broker-a", 1, 0),
+        ("broker-b", 0, 0),
+        ("broker-b", 1, 0),
+    ]
+    assert sum(q["max_offset"] for q in shown["queues"]) == 3
+    assert "orders: 3 messages" in run(cluster, "topic", "show", "orders")
+    assert run(cluster, "topic", "delete", "orders", "--yes") == "deleted orders on broker-a, broker-b\n"
+    assert "orders" not in run(cluster, "topic", "list").split()
+
+
+def test_a_topic_on_one_broker(cluster: Cluster) -> None:
+    made = json.loads(run(cluster, "topic", "create", "only-b", "--broker", "broker-b", "--json"))
+    assert made == {"topic": "only-b", "queues": 8, "brokers": ["broker-b"]}
+    shown = json.loads(run(cluster, "topic", "show", "only-b", "--json"))
+    assert {q["broker_name"] for q in shown["queues"]} == {"broker-b"}
+    error = run(cluster, "topic", "create", "only-c", "--broker", "broker-c", code=1)
+    assert error.startswith("error: ")
+    assert "broker-c" in error
+
+
+@pytest.mark.parametrize("arguments", [("show", "missing"), ("delete", "missing", "--yes")])
+def test_a_topic_that_is_not_there(cluster: Cluster, arguments: tuple[str, ...]) -> None:
+    error = run(cluster, "topic", *arguments, code=1)
+    assert error.count("\n") == 1
+    assert "'missing'" in error
+
+
+def test_lines_become_messages(cluster: Cluster) -> None:
+    fields = ["--tag", "T", "--key", "k1", "--key", "k2", "--property", "a=1", "--property", "b=x=y"]
+    result = json.loads(run(cluster, "produce", "lines", *fields, "--json", stdin="first\n\nzwei ö\r\nno end"))
+    assert (result["topic"], result["sent"], result["failed"], result["empty"]) == ("lines", 3, 0, 1)
+    messages = read_all(cluster, "lines", 3)
+    assert sorted(str(m["body"]) for m in messages) == ["first", "no end", "zwei ö"]
+    for message in messages:
+        assert message["tag"] == "T"
+        assert message["keys"] == ["k1", "k2"]
+        properties = message["properties"]
+        assert isinstance(properties, dict)
+        assert (properties["a"], properties["b"]) == ("1", "x=y")
+
+
+def test_a_file_in_order_under_one_sharding_key(cluster: Cluster, tmp_path: Path) -> None:
+    lines = [f"line {n}" for n in range(2000)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    run(cluster, "produce", "sharded", "--file", str(tmp_path / "lines.txt"), "--sharding-key", "one")
+    messages = read_all(cluster, "sharded", 2000)
+    assert [m["body"] for m in messages] == lines
+    assert [m["queue_offset"] for m in messages] == list(range(2000))
+
+
+def test_a_send_that_fails_ends_it_with_the_count(cluster: Cluster) -> None:
+    error = run(cluster, "produce", "big", stdin=b"small\n" + b"x" * (5 << 20) + b"\n", code=1)
+    lines = error.splitlines()
+    assert lines[0].startswith("sent 1 messages to big")
+    assert lines[1].startswith("error: ")
+    assert "'big'" in lines[1]
+
+
+def test_bytes_that_are_no_text_are_base64(cluster: Cluster) -> None:
+    run(cluster, "produce", "binary", stdin=b"\xff\xfe\x00\n")
+    (message,) = read_all(cluster, "binary", 1)
+    assert "body" not in message
+    assert base64.b64decode(str(message["body_base64"])) == b"\xff\xfe\x00"
+
+
+def test_text_output_is_one_line_for_each_message(cluster: Cluster) -> None:
+    with Producer(cluster.namesrv, "g") as producer:
+        result = producer.send("plain", b"two\nlines", tag="T", keys=["k"])
+    printed = run(cluster, "consume", "plain", "--from", "first", "--count", "1")
+    place = f"{result.queue.broker_name}/{result.queue.queue_id}/0"
+    assert printed.split(" ", 1)[1] == f"{place} [T] [k] two\\nlines\n"
+
+
+def test_consume_by_tag_and_by_time(cluster: Cluster) -> None:
+    for tag in ("A", "B", "C"):
+        run(cluster, "produce", "tagged", "--tag", tag, stdin=f"of {tag}\n")
+    messages = read_all(cluster, "tagged", 2, "--tags", "A || C")
+    assert sorted(str(m["body"]) for m in messages) == ["of A", "of C"]
+    assert len(read_all(cluster, "tagged", 3)) == 3
+    from_2001 = run(cluster, "consume", "tagged", "--from", "2001-01-01", "--count", "3", "--json")
+    assert len(from_2001.splitlines()) == 3
+
+
+def test_a_group_goes_on_where_it_stopped(cluster: Cluster) -> None:
+    run(cluster, "produce", "grouped", "--sharding-key", "k", stdin="".join(f"{n}\n" for n in range(10)))
+    first = read_all(cluster, "grouped", 4, "--group", "readers")
+    rest = read_all(cluster, "grouped", 6, "--group", "readers")
+    assert [m["body"] for m in first + rest] == [str(n) for n in range(10)]
+
+
+def test_consume_of_a_topic_that_is_not_there(cluster: Cluster) -> None:
+    for group in ([], ["--group", "readers"]):
+        assert "'missing'" in run(cluster, "consume", "missing", *group, code=1)
+
+
+def test_a_tail_prints_what_comes_until_ctrl_c(cluster: Cluster) -> None:
+    run(cluster, "topic", "create", "tailed", "--queues", "1")
+    run(cluster, "produce", "tailed", stdin="before\n")
+    tail = subprocess.Popen(
+        command(cluster, "consume", "tailed", "--from", "first", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["body"] == "before"
+        run(cluster, "produce", "tailed", stdin="after\n")
+        assert json.loads(tail.stdout.readline())["body"] == "after"
+        tail.send_signal(signal.SIGINT)
+        rest, errors = tail.communicate(timeout=TIMEOUT_S)
+    finally:
+        tail.kill()
+    assert (tail.returncode, rest, errors) == (130, "", "")
+
+
+def test_a_reader_of_the_output_may_leave(cluster: Cluster) -> None:
+    run(cluster, "produce", "piped", stdin="x\n" * 5000)
+    tail = subprocess.Popen(
+        command(cluster, "consume", "piped", "--from", "first"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert tail.stdout is not None
+        assert tail.stdout.readline()
+        tail.stdout.close()
+        run(cluster, "produce", "piped", stdin="x\n" * 5000)
+        assert tail.wait(TIMEOUT_S) == 0
+        assert tail.stderr is not None
+        assert tail.stderr.read() == b""
+    finally:
+        tail.kill()
+        tail.wait()
+        assert tail.stderr is not None
+        tail.stderr.close()

@@ -1,0 +1,97 @@
+"""rocketspark.testing.run_cluster: an embedded cluster that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rocketspark import Producer
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.errors import ConfigError
+from rocketspark.testing import run_cluster
+
+
+def open_sockets() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+def test_it_is_ready_within_a_second_and_takes_messages() -> None:
+    took_s = []
+    for _ in range(3):
+        started_s = time.monotonic()
+        with run_cluster() as cluster:
+            took_s.append(time.monotonic() - started_s)
+            with Producer(cluster.namesrv, "g") as producer:
+                assert producer.send("t", b"hello").queue_offset == 0
+    assert min(took_s) < 1
+
+
+def test_several_brokers_make_one_cluster() -> None:
+    with run_cluster(brokers=3) as cluster, SyncOperations(cluster.namesrv) as operations:
+        brokers = operations.cluster_info()
+        assert [b.broker_name for b in brokers] == ["broker-a", "broker-b", "broker-c"]
+        assert tuple(b.address for b in brokers) == cluster.brokers
+        assert len({b.cluster for b in brokers}) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_it_leaves_no_thread_no_socket_and_no_folder() -> None:
+    threads, sockets = set(threading.enumerate()), open_sockets()
+    with run_cluster(brokers=2) as cluster:
+        with Producer(cluster.namesrv, "g") as producer:
+            producer.send("t", b"hello")
+        assert cluster.store.exists()
+    assert set(threading.enumerate()) <= threads
+    assert open_sockets() <= sockets
+    assert not cluster.store.exists()
+    for address in (cluster.namesrv, *cluster.brokers):
+        host, port = address.split(":")
+        with socket.socket() as probe:
+            assert probe.connect_ex((host, int(port))) != 0
+
+
+def test_a_store_of_ones_own_is_kept_and_opened_again(tmp_path: Path) -> None:
+    with run_cluster(store=tmp_path) as cluster, Producer(cluster.namesrv, "g") as producer:
+        producer.send("t", b"hello", sharding_key="k")
+    with run_cluster(store=tmp_path) as cluster, Producer(cluster.namesrv, "g") as producer:
+        assert producer.send("t", b"again", sharding_key="k").queue_offset == 1
+
+
+def test_broker_settings_are_taken() -> None:
+    with run_cluster(cluster_name="east", default_topic_queue_count=3) as cluster:
+        with SyncOperations(cluster.namesrv) as operations:
+            assert [b.cluster for b in operations.cluster_info()] == ["east"]
+        with Producer(cluster.namesrv, "g") as producer:
+            producer.send("t", b"hello")
+            assert len(producer.queues("t")) == 3
+
+
+def test_an_error_in_the_block_comes_out_and_the_cluster_ends() -> None:
+    threads = set(threading.enumerate())
+    with pytest.raises(KeyError, match="mine"), run_cluster():
+        raise KeyError("mine")
+    assert set(threading.enumerate()) <= threads
+
+
+def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    threads = set(threading.enumerate())
+    with pytest.raises(ConfigError, match="brokerRole"), run_cluster(broker_role="SLAVE"):
+        pass
+    with pytest.raises(TypeError, match="no_such_setting"), run_cluster(no_such_setting=1):
+        pass
+    with pytest.raises(ValueError, match="brokers=0"), run_cluster(brokers=0):
+        pass
+    assert set(threading.enumerate()) <= threads

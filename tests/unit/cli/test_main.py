@@ -1,0 +1,115 @@
+"""The command line without a server: help, wrong usage, and errors as one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rocketspark.admin.operations import BrokerState
+from rocketspark.cli import main
+from rocketspark.cli.commands.consume import _where
+from rocketspark.cli.commands.topic import users_topics
+
+COMMANDS = [
+    ["server"],
+    ["namesrv"],
+    ["broker"],
+    ["topic", "list"],
+    ["topic", "show"],
+    ["topic", "create"],
+    ["topic", "delete"],
+    ["produce"],
+    ["consume"],
+]
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_a_help_with_an_example_that_begins_with_it(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main.run([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    example = re.search(r"Example: (.+)", text)
+    assert example is not None
+    assert f"rocketspark {' '.join(command)} " in example[1] + " "
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] in ("topic", "produce")], ids=" ".join)
+def test_what_a_script_reads_can_be_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main.run([*command, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["topic", "show"], "Missing argument"),
+        (["server", "--broker-port", "x"], "--broker-port"),
+        (["server", "--namesrv-port", "65536"], "--namesrv-port"),
+        (["consume", "t", "--from", "yesterday"], "'yesterday': first, last or a time"),
+        (["consume", "t", "--count", "0"], "--count"),
+        (["produce", "t", "--property", "novalue"], "'novalue' is no name=value"),
+        (["topic", "create", "t", "--queues", "0"], "--queues"),
+        (["topic", "delete", "t"], "--yes"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    assert says in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["topic", "list", "-n", NOBODY], "127.0.0.1:1"),
+        (["topic", "list", "-n", "no-port"], "'no-port' is no address"),
+        (["topic", "create", "bad topic", "-n", NOBODY], ""),
+        (["produce", "bad topic", "-n", NOBODY], "only letters, digits"),
+        (["consume", "t", "-n", NOBODY], "127.0.0.1:1"),
+        (["produce", "t", "--file", "/nowhere/at/all", "-n", NOBODY], "/nowhere/at/all: No such file or directory"),
+        (["server", "-c", "/nowhere/broker.conf"], "/nowhere/broker.conf cannot be read"),
+    ],
+)
+def test_a_user_error_is_one_line_and_code_1(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+
+
+def test_without_a_command_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([]) == 2
+    assert "server" in "".join(capsys.readouterr())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--version"]) == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_a_time_to_consume_from_is_taken_as_given() -> None:
+    assert _where("first") == "first"
+    assert _where("last") == "last"
+    assert _where("2026-01-31T12:00:00+00:00") == 1769860800000
+    assert _where("2026-01-31T13:00:00.250+01:00") == 1769860800250
+
+
+def test_topics_that_rocketmq_made_for_itself_are_left_out() -> None:
+    brokers = [BrokerState("DefaultCluster", "broker-a", 0, "127.0.0.1:10911")]
+    own = ["TBW102", "broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "%RETRY%g", "%DLQ%g"]
+    own += ["RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"]
+    assert users_topics([*own, "orders", "broker-b"], brokers) == ["orders", "broker-b"]
