@@ -24,7 +24,8 @@ def deflate(body: bytes, kind: str = "zlib", level: int = 5) -> tuple[bytes, int
     if kind == "zlib":
         packed = zlib.compress(body, level)
     elif kind == "lz4":
-        packed = lz4.frame.compress(body)
+        # Java's LZ4 reader takes independent blocks only; it drops a message whose blocks are linked.
+        packed = lz4.frame.compress(body, block_linked=False)
     elif kind == "zstd":
         packed = zstandard.ZstdCompressor(level=level).compress(body)
     else:
