@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
@@ -21,8 +20,6 @@ log = logging.getLogger("rocketspark.client")
 
 PACE_S = 0.002
 QUICK_PER_PACE = 4
-REPORT_AFTER_S = 0.01
-REPORT_COUNT_MAX = 256
 
 
 class Unit(NamedTuple):
@@ -64,7 +61,9 @@ class ThreadListeners:
         self._seen = 0
         self._closing = False
         self._threads: list[threading.Thread] = []
-        self._ended: set[threading.Thread] = set()
+        self._outcomes: deque[tuple[Unit, bool | None]] = deque()
+        self._told = False
+        self._left = 0
         self._all_ended = asyncio.Event()
         self._pacer: asyncio.TimerHandle | None = None
 
@@ -100,56 +99,52 @@ class ThreadListeners:
         self._pacer = self._loop.call_later(PACE_S, self._pace)
 
     def _work(self) -> None:
-        units, listener, single = self._units, self._listener, self._single
-        clock = time.monotonic
+        units, outcomes, listener, single = self._units, self._outcomes, self._listener, self._single
         while True:
             self._permits.acquire()
-            outcomes: Outcomes = []
-            last_report_s = clock()
             while True:
                 try:
                     unit = units.popleft()
                 except IndexError:
-                    if outcomes:
-                        self._tell(outcomes)
-                        outcomes = []
                     with self._guard:
-                        if units and not self._closing:
+                        if units:
                             continue
                         self._active -= 1
                     break
-                if unit.fetcher.dropped:
-                    outcomes.append((unit, None))
-                    continue
-                try:
-                    done = listener(unit.messages[0] if single else unit.messages) is not False
-                except BaseException as e:
-                    _log_failure(unit, e)
-                    done = False
+                done: bool | None = None
+                if not unit.fetcher.dropped:
+                    try:
+                        done = listener(unit.messages[0] if single else unit.messages) is not False
+                    except BaseException as e:
+                        _log_failure(unit, e)
+                        done = False
                 outcomes.append((unit, done))
                 self._finished += 1
-                if len(outcomes) >= REPORT_COUNT_MAX or clock() - last_report_s > REPORT_AFTER_S:
-                    self._tell(outcomes)
-                    outcomes = []
-                    last_report_s = clock()
+                if not self._told:
+                    # One wake-up for all that end before the loop looks.
+                    self._told = True
+                    self._tell(self._take_outcomes)
             if self._closing:
-                self._tell([])
+                self._tell(self._thread_ended)
                 return
 
-    def _tell(self, outcomes: Outcomes) -> None:
-        thread = threading.current_thread() if not outcomes else None
+    def _tell(self, act: Callable[[], None]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._told, outcomes, thread)
+            self._loop.call_soon_threadsafe(act)
         except RuntimeError:
             log.warning("a listener ended after its consumer was closed; its message will be delivered again")
 
-    def _told(self, outcomes: Outcomes, ended: threading.Thread | None) -> None:
-        if ended is not None:
-            self._ended.add(ended)
-            if len(self._ended) == len(self._threads):
-                self._all_ended.set()
-            return
-        self._report(outcomes)
+    def _take_outcomes(self) -> None:
+        self._told = False
+        taken: Outcomes = []
+        while self._outcomes:
+            taken.append(self._outcomes.popleft())
+        self._report(taken)
+
+    def _thread_ended(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._all_ended.set()
 
     async def close(self) -> None:
         """Begin no more, and return when all that began has ended and was reported."""
@@ -157,6 +152,7 @@ class ThreadListeners:
         if self._pacer is not None:
             self._pacer.cancel()
         self._units.clear()
+        self._left = len(self._threads)
         for _ in self._threads:
             self._permits.release()
         if self._threads:

@@ -102,7 +102,8 @@ class Membership:
         self.instance.watchers[self.group] = self._notice.set
         self._tasks.append(asyncio.ensure_future(self._balance()))
         try:
-            await asyncio.wait_for(self.balanced.wait(), JOIN_S)
+            async with asyncio.timeout(JOIN_S):
+                await self.balanced.wait()
         except TimeoutError:
             log.warning("group %s: no broker answered within %.0f s; it is tried on", self.group, JOIN_S)
 
@@ -149,7 +150,9 @@ class Membership:
             wait_s = self._rebalance_interval_s if whole else again_s
             again_s = TROUBLE_S if whole else min(2 * again_s, self._rebalance_interval_s)
             try:
-                await asyncio.wait_for(self._notice.wait(), wait_s)
+                # Not wait_for: before Python 3.12 it may swallow a cancellation.
+                async with asyncio.timeout(wait_s):
+                    await self._notice.wait()
             except TimeoutError:
                 pass
 

@@ -108,7 +108,8 @@ class AsyncProducer:
             self._idle.clear()
             # Every send has its own time-out; this bound is for those that wait for their turn.
             try:
-                await asyncio.wait_for(self._idle.wait(), 2 * self._timeout_ms / 1000)
+                async with asyncio.timeout(2 * self._timeout_ms / 1000):
+                    await self._idle.wait()
             except TimeoutError:
                 pass
         await self._instance.close()
@@ -239,6 +240,9 @@ class AsyncProducer:
     ) -> SendResult:
         started_s = time.monotonic()
         budget_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        if chosen is not None:
+            # A broker that nobody knows is the caller's mistake, not a failed attempt.
+            self._routes.master(chosen.broker_name) or await self._routes.find_master(chosen)
         queue = chosen or await self._choose(out.topic, sharding_key)
         tried: list[str] = []
         cause: RocketSparkError | None = None
@@ -316,7 +320,8 @@ class AsyncProducer:
         if peer is not None:
             return peer
         try:
-            return await asyncio.wait_for(self._instance.broker(address), max(timeout_ms, 1) / 1000)
+            async with asyncio.timeout(max(timeout_ms, 1) / 1000):
+                return await self._instance.broker(address)
         except TimeoutError:
             text = f"{address} did not take the connection within {timeout_ms:.0f} ms"
             raise NotSent(text, address=address) from None

@@ -206,7 +206,8 @@ class AsyncPullConsumer:
                 break
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._arrived.wait()
             except TimeoutError:
                 break
             found = self._take(count_max)
@@ -241,7 +242,9 @@ class AsyncPullConsumer:
             lowest[queue] = min(message.queue_offset, lowest.get(queue, message.queue_offset))
         for queue, offset in lowest.items():
             if queue in self._membership.fetchers:
+                done = self._membership.fetchers[queue].done
                 self._membership.seek(queue, offset)
+                self._membership.fetchers[queue].done = min(done, offset)
 
     def __aiter__(self) -> Self:
         """Messages one by one, for as long as the consumer is open; each is done with when the next is asked for."""

@@ -162,7 +162,8 @@ class AsyncPushConsumer:
         assert self._listeners is not None
         await self._membership.stop_reading()
         try:
-            await asyncio.wait_for(self._settle(), self._close_timeout_s)
+            async with asyncio.timeout(self._close_timeout_s):
+                await self._settle()
         except TimeoutError:
             log.warning("group %s: a listener still runs; its messages will be delivered again", self.group)
         for task in self._returning:

@@ -153,7 +153,8 @@ async def send_frame(
 
 async def _until_writable(broker: Peer, timeout_ms: float) -> None:
     try:
-        await asyncio.wait_for(broker.writable(), timeout_ms / 1000)
+        async with asyncio.timeout(timeout_ms / 1000):
+            await broker.writable()
     except TimeoutError:
         text = f"{broker.address} does not read: the message was not sent"
         raise NotSent(text, address=broker.address) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
@@ -35,6 +36,7 @@ class FakeBroker:
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.groups: defaultdict[str, dict[str, Peer]] = defaultdict(dict)
         self.position = 0
+        self.reply_code = 0
         self.silent: set[int] = set()
         self.deleted: set[str] = set()
         self._stored = asyncio.Event()
@@ -124,7 +126,7 @@ class FakeBroker:
         unique = properties.find(header.properties.encode(), b"UNIQ_KEY") or b""
         return reply(
             asked.opaque,
-            0,
+            self.reply_code,
             headers.SendReply(
                 message_id=",".join(ids), queue_id=header.queue_id, queue_offset=first, transaction_id=unique.decode()
             ),
@@ -142,12 +144,13 @@ class FakeBroker:
     async def _wait(self, asked: Any) -> bytes:
         end = time.monotonic() + asked.ext.suspend_ms / 1000
         while (left := end - time.monotonic()) > 0:
-            try:
-                await asyncio.wait_for(self._stored.wait(), left)
-            except TimeoutError:
-                break
             if found := self._read(asked):
                 return found
+            try:
+                async with asyncio.timeout(left):
+                    await self._stored.wait()
+            except TimeoutError:
+                break
         return self._pulled(asked, ResponseCode.PULL_NOT_FOUND, asked.ext.queue_offset)
 
     def _read(self, asked: Any) -> bytes | None:
@@ -339,3 +342,21 @@ class Fake:
         await self.names.server.close()
         for broker in self.brokers:
             await broker.server.close()
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine function, run on a loop of its own for at most 20 s."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20))
+
+    return run
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        await asyncio.sleep(0.002)

@@ -1,0 +1,41 @@
+"""Frames made from a template equal those of the typed header, and arrive as what was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketspark.client.requests import SendFrames
+from rocketspark.model import MessageQueue
+from rocketspark.protocol import frames, headers
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import SendHeader
+
+TEXTS = ["", "UNIQ_KEY\x01AB\x02WAIT\x01true\x02", 'quote" back\\slash %d %b {} é 漢 \x00\x1f']
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("topic", ["t", "%RETRY%g", "a|b-c_d"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_template_equals_typed_header(text: str, topic: str, batch: bool) -> None:
+    made = SendFrames(MessageQueue(topic, "broker-a", 3), group="g%d", batch=batch)
+    frame = frames.decode(made.frame(77, b"body", text, 1, 1_700_000_000_000, -5))
+    assert (frame.code, frame.opaque, frame.flag) == (320 if batch else 310, 77, 0)
+    assert frame.body == b"body"
+    assert headers.from_ext(SendHeader, frame.ext) == SendHeader(
+        producer_group="g%d",
+        topic=topic,
+        queue_id=3,
+        sys_flag=1,
+        born_time_ms=1_700_000_000_000,
+        flag=-5,
+        properties=text,
+        batch=batch,
+        broker_name="broker-a",
+    )
+
+
+def test_oneway_is_marked() -> None:
+    made = SendFrames(MessageQueue("t", "b", 0), group="g", oneway=True)
+    frame = frames.decode(made.frame(1, b"x", "", 0, 0, 0))
+    assert frame.is_oneway
+    assert frame.code == RequestCode.SEND_MESSAGE_V2

@@ -1,0 +1,210 @@
+"""The synchronous clients: the same signatures, and threads that come and go with them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+from tests.unit.client.fake import Fake
+
+import rocketspark
+from rocketspark import (
+    AsyncProducer,
+    AsyncPullConsumer,
+    AsyncPushConsumer,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+)
+from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.client.loop_thread import LoopThread
+from rocketspark.client.results import SendResult
+from rocketspark.errors import MessageIllegal, NotSent, StateError
+
+PAIRS = [
+    (AsyncProducer, Producer),
+    (AsyncPushConsumer, PushConsumer),
+    (AsyncPullConsumer, PullConsumer),
+    (Operations, SyncOperations),
+]
+
+
+def public(kind: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(function)
+        for name, function in inspect.getmembers(kind, callable)
+        if not name.startswith("_") or name == "__init__"
+    }
+
+
+@pytest.mark.parametrize(("core", "facade"), PAIRS)
+def test_same_methods_and_signatures(core: type, facade: type) -> None:
+    ours, theirs = public(facade), public(core)
+    # Only what has no meaning under asyncio, where every send can be a task.
+    assert set(ours) - set(theirs) <= {"send_future"}
+    assert set(theirs) <= set(ours)
+    for name, signature in theirs.items():
+        assert ours[name] == signature, name
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    """A fake cluster on a loop of its own, in another thread."""
+    thread = LoopThread()
+    made = Fake(t=4, u=1)
+    thread.call(made.__aenter__())
+    yield made
+    thread.call(made.__aexit__())
+    thread._users = 1
+    thread.release()
+
+
+def test_send_in_all_ways(fake: Fake) -> None:
+    before = threading.active_count()
+    with Producer(fake.namesrv, "pg") as producer:
+        assert threading.active_count() == before + 1
+        assert producer.send("t", b"1").queue_offset == 0
+        future = producer.send_future(Message(topic="t", body=b"2"))
+        assert isinstance(future, Future)
+        assert isinstance(future.result(5), SendResult)
+        producer.send_oneway("t", b"3")
+        assert producer.send_batch([Message(topic="t", body=b"4")] * 2).message_id.count(",") == 1
+        assert len(producer.queues("t")) == 4
+        with pytest.raises(MessageIllegal):
+            producer.send("t", b"")
+        with pytest.raises(MessageIllegal):
+            producer.send_future("t", b"").result(5)
+    assert threading.active_count() == before
+    with pytest.raises(StateError):
+        producer.send("t", b"5")
+    producer.close()
+
+
+def test_many_threads_and_clients_share_one_loop(fake: Fake) -> None:
+    before = threading.active_count()
+    with Producer(fake.namesrv, "p1") as one, Producer(fake.namesrv, "p2") as two:
+        assert threading.active_count() == before + 1
+        results: list[SendResult] = []
+
+        def send(producer: Producer) -> None:
+            for _ in range(50):
+                results.append(producer.send("t", b"x"))
+
+        threads = [threading.Thread(target=send, args=(p,)) for p in (one, two) * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({r.message_id for r in results}) == 400
+        assert one.client_id != two.client_id
+    assert threading.active_count() == before
+
+
+def test_futures_of_one_sharding_key_keep_their_order(fake: Fake) -> None:
+    with Producer(fake.namesrv, "pg") as producer:
+        futures = [producer.send_future("t", b"%d" % i, sharding_key="k") for i in range(200)]
+        assert [f.result(5).queue_offset for f in futures] == list(range(200))
+
+
+def test_push_consumer(fake: Fake) -> None:
+    before = threading.active_count()
+    got: list[ReceivedMessage] = []
+    arrived = threading.Event()
+    consumer = PushConsumer(fake.namesrv, "g", consume_from="first")
+    consumer.subscribe("t")
+
+    @consumer.listen
+    def listener(message: ReceivedMessage) -> None:
+        got.append(message)
+        if len(got) == 100:
+            arrived.set()
+
+    with consumer, Producer(fake.namesrv, "pg") as producer:
+        consumer.subscribe("u")
+        for i in range(100):
+            producer.send("tu"[i % 2], b"%d" % i)
+        assert arrived.wait(10)
+        assert len([q for q in consumer.queues() if q.topic in "tu"]) == 5
+    assert sorted(int(m.body) for m in got) == list(range(100))
+    assert threading.active_count() == before
+
+
+def test_push_consumer_with_a_coroutine(fake: Fake) -> None:
+    arrived = threading.Event()
+    names: list[str] = []
+    consumer = PushConsumer(fake.namesrv, "g", consume_from="first")
+    consumer.subscribe("u")
+
+    @consumer.listen
+    async def listener(message: ReceivedMessage) -> None:
+        names.append(threading.current_thread().name)
+        arrived.set()
+
+    with consumer, Producer(fake.namesrv, "pg") as producer:
+        producer.send("u", b"x")
+        assert arrived.wait(10)
+    assert names == ["rocketspark-client"]
+
+
+def test_pull_consumer_iterates(fake: Fake) -> None:
+    with Producer(fake.namesrv, "pg") as producer:
+        for i in range(10):
+            producer.send("u", b"%d" % i)
+    with PullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
+        consumer.subscribe("u")
+        got = []
+        for message in consumer:
+            got.append(int(message.body))
+            if len(got) == 4:
+                break
+    assert got == [0, 1, 2, 3]
+    assert fake.broker.offsets["g", "u", 0] == 4
+    with pytest.raises(ZeroDivisionError), PullConsumer(fake.namesrv, "g") as consumer:  # noqa: PT012
+        consumer.subscribe("u")
+        for message in consumer:
+            raise ZeroDivisionError(message.body)
+    assert fake.broker.offsets["g", "u", 0] == 4
+
+
+def test_start_that_fails_leaves_no_thread() -> None:
+    before = threading.active_count()
+    consumer = PullConsumer("127.0.0.1:1", "g")
+    started_s = time.monotonic()
+    with pytest.raises(NotSent, match="no NameServer answers"):
+        consumer.start()
+    assert time.monotonic() - started_s < 2
+    assert threading.active_count() == before
+
+
+def test_a_call_in_the_moment_of_closing_ends() -> None:
+    thread = LoopThread.acquire()
+
+    async def never() -> None:
+        raise AssertionError
+
+    thread.release()
+    with pytest.raises(StateError, match="closed meanwhile"):
+        thread.call(never())
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import sys, rocketspark; print([m for m in ('asyncio', 'msgspec', 'uvloop', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in rocketspark.__all__:
+        assert getattr(rocketspark, name) is not None
+    for name in rocketspark.client.__all__:
+        assert getattr(rocketspark.client, name) is not None
+    with pytest.raises(AttributeError):
+        rocketspark.nothing  # noqa: B018
