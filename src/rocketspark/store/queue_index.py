@@ -35,6 +35,7 @@ class Queue:
     __slots__ = (
         "_active",
         "at",
+        "counted",
         "delay_ms",
         "fixed_bytes",
         "flushed",
@@ -48,6 +49,7 @@ class Queue:
         "reserved",
         "segments",
         "start",
+        "stored_bytes",
         "suffix",
         "topic",
     )
@@ -71,6 +73,9 @@ class Queue:
         self.at = self.limit = self.reserved = self.start = 0
         self.next = self.min = 0
         self.flushed = 0
+        # For the count of what was stored: up to which message, and bytes of records since.
+        self.counted = 0
+        self.stored_bytes = 0
 
     def load(self, below: int | None, min_position: int, *, cut: bool) -> None:
         """Finds the queue's end: the last unit that is written and lies before log position `below`.
@@ -385,5 +390,6 @@ class QueueIndex:
         return Queue(topic, queue_id, segments, self._active, self.keys_of(topic), delay_ms)
 
     def _enter(self, queue: Queue) -> None:
+        queue.counted = queue.next
         self._by_name[queue.name, queue.queue_id] = queue
         self.by_bytes[queue.topic, queue.queue_id] = queue

@@ -95,6 +95,7 @@ def _verify_start(log: Log, safe: int) -> int:
 
 def _replay(log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, *, thorough: bool) -> Recovered:
     verify_from = _verify_start(log, safe)
+    replay = _Replay(queues, index, safe, from_start=safe <= log.min_position)
     end = last_time_ms = replayed = 0
     opened = False
     while True:
@@ -105,7 +106,7 @@ def _replay(log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, *, 
             if not opened:
                 _open_at(queues, index, safe, thorough=thorough)
                 opened = True
-            _dispatch(found, queues, index, safe, from_start=safe <= log.min_position)
+            replay.put(found)
             replayed += 1
         end = log.written
         file_start = verify_from - verify_from % log.file_bytes
@@ -138,53 +139,69 @@ def _anything_at(log: Log, end: int) -> bool:
     return any(log.segments.get(start).view[end - start : end - start + 8])
 
 
-def _dispatch(found: Record, queues: QueueIndex, index: KeyIndex | None, safe: int, *, from_start: bool) -> None:
-    """Queue unit and index keys of one record, as the append would have made them (rule: wire.md 4.3)."""
-    kind = found.sys_flag & sysflags.TRANSACTION_MASK
-    name = found.topic.decode("utf-8", "replace")
-    tags = properties.find(found.properties, _TAGS)
-    if found.sys_flag & sysflags.INNER_BATCH:
-        queues.batch_topics.add(found.topic)
-    if not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics:
-        queue = queues.make(found.topic, found.queue_id, safe)
-        if not _has_place(queue, found.queue_offset, queues.file_bytes // UNIT_BYTES, from_start=from_start):
-            return
-        if queue.delay_ms is not None:
-            code = found.store_time_ms + queue.delay_ms
-        else:
-            code = string_hash(tags.decode("utf-8", "replace")) if tags else 0
-        queue.put(found.position, found.size, code)
-    if index is not None and kind != sysflags.TRANSACTION_ROLLBACK:
-        index.pending.append(
-            (
-                queues.keys_of(name),
-                found.position,
-                found.store_time_ms,
-                properties.find(found.properties, _UNIQUE_ID),
-                properties.find(found.properties, _KEYS),
-                tags,
+class _Replay:
+    """Puts records into queues and index, as their appends would have (rule: wire.md 4.3)."""
+
+    def __init__(self, queues: QueueIndex, index: KeyIndex | None, safe: int, *, from_start: bool) -> None:
+        self._queues = queues
+        self._index = index
+        self._safe = safe
+        self._from_start = from_start
+        self._reborn: dict[Queue, Record] = {}
+
+    def put(self, found: Record) -> None:
+        """Queue unit and index keys of one record. Raises _QueueHole if its queue lacks units before it."""
+        queues, index = self._queues, self._index
+        kind = found.sys_flag & sysflags.TRANSACTION_MASK
+        if found.sys_flag & sysflags.INNER_BATCH:
+            queues.batch_topics.add(found.topic)
+        if not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics:
+            queue = queues.make(found.topic, found.queue_id, self._safe)
+            if self._has_place(queue, found):
+                _put_unit(queue, found)
+        if index is not None and kind != sysflags.TRANSACTION_ROLLBACK:
+            index.pending.append(
+                (
+                    queues.keys_of(found.topic.decode("utf-8", "replace")),
+                    found.position,
+                    found.store_time_ms,
+                    properties.find(found.properties, _UNIQUE_ID),
+                    properties.find(found.properties, _KEYS),
+                    properties.find(found.properties, _TAGS),
+                )
             )
-        )
-        if len(index.pending) >= PENDING_MAX:
-            index.write_pending()
+            if len(index.pending) >= PENDING_MAX:
+                index.write_pending()
+
+    def _has_place(self, queue: Queue, found: Record) -> bool:
+        """Brings the queue's end to the record's offset; False if it stays out (its offset is damaged)."""
+        offset = found.queue_offset
+        if offset == queue.next:
+            return True
+        if offset == 1 and queue in self._reborn:
+            queue.cut(0)
+            _put_unit(queue, self._reborn.pop(queue))
+            return True
+        if offset < queue.next:
+            # Either the topic was deleted and made again, or the offset is damaged: the next one tells.
+            if offset == 0:
+                self._reborn[queue] = found
+            return False
+        if not self._from_start:
+            raise _QueueHole
+        if queue.next == 0:
+            queue.start_at(offset)
+            return True
+        if offset - queue.next > queue.segments.size // UNIT_BYTES:
+            return False
+        queue.fill_to(offset)
+        return True
 
 
-def _has_place(queue: Queue, offset: int, gap_max: int, *, from_start: bool) -> bool:
-    """Brings the queue's end to `offset`; False if the record must stay out of it (its offset is damaged)."""
-    if offset == queue.next:
-        return True
-    if offset == 0:
-        # The topic was deleted and made again: the younger records lead.
-        queue.cut(0)
-        return True
-    if offset < queue.next:
-        return False
-    if not from_start:
-        raise _QueueHole
-    if queue.next == 0:
-        queue.start_at(offset)
-        return True
-    if offset - queue.next > gap_max:
-        return False
-    queue.fill_to(offset)
-    return True
+def _put_unit(queue: Queue, found: Record) -> None:
+    if queue.delay_ms is not None:
+        code = found.store_time_ms + queue.delay_ms
+    else:
+        tags = properties.find(found.properties, _TAGS)
+        code = string_hash(tags.decode("utf-8", "replace")) if tags else 0
+    queue.put(found.position, found.size, code)

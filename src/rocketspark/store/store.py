@@ -111,6 +111,7 @@ class Store:
             self._files.write_file(abort, str(os.getpid()).encode())
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
+        self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
         self._queues_position = min(found.queues_position, self.recovered.end)
         self._index_position = self._queues_position
@@ -233,6 +234,7 @@ class Store:
         _PACK_UNIT(queue.map, at, position, size, tags_code)
         queue.at = at + 20
         queue.next = queue_offset + 1
+        queue.stored_bytes += size
         if pending is not None:
             pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
         log.written = end
@@ -298,6 +300,7 @@ class Store:
             if queue.delay_ms is not None:
                 tags_code = now_ms + queue.delay_ms
             queue.put(position, size, tags_code)
+            queue.stored_bytes += size
         if pending is not None and sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK:
             pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
         log.written = position + size
@@ -374,6 +377,16 @@ class Store:
     def queues(self) -> Mapping[str, Collection[int]]:
         """Topics and the queue ids that have a consume queue."""
         return self.queue_index.queues()
+
+    def take_stored(self) -> list[tuple[str, int, int]]:
+        """(topic, messages, bytes of their records) stored in a queue since the last call, or since the opening."""
+        taken = []
+        for queue in self.queue_index.loaded():
+            if queue.next != queue.counted:
+                taken.append((queue.name, queue.next - queue.counted, queue.stored_bytes))
+                queue.counted = queue.next
+                queue.stored_bytes = 0
+        return taken
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
         """The queue offset that belongs to a store time; see `Reader.offset_at_time`."""

@@ -271,7 +271,7 @@ def test_a_deleted_topic_starts_anew_and_stays_so(make_store: Any, send: Any) ->
     store.delete_topic("t")
     assert set(store.queues()) == {"keep"}
     assert store.read("t", 1, 0, 1, 1).status is Found.NO_QUEUE
-    assert send(store, "t", 1, b"new")[1] == 0
+    assert [send(store, "t", 1, b"new%d" % i)[1] for i in range(3)] == [0, 1, 2]
     store.close()
     for lost in ("nothing", "checkpoint"):
         if lost == "checkpoint":
@@ -279,7 +279,7 @@ def test_a_deleted_topic_starts_anew_and_stays_so(make_store: Any, send: Any) ->
             os.unlink(Path(store.settings.root) / "checkpoint")
             (Path(store.settings.root) / "abort").touch()
         store = make_store()
-        assert bodies(store, "t", 1) == [b"new"]
+        assert bodies(store, "t", 1) == [b"new0", b"new1", b"new2"]
         assert len(bodies(store, "keep", 0)) == 70
         store.close()
 

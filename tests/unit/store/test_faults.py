@@ -1,0 +1,163 @@
+"""Disks that are full or fail: a clear error, nothing half-stored, reads go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
+from rocketspark.protocol import record
+from rocketspark.store import BatchMessage, Store, config_files
+from rocketspark.store.files import OsFiles
+
+NOW_MS = 1_700_000_000_000
+BORN = bytes.fromhex("7f0000010000c001")
+
+
+def bodies(store: Store, topic: str = "t") -> list[bytes]:
+    read = store.read(topic, 0, 0, 1000, 1 << 30)
+    return [r.body for piece in read.records for r in record.decode_all(piece)]
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1000, 20_000, 40_000, 70_000, 100_000])
+def test_a_full_disk_stops_appends_and_nothing_else(room_bytes: int, make_store: Any, send: Any, files: Any) -> None:
+    store = make_store()
+    files.room_bytes = room_bytes
+    stored: list[bytes] = []
+
+    def send_on() -> None:
+        for i in range(3000):
+            send(store, "t", 0, b"n%d" % i, keys=f"k{i}")
+            stored.append(b"n%d" % i)
+
+    with pytest.raises(StoreFull, match="free some space") as caught:
+        send_on()
+    assert caught.value.needed_bytes > 0
+    end = store.written_position
+    for _ in range(3):
+        with pytest.raises(StoreFull):
+            send(store, "t", 0, b"refused", keys="refused")
+    assert store.written_position == end
+    assert bodies(store) == stored
+    assert len(stored) == store.queue_range("t", 0)[1]
+    if stored:
+        store.query("t", "k0", 1, 0, 1 << 60)
+    # Room again: it goes on where it stopped, and every key is found.
+    files.room_bytes = None
+    assert send(store, "t", 0, b"after", keys="after")[1] == len(stored)
+    for i, key in [(len(stored), "after"), *((i, f"k{i}") for i in range(0, len(stored), 37))]:
+        assert [record.decode(v).queue_offset for v in store.query("t", key, 5, 0, 1 << 60)] == [i]
+    store.close()
+    again = make_store()
+    assert bodies(again) == [*stored, b"after"]
+
+
+def test_a_batch_that_does_not_fit_leaves_nothing(make_store: Any, send: Any, files: Any) -> None:
+    store = make_store()
+    send(store, "t", 0, b"first")
+    end = store.written_position
+    files.room_bytes = 1000
+    batch = [BatchMessage(b"x" * 100, b"") for _ in range(80)]
+    with pytest.raises(StoreFull):
+        store.append_batch(b"t", 0, batch, NOW_MS, 0, NOW_MS, BORN)
+    assert (store.written_position, store.queue_range("t", 0)) == (end, (0, 1))
+    files.room_bytes = None
+    assert [p[1] for p in store.append_batch(b"t", 0, batch, NOW_MS, 0, NOW_MS, BORN)] == list(range(1, 81))
+
+
+def test_after_a_failed_flush_the_store_is_read_only(make_store: Any, send: Any, files: Any) -> None:
+    store = make_store()
+    for i in range(3):
+        send(store, "t", 0, b"%d" % i, keys=f"k{i}")
+    assert store.flush_log() == store.written_position
+    send(store, "t", 0, b"3")
+    flushed = store.flushed_position
+    files.broken_sync = True
+    with pytest.raises(StoreUnwritable, match="read-only since a flush failed"):
+        store.flush_log()
+    # Even where the disk says it is well again: what it holds is unknown.
+    files.broken_sync = False
+    for _ in range(2):
+        with pytest.raises(StoreUnwritable, match="start again"):
+            send(store, "t", 0, b"refused")
+        with pytest.raises(StoreUnwritable):
+            store.flush_log()
+        with pytest.raises(StoreUnwritable):
+            store.append_batch(b"t", 0, [BatchMessage(b"", b"")], NOW_MS, 0, NOW_MS, BORN)
+    assert store.flushed_position == flushed
+    assert bodies(store) == [b"0", b"1", b"2", b"3"]
+    assert len(store.query("t", "k1", 5, 0, 1 << 60)) == 1
+    with pytest.raises(StoreUnwritable):
+        store.close()
+    root = Path(store.settings.root)
+    assert (root / "abort").exists()
+    again = make_store()
+    assert bodies(again) == [b"0", b"1", b"2", b"3"]
+    assert send(again, "t", 0, b"4")[1] == 4
+
+
+@pytest.mark.parametrize("flush", ["flush_queues", "flush_indexes"])
+def test_failed_flushes_of_queues_and_indexes_count_too(flush: str, make_store: Any, send: Any, files: Any) -> None:
+    store = make_store()
+    send(store, "t", 0, b"0", keys="k")
+    files.broken_sync = True
+    with pytest.raises(StoreUnwritable):
+        getattr(store, flush)()
+    files.broken_sync = False
+    with pytest.raises(StoreUnwritable):
+        send(store, "t", 0, b"1")
+    with pytest.raises(StoreUnwritable):
+        store.close()
+
+
+class ShortWrites(OsFiles):
+    """A disk that takes `left` more bytes of small files."""
+
+    left = 0
+
+    def write_file(self, path: str, content: bytes) -> None:
+        if len(content) > self.left:
+            Path(path).write_bytes(content[: self.left])
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        super().write_file(path, content)
+
+
+def test_config_files_keep_the_version_before(tmp_path: Path) -> None:
+    path = str(tmp_path / "config" / "topics.json")
+    assert config_files.read(path) is None
+    config_files.write(path, "one é")
+    assert (config_files.read(path), config_files.read_backup(path)) == ("one é", None)
+    config_files.write(path, "two")
+    assert (config_files.read(path), config_files.read_backup(path)) == ("two", "one é")
+    config_files.write(path, "two")
+    assert config_files.read_backup(path) == "one é"
+    assert sorted(os.listdir(tmp_path / "config")) == ["topics.json", "topics.json.bak"]
+    Path(path).write_bytes(b"")
+    assert config_files.read(path) == "one é"
+    os.unlink(path)
+    assert config_files.read(path) == "one é"
+    Path(path).write_bytes(b"broken \xff")
+    assert config_files.read(path) == "broken \ufffd"
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_config_files_survive_a_full_disk(left: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "topics.json")
+    config_files.write(path, "before")
+    disk = ShortWrites()
+    disk.left = left
+    with pytest.raises(StoreFull, match="free some space"):
+        config_files.write(path, "the new one", disk)
+    assert config_files.read(path) == "before"
+    assert [n for n in os.listdir(tmp_path) if n.endswith(".tmp")] == []
+
+
+def test_a_directory_that_cannot_be_read_is_told_plainly(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.mkdir()
+    with pytest.raises(StoreError, match="cannot read"):
+        config_files.read(str(path))
