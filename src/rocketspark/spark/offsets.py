@@ -1,7 +1,8 @@
 """Offsets of many queues: where to begin and end, how much to take, how to split. Rule: pure; nothing is asked here.
 
 A stream's offset is JSON, topic to broker to queue id to the next queue offset to read. Its keys are in order, since
-Spark compares offsets as text.
+Spark compares offsets as text. Spark records where each micro-batch ends but not where the first one began, so the end
+of the first one tells that too, under a key that can be no topic.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from rocketspark.model import MessageQueue
 from rocketspark.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable, Where
 
 Offsets = dict[MessageQueue, int]
+
+START_KEY = "@start"
 
 
 class Range(NamedTuple):
@@ -37,6 +40,7 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
     return {
         MessageQueue(topic, broker, int(queue)): offset
         for topic, brokers in table.items()
+        if topic != START_KEY
         for broker, queues in brokers.items()
         for queue, offset in queues.items()
     }

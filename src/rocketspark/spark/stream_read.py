@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from rocketspark.model import MessageQueue
 from rocketspark.spark.cluster import Bounds, Cluster
-from rocketspark.spark.offsets import Offsets, admit, from_json, place, to_json
+from rocketspark.spark.offsets import START_KEY, Offsets, admit, from_json, place, to_json
 from rocketspark.spark.options import EARLIEST, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.reading import plan, read_partition
@@ -32,6 +32,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # With AvailableNow: where the topics ended when the query began.
         self._last: Offsets | None = None
         self._newest: Offsets = {}
+        self._initial: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cluster": None}
@@ -48,12 +49,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bounds
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """Where a new query begins; the same each time, as Spark asks more than once."""
+        if self._initial is not None:
+            return self._initial
         with plain_errors():
             bounds = self._bounds()
             oldest = {queue: found.oldest for queue, found in bounds.items()}
             start = place(self._options.starting, oldest, self._newest, option="startingOffsets", default=EARLIEST)
-            return to_json(start)
+            self._initial = dict(to_json(start))
+            return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """maxMessagesPerTrigger, or all there is."""
@@ -71,19 +75,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with plain_errors():
             begin = from_json(start)
             bounds = self._bounds()
-            ends = dict(self._newest)
-            if self._last is not None:
-                ends = {queue: min(ends.get(queue, last), last) for queue, last in self._last.items()}
-            for queue, found in bounds.items():
+            last = self._last
+            ends = {
+                q: n if last is None else min(n, last[q]) for q, n in self._newest.items() if last is None or q in last
+            }
+            for queue, end in ends.items():
                 # A queue that is new to the query begins at its oldest message.
-                if queue in ends:
-                    begin.setdefault(queue, min(found.oldest, ends[queue]))
+                begin.setdefault(queue, min(bounds[queue].oldest, end))
             for queue, offset in begin.items():
                 # Not there: its broker is away, or came after the query's end was fixed.
                 ends.setdefault(queue, offset)
             if isinstance(limit, ReadMaxRows):
                 ends = admit(begin, ends, limit.max_rows)
-            return to_json(ends)
+            if ends == from_json(start):
+                return start
+            found: dict[str, Any] = dict(to_json(ends))
+            if start == self._initial:
+                found[START_KEY] = start
+            return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The topics' ends as last seen, for the query's progress."""
@@ -94,7 +103,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with plain_errors():
             cluster = self._open()
             cluster.queues(self._options.topics)
-            return list(plan(cluster, from_json(start), from_json(end), self._options))
+            # A first micro-batch that is run again begins where it began, not where a new query would begin now.
+            begin = end.get(START_KEY, start) if START_KEY not in start else start
+            return list(plan(cluster, from_json(begin), from_json(end), self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; runs on an executor."""

@@ -1,0 +1,136 @@
+"""Fixtures of the Spark tests: one session and one cluster of two brokers for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rocketspark.client import Producer, requests
+from rocketspark.model import Message, MessageQueue
+from rocketspark.testing import Cluster, run_cluster
+from rocketspark.transport.dial import dial
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def java_home() -> str | None:
+    """JAVA_HOME, or what set-up found, or "" if java is on the path."""
+    chosen = ROOT / ".setup" / "java_home"
+    if os.environ.get("JAVA_HOME"):
+        return os.environ["JAVA_HOME"]
+    if chosen.exists():
+        return chosen.read_text().strip()
+    return "" if shutil.which("java") else None
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session with two cores."""
+    home = java_home()
+    if home is None:
+        text = "Spark needs Java 17 or later: run `make setup`, or set JAVA_HOME"
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(text)
+        pytest.skip(text)
+    if home:
+        os.environ["JAVA_HOME"] = home
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("rocketspark-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.stopTimeout", "30s")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A NameServer and two brokers, broker-a and broker-b."""
+    with run_cluster(brokers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def producer(cluster: Cluster) -> Iterator[Producer]:
+    """A client that loads what Spark reads."""
+    with Producer(cluster.namesrv, "spark_tests") as client:
+        yield client
+
+
+@pytest.fixture
+def topic(cluster: Cluster, make_topic: Callable[..., str]) -> str:
+    """A new topic with two queues on each broker."""
+    return make_topic()
+
+
+@pytest.fixture(scope="session")
+def make_topic(cluster: Cluster) -> Callable[..., str]:
+    """make_topic(queues=2, brokers=2, name=None): a topic on the first brokers, known to the NameServer."""
+
+    def make(queues: int = 2, brokers: int = 2, name: str | None = None) -> str:
+        topic = name or f"t-{uuid.uuid4().hex[:12]}"
+
+        async def create() -> None:
+            for address in cluster.brokers[:brokers]:
+                peer = await dial(address)
+                await requests.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
+                peer.close()
+            namesrv = await dial(cluster.namesrv)
+            while len((await requests.fetch_route(namesrv, topic)).read_queues()) < queues * brokers:
+                await asyncio.sleep(0.005)
+            namesrv.close()
+
+        asyncio.run(create())
+        return topic
+
+    return make
+
+
+Place = tuple[str, int, int]
+
+
+@pytest.fixture(scope="session")
+def load(producer: Producer) -> Callable[..., dict[Place, Message]]:
+    """load(topic, count, first=0): that many messages over all queues; what stands at (broker, queue, offset)."""
+
+    def send(topic: str, count: int, first: int = 0, queue: MessageQueue | None = None) -> dict[Place, Message]:
+        placed = {}
+        for start in range(first, first + count, 200):
+            messages = [make_message(topic, i) for i in range(start, min(start + 200, first + count))]
+            result = producer.send_batch(messages, queue=queue)
+            for i, message in enumerate(messages):
+                place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset + i)
+                placed[place] = message
+        return placed
+
+    return send
+
+
+def make_message(topic: str, number: int) -> Message:
+    """The number-th message: tags A, B, C in turn, every fifth without; body of varying length."""
+    return Message(
+        topic=topic,
+        body=b"%d:" % number + b"x" * (number % 50),
+        tag=None if number % 5 == 4 else "ABC"[number % 3],
+        keys=[f"k{number}", "all"] if number % 2 else [],
+        properties={"number": str(number), "uni": "中文-é-🚀"},
+        flag=number % 7,
+    )

@@ -1,0 +1,241 @@
+"""spark.readStream: micro-batches that add up to every message once, over restarts, limits and queues that appear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from tests.spark.conftest import Place
+
+from rocketspark.model import Message, MessageQueue
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.fetch import DataLost
+from rocketspark.spark.offsets import from_json
+from rocketspark.spark.options import parse_read
+from rocketspark.spark.reading import QueuePartition
+from rocketspark.spark.stream_read import StreamReader
+from rocketspark.testing import Cluster
+
+Load = Callable[..., dict[Place, Message]]
+
+
+class Stream:
+    """A query that appends the places of what it reads to a folder of Parquet, one sub-folder per micro-batch."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, topic: str, folder: Path) -> None:
+        self._spark, self._cluster, self._topic = spark, cluster, topic
+        self.out, self.checkpoint = folder / "out", folder / "checkpoint"
+
+    def frame(self, **options: Any) -> DataFrame:
+        return (
+            self._spark.readStream.format("rocketmq")
+            .option("namesrv", self._cluster.namesrv)
+            .option("topic", self._topic)
+            .option("startingOffsets", "earliest")
+            .options(**options)
+            .schema("broker string, queueId int, queueOffset long, body binary")
+            .load()
+        )
+
+    def run(self, **options: Any) -> list[int]:
+        """Read all there is; the rows of each micro-batch."""
+        query = (
+            self.frame(**options)
+            .writeStream.format("parquet")
+            .option("path", str(self.out))
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(90)
+        return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+
+    def places(self) -> list[Place]:
+        rows = self._spark.read.parquet(str(self.out)).collect()
+        return sorted((r.broker, r.queueId, r.queueOffset) for r in rows)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, cluster: Cluster, topic: str, tmp_path: Path) -> Stream:
+    return Stream(spark, cluster, topic, tmp_path)
+
+
+def test_available_now_and_restart_go_on_exactly(
+    stream: Stream, load: Load, topic: str, make_topic: Callable[..., str]
+) -> None:
+    placed = load(topic, 5000)
+    assert stream.run() == [5000]
+    assert stream.places() == sorted(placed)
+    # A restart reads what came since, and queues that appeared since from their beginning.
+    make_topic(queues=3, name=topic)
+    placed |= load(topic, 2000, first=5000)
+    placed |= load(topic, 1000, first=7000, queue=MessageQueue(topic, "broker-b", 2))
+    assert stream.run() == [3000]
+    assert stream.places() == sorted(placed)
+    assert stream.run() == []
+    assert stream.places() == sorted(placed)
+
+
+def test_messages_per_trigger(stream: Stream, load: Load, topic: str) -> None:
+    placed = load(topic, 2000)
+    rows = stream.run(maxMessagesPerTrigger="700")
+    assert rows == [700, 700, 600]
+    assert stream.places() == sorted(placed)
+
+
+def test_progress_names_offsets(spark: SparkSession, stream: Stream, load: Load, topic: str, tmp_path: Path) -> None:
+    placed = load(topic, 1000)
+    query = (
+        stream.frame()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(stream.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(90)
+    progress = next(p for p in query.recentProgress if p["numInputRows"])
+    ends: dict[str, dict[str, int]] = {}
+    for broker, queue_id, _ in placed:
+        at = ends.setdefault(broker, {"0": 0, "1": 0})
+        at[str(queue_id)] += 1
+    source = progress["sources"][0]
+    assert json.loads(source["endOffset"])[topic] == ends
+    assert json.loads(source["latestOffset"]) == {topic: ends}
+
+
+def test_stream_begins_at_the_end_by_default(
+    spark: SparkSession, cluster: Cluster, load: Load, topic: str, tmp_path: Path
+) -> None:
+    load(topic, 400)
+    seen: list[int] = []
+    schema = "properties map<string, string>"
+    reader = spark.readStream.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic)
+    query = (
+        reader.schema(schema)
+        .load()
+        .writeStream.foreachBatch(
+            lambda batch, _: seen.extend(int(r.properties["number"]) for r in batch.collect()),
+        )
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        # Nothing tells when the query took its first offsets: send until it sees some.
+        sent = 400
+        while not seen and query.isActive:
+            load(topic, 10, first=sent)
+            sent += 10
+            query.awaitTermination(0.1)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert sorted(seen) == list(range(min(seen), sent))
+    assert min(seen) >= 400
+
+
+def test_unknown_topic_ends_the_query_with_one_clear_line(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    frame = spark.readStream.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", "absent").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(Exception, match="no topic 'absent'") as caught:
+        query.awaitTermination(60)
+    assert 'File "' not in str(caught.value)
+
+
+# -- the reader without Spark around it ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(cluster: Cluster, topic: str) -> Any:
+    made = make_reader(cluster, topic)
+    yield made
+    made.stop()
+
+
+def make_reader(cluster: Cluster, topic: str, **options: str) -> StreamReader:
+    given = {"namesrv": cluster.namesrv, "topic": topic, "startingOffsets": "earliest", **options}
+    return StreamReader(READ_SCHEMA, parse_read(given, streaming=True))
+
+
+def count(offset: dict[str, Any]) -> int:
+    return sum(from_json(offset).values())
+
+
+def test_same_offset_when_nothing_came(reader: StreamReader, load: Load, topic: str) -> None:
+    load(topic, 100)
+    start = reader.initialOffset()
+    assert count(start) == 0
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert count(end) == 100
+    assert json.dumps(reader.latestOffset(end, ReadMaxRows(10))) == json.dumps(end)
+    assert reader.partitions(end, end) == []
+    assert reader.reportLatestOffset() == end
+
+
+def test_first_micro_batch_run_again_is_the_same(cluster: Cluster, load: Load, topic: str) -> None:
+    load(topic, 100)
+    first, again = (make_reader(cluster, topic, startingOffsets="latest") for _ in range(2))
+    try:
+        start = first.initialOffset()
+        placed = load(topic, 50, first=100)
+        assert first.initialOffset() == start
+        end = first.latestOffset(start, ReadAllAvailable())
+        load(topic, 30, first=150)
+        # Spark stopped before that micro-batch was done; its log holds just the end.
+        parts = again.partitions(again.initialOffset(), json.loads(json.dumps(end)))
+        rows = [row for part in parts for batch in again.read(part) for row in batch.to_pylist()]
+        assert {(r["broker"], r["queueId"], r["queueOffset"]) for r in rows} == set(placed)
+        assert len(rows) == 50
+        after = again.latestOffset(end, ReadAllAvailable())
+        assert sum(p.end - p.first for p in again.partitions(end, after)) == 30
+        assert again.partitions(end, end) == []
+    finally:
+        first.stop()
+        again.stop()
+
+
+def test_available_now_does_not_read_what_comes_later(reader: StreamReader, load: Load, topic: str) -> None:
+    load(topic, 100)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    load(topic, 50, first=100)
+    end = reader.latestOffset(start, ReadMaxRows(60))
+    assert count(end) == 60
+    end = reader.latestOffset(end, ReadAllAvailable())
+    assert count(end) == 100
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_queue_whose_broker_is_away_keeps_its_place(reader: StreamReader, load: Load, topic: str) -> None:
+    load(topic, 100)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    start[topic]["broker-z"] = {"0": 77}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end[topic]["broker-z"] == {"0": 77}
+    assert reader.partitions(start, end) == []
+
+
+def test_queue_made_anew_is_data_loss(cluster: Cluster, load: Load, topic: str) -> None:
+    load(topic, 100)
+    for fail in ("true", "false"):
+        reader = make_reader(cluster, topic, failOnDataLoss=fail)
+        try:
+            start = {topic: {"broker-a": {"0": 1000, "1": 0}, "broker-b": {"0": 0, "1": 0}}}
+            end = reader.latestOffset(start, ReadMaxRows(1000))
+            if fail == "true":
+                with pytest.raises(DataLost, match="made anew"):
+                    reader.partitions(start, end)
+            else:
+                parts = reader.partitions(start, end)
+                assert all(isinstance(p, QueuePartition) for p in parts)
+                assert sum(b.num_rows for p in parts for b in reader.read(p)) == 100
+        finally:
+            reader.stop()
