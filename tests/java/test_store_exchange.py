@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ SMALL_FILES: dict[str, Any] = {
 }
 TOPICS = {"flights": 4, "batches": 2, "large": 1}
 GROUP = "exchange-readers"
+# What one round of `fill` sends besides the flights.
+OTHERS = 5 + 20 + 2
 # Where a queue begins and ends is told with each pull; it is no part of the message.
 OF_THE_PULL = {"MIN_OFFSET", "MAX_OFFSET"}
 
@@ -115,19 +118,25 @@ def fill(java: JavaDriver, server: Server, mark: str, rounds: int) -> list[dict[
     return results
 
 
-def read_all(java: JavaDriver, server: Server) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """Every field of every message, by queue."""
-    everything = {}
+def read_all(java: JavaDriver, server: Server, count: int) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Every field of every message, by queue, once there are `count`.
+
+    The Java broker answers a send before its queue shows the message.
+    """
+    deadline = time.monotonic() + 20
     with java.started("pull", namesrv=server.namesrv, group=GROUP) as puller:
-        for place in QUEUES:
-            messages = java.call("read_queue", name=puller, queue=place)
-            for found in messages:
-                del found["broker"]  # The client's own note of whom it asked.
-                found["properties"] = {
-                    name: value for name, value in found["properties"].items() if name not in OF_THE_PULL
-                }
-            everything[place["topic"], place["queue_id"]] = messages
-    return everything
+        while True:
+            everything = {}
+            for place in QUEUES:
+                messages = java.call("read_queue", name=puller, queue=place)
+                for found in messages:
+                    del found["broker"]  # The client's own note of whom it asked.
+                    for name in OF_THE_PULL:
+                        found["properties"].pop(name, None)
+                everything[place["topic"], place["queue_id"]] = messages
+            if sum(map(len, everything.values())) >= count or time.monotonic() > deadline:
+                return everything
+            time.sleep(0.05)
 
 
 def commit(java: JavaDriver, server: Server, offsets: list[int]) -> None:
@@ -159,8 +168,9 @@ def test_store_goes_to_the_java_broker_and_back(
     server = start_ours(store)
     make_topics(java, server)
     sent = fill(java, server, "first", rounds=250)
-    before = read_all(java, server)
-    assert sum(map(len, before.values())) == 4 * 250 + 5 + 20 + 2
+    count = 4 * 250 + OTHERS
+    before = read_all(java, server, count)
+    assert sum(map(len, before.values())) == count
     acknowledged = {one for result in sent for one in result["message_id"].split(",")}
     assert acknowledged == {found["message_id"] for messages in before.values() for found in messages}
     offsets = [250, 249, 7, 0, 5, 20, 1]
@@ -171,7 +181,7 @@ def test_store_goes_to_the_java_broker_and_back(
     assert (store / "abort").exists() == (how == "kill")
 
     server = start_theirs(store)
-    assert read_all(java, server) == before
+    assert read_all(java, server, count) == before
     if how == "stop":
         assert committed(java, server) == offsets
     with java.started("admin", namesrv=server.namesrv) as admin:
@@ -180,27 +190,30 @@ def test_store_goes_to_the_java_broker_and_back(
             assert (data["read_queues"], data["write_queues"], data["perm"]) == (queues, queues, 6)
     with java.started("pull", namesrv=server.namesrv, group=GROUP) as puller:
         # Their key lookup over our index: the first key, the last, one in a batch, one that many share.
-        for topic, key, count in [
+        for topic, key, hits in [
             ("flights", "first-0-0", 1),
             ("flights", "first-3-249", 1),
             ("batches", "first-b7", 1),
             ("flights", "shared", 64),
         ]:
             found = java.call("query_message", name=puller, topic=topic, key=key, count_max=64)
-            assert len(found) == count, key
+            assert len(found) == hits, key
             assert all(key in one["keys"].split(" ") for one in found)
     fill(java, server, "second", rounds=120)
-    after = read_all(java, server)
+    count += 4 * 120 + OTHERS
+    after = read_all(java, server, count)
+    assert sum(map(len, after.values())) == count
     for place, messages in before.items():
         assert after[place][: len(messages)] == messages
         assert [found["queue_offset"] for found in after[place]] == list(range(len(after[place])))
-    assert sum(map(len, after.values())) == sum(map(len, before.values())) + 4 * 120 + 5 + 20 + 2
     end(server, how)
 
     server = start_ours(store)
-    assert read_all(java, server) == after
+    assert read_all(java, server, count) == after
     fill(java, server, "third", rounds=1)
-    last = read_all(java, server)
+    count += 4 + OTHERS
+    last = read_all(java, server, count)
+    assert sum(map(len, last.values())) == count
     for place, messages in after.items():
         assert last[place][: len(messages)] == messages
         assert [found["queue_offset"] for found in last[place]] == list(range(len(last[place])))
