@@ -103,7 +103,10 @@ class BrokerServer:
         )
         marks = {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}
         intake = Intake(self.store, self._arrivals, self._delays, body_bytes_max=s.message_bytes_max, marks=marks)
-        self._clients = Clients(lambda group: client_handler.notify(group), expiry_ms=s.client_expiry_ms)
+        self._clients = Clients(
+            lambda group: client_handler.notify(group) if s.notify_group_changes else None,
+            expiry_ms=s.client_expiry_ms,
+        )
         self._transactions = Transactions(
             self.store,
             intake,
