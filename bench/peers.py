@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.java.apache import ApacheCluster
+from tests.java.apache import ApacheBroker, ApacheCluster
 
 
 class Servers(NamedTuple):
@@ -65,6 +65,9 @@ def apache() -> Iterator[Servers]:
     """Apache RocketMQ 5.5.0's NameServer and broker."""
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-java-") as folder:
         started = time.perf_counter()
+        # As its own start script runs it: the full JIT, G1; a heap that leaves room for the others.
+        ApacheBroker.jvm_flags = ("-server", "-XX:+UseG1GC")
+        ApacheBroker._flags = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=2g")
         cluster = ApacheCluster(Path(folder), config=dict(JAVA_DEFAULTS))
         try:
             pid = cluster.broker._process.pid
