@@ -177,7 +177,7 @@ def test_same_offset_when_nothing_came(reader: StreamReader, load: Load, topic: 
     assert count(end) == 100
     assert json.dumps(reader.latestOffset(end, ReadMaxRows(10))) == json.dumps(end)
     assert reader.partitions(end, end) == []
-    assert reader.reportLatestOffset() == end
+    assert from_json(reader.reportLatestOffset() or {}) == from_json(end)
 
 
 def test_first_micro_batch_run_again_is_the_same(cluster: Cluster, load: Load, topic: str) -> None:

@@ -1,0 +1,239 @@
+"""Spark batch read through the broker: rows/s, and where the time goes.
+
+`python -m bench.spark_read --rows 2000000`: starts a server, loads it, then reads by fetch alone, with Arrow decoding,
+and by Spark on local[2]; processor seconds of the broker, the JVM and Python's workers tell who worked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.peers import cpu_seconds, ours
+from bench.report import Row, show
+from rocketspark.arrow import records
+from rocketspark.client import requests
+from rocketspark.model import MessageQueue
+from rocketspark.protocol import batch
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import SendHeader
+from rocketspark.spark.fetch import Piece, fetch
+from rocketspark.spark.link import Link
+from rocketspark.spark.offsets import Range
+from rocketspark.spark.options import parse_read
+from rocketspark.transport.dial import dial
+
+TOPIC = "bench-spark"
+BODY_BYTES = 128
+BATCH_ROWS = 1000
+# What the Kafka connector's rows have too, but for its key.
+COLUMNS = ["topic", "queueId", "queueOffset", "storeTime", "body"]
+SCHEMA = "topic string, queueId int, queueOffset long, storeTime timestamp, body binary"
+
+
+def create_topic(broker: str, queues: int) -> None:
+    """Create the topic on the broker."""
+
+    async def create() -> None:
+        peer = await dial(broker)
+        await requests.create_topic(peer, TOPIC, read_queue_count=queues, write_queue_count=queues)
+        peer.close()
+
+    asyncio.run(create())
+
+
+def load(broker: str, rows: int, queues: int) -> float:
+    """Send the rows as batches, a few in flight; seconds it took."""
+    link = Link(broker, timeout_ms=30_000)
+    started = time.perf_counter()
+    waiting = 0
+    filler = os.urandom(BODY_BYTES)
+    for number, first in enumerate(range(0, rows, BATCH_ROWS)):
+        items = [
+            batch.BatchItem(0, (b"%d:" % i + filler)[:BODY_BYTES], b"UNIQ_KEY\x01%032X\x02WAIT\x01true\x02" % i)
+            for i in range(first, min(first + BATCH_ROWS, rows))
+        ]
+        header = SendHeader(
+            producer_group="bench",
+            topic=TOPIC,
+            queue_id=number % queues,
+            sys_flag=0,
+            born_time_ms=int(time.time() * 1000),
+            flag=0,
+            properties=f"UNIQ_KEY\x01{number:032X}\x02WAIT\x01true\x02",
+            batch=True,
+        )
+        link.send(RequestCode.SEND_BATCH_MESSAGE, header, batch.encode(items))
+        waiting += 1
+        while waiting > 8:
+            waiting -= check(link)
+    while waiting:
+        waiting -= check(link)
+    link.close()
+    return time.perf_counter() - started
+
+
+def check(link: Link) -> int:
+    """Take replies; how many there were."""
+    replies = link.receive()
+    for reply in replies:
+        if reply.code:
+            raise SystemExit(f"loading failed: code {reply.code}, {reply.remark}")
+    return len(replies)
+
+
+def pieces(namesrv: str, broker: str, rows: int, queues: int, **options: str) -> Iterator[Piece]:
+    """Every piece of the topic, queue after queue."""
+    parsed = parse_read({"namesrv": namesrv, "topic": TOPIC, **options}, streaming=False)
+    batches = -(-rows // BATCH_ROWS)
+    for queue_id in range(queues):
+        count = min(rows, sum(BATCH_ROWS for i in range(batches) if i % queues == queue_id))
+        yield from fetch(Range(MessageQueue(TOPIC, "", queue_id), 0, count), (broker,), parsed)
+
+
+def decode(piece: Piece, columns: list[str]) -> int:
+    """A piece as the source decodes it."""
+    return int(
+        records.decode(
+            piece.buffer,
+            piece.spans,
+            columns,
+            topic=TOPIC,
+            offset_first=piece.first,
+            offset_end=piece.end,
+            ascending=True,
+        ).num_rows
+    )
+
+
+def timed(rows: int, act: Callable[[], int]) -> float:
+    """Rows per second of `act`, which returns how many rows it saw: all of them."""
+    started = time.perf_counter()
+    seen = act()
+    if seen != rows:
+        raise SystemExit(f"{seen} rows were read, not {rows}")
+    return rows / (time.perf_counter() - started)
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """A Spark session on two cores."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    java_home = Path(__file__).resolve().parents[1] / ".setup" / "java_home"
+    if "JAVA_HOME" not in os.environ and java_home.exists():
+        os.environ["JAVA_HOME"] = java_home.read_text().strip()
+    from pyspark.sql import SparkSession
+
+    with tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder:
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.memory", "2g")
+            .config("spark.sql.warehouse.dir", folder)
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("OFF")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def processor_seconds(broker_pid: int) -> dict[str, float]:
+    """Used so far by the broker, the JVM, and all Python below it."""
+    used = {"broker": cpu_seconds(broker_pid), "JVM": 0.0, "Python workers": 0.0}
+    below = {os.getpid()}
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1]), (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+    for _ in range(6):
+        below |= {pid for pid, (parent, _) in parents.items() if parent in below}
+    for pid in below - {os.getpid(), broker_pid}:
+        if pid in parents:
+            used["JVM" if parents[pid][1] == "java" else "Python workers"] += cpu_seconds(pid)
+    return used
+
+
+def spark_rates(namesrv: str, broker_pid: int, rows: int, runs: int) -> tuple[list[Row], list[str]]:
+    """Rows/s of Spark's reads, the first one apart, and processor seconds of the last."""
+    from pyspark.sql import functions as F
+
+    found, told = [], []
+    with session() as spark:
+        reader = spark.read.format("rocketmq").option("namesrv", namesrv).option("topic", TOPIC)
+
+        def total() -> int:
+            row = reader.schema(SCHEMA).load().agg(F.count("*"), F.sum(F.length("body"))).first()
+            if row[1] != rows * BODY_BYTES:
+                raise SystemExit(f"bodies are {row[1]} bytes in all, not {rows * BODY_BYTES}")
+            return int(row[0])
+
+        def noop() -> int:
+            reader.schema(SCHEMA).load().write.format("noop").mode("overwrite").save()
+            return rows
+
+        def everything() -> int:
+            from rocketspark.spark.columns import READ_SCHEMA
+
+            reader.schema(READ_SCHEMA).load().write.format("noop").mode("overwrite").save()
+            return rows
+
+        found.append(Row("Spark: first read of the session", timed(rows, total), None, "rows/s"))
+        for name, act in (("count and sum of lengths", total), ("five columns to noop", noop)):
+            rates = []
+            for _ in range(runs):
+                before = processor_seconds(broker_pid)
+                rates.append(timed(rows, act))
+            used = processor_seconds(broker_pid)
+            found.append(Row(f"Spark: {name}", statistics.median(rates), None, "rows/s"))
+            told.append(f"{name}, processor seconds: " + ", ".join(f"{k} {used[k] - before[k]:.2f}" for k in used))
+        found.append(Row("Spark: all 18 columns to noop", timed(rows, everything), None, "rows/s"))
+    return found, told
+
+
+def run(runs: int = 3, rows: int = 2_000_000, queues: int = 4) -> list[Row]:
+    """Load, read in every way, print."""
+    with ours() as servers:
+        create_topic(servers.broker, queues)
+        found = [Row("load, batches of 1000", rows / load(servers.broker, rows, queues), None, "rows/s")]
+
+        def source() -> Iterator[Piece]:
+            return pieces(servers.namesrv, servers.broker, rows, queues)
+
+        for _ in range(2):
+            fetched = timed(rows, lambda: sum(p.end - p.first for p in source()))
+            decoded = timed(rows, lambda: sum(decode(p, COLUMNS) for p in source()))
+        found += [
+            Row("fetch alone, one process", fetched, None, "rows/s"),
+            Row("fetch and decode of five columns", decoded, None, "rows/s"),
+        ]
+        by_spark, told = spark_rates(servers.namesrv, servers.pid, rows, runs)
+        found += by_spark
+    show(found)
+    print("\n".join(told))
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.spark_read", description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--queues", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    run(given.runs, given.rows, given.queues)
