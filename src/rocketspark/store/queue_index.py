@@ -41,6 +41,7 @@ class Queue:
         "flushed",
         "keys",
         "limit",
+        "long_topic",
         "map",
         "min",
         "name",
@@ -66,6 +67,7 @@ class Queue:
         self._active = active
         # Topic length and topic as they stand in a record after the body.
         length = len(self.topic)
+        self.long_topic = length > 127
         self.suffix = length.to_bytes(1 if length <= 127 else 2, "big") + self.topic
         # Bytes of a record that are neither host, body nor properties.
         self.fixed_bytes = 72 + len(self.suffix) + 2

@@ -108,10 +108,13 @@ class Reader:
         if run_end > 0:
             runs.append((run_start, run_end))
         records = []
+        file_start, view = -1, memoryview(b"")
         for start, end in runs:
-            found = self._log.slice(start, end - start)
-            assert found is not None, "a queue never points beyond the log"
-            records.append(found)
+            at = start % file_bytes
+            if start - at != file_start:
+                file_start = start - at
+                view = self._log.segments.get(file_start).view
+            records.append(view[at : at + end - start])
         status = Found.FOUND if records else Found.NO_MATCHED
         return Read(status, records, count, next_offset, low, high)
 

@@ -58,6 +58,8 @@ class Store:
         self.store_host = store_host
         self._clock = clock or SystemClock()
         self._files = files or OsFiles()
+        self._host_v6 = len(store_host) == 20
+        self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
 
@@ -185,14 +187,14 @@ class Store:
         queue = self._queues_by_bytes.get((topic, queue_id))
         if queue is None:
             queue = self.queue_index.make(topic, queue_id)
-        if sys_flag & 4 or len(born_host) != 8 or len(self.store_host) != 8 or len(topic) > 127:
+        if sys_flag & 4 or len(born_host) != 8 or queue.long_topic or self._host_v6:
             return self._append_rare(
                 queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
                 born_time_ms, born_host, reconsume_times, prepared_position,
             )  # fmt: skip
         body_length = len(body)
         properties_length = len(properties)
-        if body_length > self.settings.message_bytes_max or properties_length > 32767:
+        if body_length > self._body_bytes_max or properties_length > 32767:
             raise self._too_large(queue, body_length, properties_length)
         pending = self._pending
         if pending is not None and len(pending) >= PENDING_MAX:
