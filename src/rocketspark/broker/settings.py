@@ -66,6 +66,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     store_replies: bool = msgspec.field(name="storeReplyMessageEnable", default=True)
     reject_transactions: bool = msgspec.field(name="rejectTransactionMessage", default=False)
 
+    property_filter: bool = msgspec.field(name="enablePropertyFilter", default=False)
     long_polling: bool = msgspec.field(name="longPollingEnable", default=True)
     pull_count_max: int = msgspec.field(name="maxTransferCountOnMessageInMemory", default=32)
     pull_bytes_max: int = msgspec.field(name="maxTransferBytesOnMessageInMemory", default=256 << 10)
@@ -158,7 +159,7 @@ IGNORED_KEYS = frozenset(
     queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums consumerManageThreadPoolNums
     heartbeatThreadPoolNums endTransactionThreadPoolNums serverWorkerThreads serverCallbackExecutorThreads
     serverSelectorThreads deleteWhen fileReservedTime diskMaxUsedSpaceRatio maxTransferCountOnMessageInDisk
-    maxTransferBytesOnMessageInDisk accessMessageInMemoryMaxRatio enablePropertyFilter fetchNamesrvAddrByAddressServer
+    maxTransferBytesOnMessageInDisk accessMessageInMemoryMaxRatio  fetchNamesrvAddrByAddressServer
     brokerFastFailureEnable waitTimeMillsInSendQueue osPageCacheBusyTimeOutMills timerWheelEnable
     checkCRCOnRecover forceRegister
     compressedRegister storePathConsumeQueue storePathIndex storeCheckpoint abortFile slaveReadEnable

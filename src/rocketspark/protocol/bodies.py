@@ -187,6 +187,14 @@ class SubscriptionBody(Body):
         )
 
 
+class ClientCheck(Body):
+    """Body of CHECK_CLIENT_CONFIG (46)."""
+
+    client_id: str = ""
+    group: str = ""
+    subscription_data: SubscriptionBody | None = None
+
+
 class ProducerData(Body):
     """A producer group in a heartbeat."""
 

@@ -191,6 +191,15 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     )
 
 
+def properties_of(stored: memoryview) -> bytes:
+    """The properties of a whole record, as stored; its other variable parts are skipped."""
+    at = FIXED[int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big") & HOST_FLAGS].size
+    at += int.from_bytes(stored[at - 4 : at], "big")
+    length_bytes = 2 if int.from_bytes(stored[4:8], "big", signed=True) == MAGIC_V2 else 1
+    at += length_bytes + int.from_bytes(stored[at : at + length_bytes], "big") + 2
+    return bytes(stored[at:])
+
+
 def to_message(record: Record, broker_name: str = "") -> ReceivedMessage:
     """The message an application sees: body inflated, tag, keys and ids taken from the properties."""
     pairs = properties.decode(record.properties.decode("utf-8", "replace"))

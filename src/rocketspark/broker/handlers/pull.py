@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -12,17 +14,20 @@ from rocketspark.broker.groups import Groups
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
-from rocketspark.errors import ServerError
+from rocketspark.errors import FilterIllegal, ServerError
+from rocketspark.filters import sql92
 from rocketspark.model import Subscription, subscribe
 from rocketspark.model.route import PERM_READ
-from rocketspark.protocol import frames, sysflags
+from rocketspark.protocol import frames, java_json, record, sysflags
+from rocketspark.protocol.bodies import ClientCheck
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import PullHeader, Request
 from rocketspark.store.reading import Found, Read
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer, Routes, reply
 
+Accepts = Callable[[memoryview], bool]
 _LENGTHS = struct.Struct(">ii")
 _REPLY = (
     b'{"code":%d,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0","nextBeginOffset":"%d","maxOffset":"%d",'
@@ -71,19 +76,20 @@ class PullHandler:
         """Add what this handler serves."""
         routes.add(RequestCode.PULL_MESSAGE, self.pull)
         routes.add(RequestCode.LITE_PULL_MESSAGE, self.pull)
+        routes.add(RequestCode.CHECK_CLIENT_CONFIG, self.check_client)
 
     def pull(self, peer: Peer, request: Request[PullHeader], body: bytes) -> bytes | None:
         """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: wire.md 9.4."""
         h = request.ext
         topic_sys_flag = self._check(h)
         subscription = self._subscription(h)
-        codes = None if subscription.is_all or subscription.expression_type != "TAG" else subscription.codes
+        codes, accepts = self._filter(subscription)
         reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
-        read = self._read(h, h.queue_offset, codes)
+        read = self._read(h, h.queue_offset, codes, accepts)
         hold = (
             read.status in (Found.AT_END, Found.EMPTY, Found.NO_QUEUE)
             and h.queue_offset == read.next_offset
@@ -104,7 +110,7 @@ class PullHandler:
             if reset_to is not None:
                 peer.send(self._moved(request, reset_to, topic_sys_flag))
                 return True
-            found = self._read(h, at, codes)
+            found = self._read(h, at, codes, accepts)
             if found.status is Found.NO_MATCHED and not final:
                 # Nothing for this consumer among what came: it goes on waiting behind it.
                 at = found.next_offset
@@ -119,14 +125,14 @@ class PullHandler:
         self._arrivals.wait((h.topic, h.queue_id), min(h.suspend_ms, HOLD_MS_MAX) / 1000, retry)
         return None
 
-    def _read(self, h: PullHeader, offset: int, codes: frozenset[int] | None) -> Read:
+    def _read(self, h: PullHeader, offset: int, codes: frozenset[int] | None, accepts: Accepts | None) -> Read:
         if h.bulk:
             count = min(max(h.count_max, 1), BULK_COUNT_MAX)
             size = min(h.bytes_max or BULK_BYTES_MAX, BULK_BYTES_MAX)
         else:
             count = min(max(h.count_max, 1), self._settings.pull_count_max)
             size = min(h.bytes_max or self._settings.pull_bytes_max, self._settings.pull_bytes_max)
-        return self._store.read(h.topic, h.queue_id, offset, count, size, codes)
+        return self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts)
 
     def _check(self, h: PullHeader) -> int:
         if not self._settings.broker_permission & PERM_READ:
@@ -174,12 +180,36 @@ class PullHandler:
                     ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest: a heartbeat is due"
                 )
             wanted = known
-        if wanted.expression_type != "TAG":
+        return wanted
+
+    def _filter(self, subscription: Subscription) -> tuple[frozenset[int] | None, Accepts | None]:
+        """(tag codes, test of a record) of a subscription; None where everything passes."""
+        if subscription.is_all:
+            return None, None
+        if subscription.expression_type == "TAG":
+            return subscription.codes, None
+        compiled = self._property_filter(subscription.expression, subscription.expression_type)
+        return None, lambda stored: compiled.accepts_record(record.properties_of(stored))
+
+    def _property_filter(self, expression: str, kind: str) -> sql92.Filter:
+        """The filter of an expression. Raises ServerError: 1 if such filters are off, 23 for a wrong expression."""
+        if kind != "SQL92" or not self._settings.property_filter:
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the expression type {wanted.expression_type} is not supported by this broker yet; filter by tags",
+                f"The broker does not support consumer to filter message by {kind}"
+                + (" (enablePropertyFilter=true allows it)" if kind == "SQL92" else ""),
             )
-        return wanted
+        try:
+            return sql92.compile(expression)
+        except FilterIllegal as e:
+            raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
+
+    def check_client(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """CHECK_CLIENT_CONFIG (46): a consumer asks whether its filter will work before it starts."""
+        asked = java_json.decode(body, ClientCheck).subscription_data
+        if asked is not None and (asked.expression_type or "TAG") != "TAG":
+            self._property_filter(asked.sub_string, asked.expression_type or "")
+        return reply(request.opaque)
 
     def _moved(self, request: Request[PullHeader], offset: int, topic_sys_flag: int) -> bytes:
         """An operator set the offset: the consumer is told once to go on from there."""
