@@ -16,7 +16,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """(host, port) of "host:port" or "[v6]:port". Raises ConfigError."""
     host, colon, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ConfigError(f"{address!r} is no address: host:port is needed, such as 127.0.0.1:9876")
     return host, int(port)
 
