@@ -3,6 +3,7 @@
     RocketSparkError
       UsageError            the caller asked for something that cannot be: mend the call
         MessageIllegal        topic, group, body or properties break RocketMQ's rules
+        FilterIllegal         a filter expression that cannot be compiled (`position`)
         ConfigError           a setting or address that cannot be used
         StateError            used before start or after close
       ProtocolError         bytes that are not what they should be
@@ -43,6 +44,14 @@ class MessageIllegal(UsageError):
     def __init__(self, message: str, *, topic: str | None = None) -> None:
         super().__init__(message)
         self.topic = topic
+
+
+class FilterIllegal(UsageError):
+    """A filter expression that cannot be compiled. `position`: offset of the mistake in characters, from 0."""
+
+    def __init__(self, message: str, *, position: int = 0) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class ConfigError(UsageError):

@@ -1,0 +1,248 @@
+"""The tree of an SQL92 filter, and what may stand where. Rule: a node that exists has passed RocketMQ's checks.
+
+Source of every check: the parser and expression classes of rocketmq-filter 5.5.0, as measured by
+tests/vectors/sql92.json. Three kinds of value run through a tree: texts (properties and strings), numbers and
+booleans; each may be unknown (None).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rocketspark.errors import FilterIllegal
+from rocketspark.filters import java_numbers
+
+NESTING_MAX = 100
+
+
+@dataclass(slots=True)
+class Node:
+    """`position`: offset of its first character; `height`: levels of nesting in it; `raises`: may end in an error."""
+
+    position: int
+    height: int
+    raises: bool
+
+
+@dataclass(slots=True)
+class Property(Node):
+    name: str
+
+
+@dataclass(slots=True)
+class Text(Node):
+    value: str
+
+
+@dataclass(slots=True)
+class Number(Node):
+    """`literal`: written without a minus. `wide`: an integer of 64 bits, else of 32."""
+
+    value: int | float
+    wide: bool
+    literal: bool
+
+
+@dataclass(slots=True)
+class Negated(Node):
+    """Minus before what is no number: always unknown, once `inner` was evaluated."""
+
+    inner: Node
+
+
+class Condition(Node):
+    """A node that is TRUE, FALSE or unknown."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Truth(Condition):
+    value: bool | None
+
+
+@dataclass(slots=True)
+class Cast(Condition):
+    """A property where a condition is needed: unknown if absent, else FALSE, for a property is never a boolean."""
+
+    inner: Property
+
+
+@dataclass(slots=True)
+class Not(Condition):
+    inner: Condition
+
+
+@dataclass(slots=True)
+class AllOf(Condition):
+    terms: list[Condition]
+
+
+@dataclass(slots=True)
+class AnyOf(Condition):
+    terms: list[Condition]
+
+
+@dataclass(slots=True)
+class Equal(Condition):
+    left: Node
+    right: Node
+
+
+@dataclass(slots=True)
+class Ordered(Condition):
+    """`sign`: one of > >= < <=."""
+
+    left: Node
+    sign: str
+    right: Node
+
+
+@dataclass(slots=True)
+class IsNull(Condition):
+    inner: Node
+    negated: bool
+
+
+@dataclass(slots=True)
+class OneOf(Condition):
+    inner: Property
+    values: list[str]
+    negated: bool
+
+
+@dataclass(slots=True)
+class Holds(Condition):
+    """CONTAINS, STARTSWITH or ENDSWITH, by `how`."""
+
+    inner: Node
+    how: str
+    wanted: str
+    negated: bool
+
+
+def refuse(text: str, position: int) -> NoReturn:
+    """Raises FilterIllegal at `position`; the parser adds where that is."""
+    raise FilterIllegal(text, position=position)
+
+
+def above(position: int, *inner: Node) -> int:
+    """The height of a node over `inner`. Raises FilterIllegal above NESTING_MAX."""
+    height = 1 + max((node.height for node in inner), default=0)
+    if height > NESTING_MAX:
+        refuse(f"nested deeper than {NESTING_MAX} levels; write it flatter", position)
+    return height
+
+
+def enclosed(node: Node, position: int) -> Node:
+    """The node in parentheses or behind a plus: the same, one level deeper."""
+    node.height = above(position, node)
+    return node
+
+
+def boolean(node: Node) -> Condition:
+    """The node where TRUE, FALSE or unknown is needed."""
+    if isinstance(node, Condition):
+        return node
+    if isinstance(node, Property):
+        return Cast(node.position, above(node.position, node), False, node)
+    refuse("expected a condition here, such as a = 1, not a value alone", node.position)
+
+
+def integer(text: str, position: int) -> Number:
+    """An integer literal: 32 bits if it fits, whatever its suffix; 64 at most."""
+    value = int(text.rstrip("lL"))
+    if value > java_numbers.INT64_MAX:
+        refuse(f"integers go up to {java_numbers.INT64_MAX}; write larger ones with a decimal point", position)
+    return Number(position, 1, False, value, value > java_numbers.INT32_MAX, True)
+
+
+def floating(text: str, position: int) -> Number:
+    """A literal with a point or exponent: a double, neither infinite nor zero."""
+    value = float(text)
+    if value == float("inf"):
+        refuse(f"{text} is too large for a double", position)
+    if value == 0.0:
+        refuse(f"RocketMQ takes no {text} (a decimal literal must be at least 4.9E-324); write 0 or 1E-300", position)
+    return Number(position, 1, False, value, True, True)
+
+
+def negate(node: Node, position: int) -> Node:
+    height = above(position, node)
+    if isinstance(node, Number):
+        return Number(position, height, False, -node.value, node.wide, False)
+    return Negated(position, height, node.raises, node)
+
+
+def invert(node: Node, position: int) -> Not:
+    """NOT. It binds closer than any comparison: NOT a = 1 is (NOT a) = 1."""
+    inner = boolean(node)
+    return Not(position, above(position, inner), inner.raises, inner)
+
+
+def join(kind: type[AllOf] | type[AnyOf], nodes: list[Node]) -> Node:
+    if len(nodes) == 1:
+        return nodes[0]
+    terms = [boolean(node) for node in nodes]
+    return kind(nodes[0].position, above(nodes[0].position, *terms), any(term.raises for term in terms), terms)
+
+
+def equal(left: Node, right: Node) -> Equal:
+    for node in (left, right):
+        if isinstance(node, Truth) and node.value is None:
+            refuse("NULL cannot be compared; use IS NULL or IS NOT NULL", node.position)
+    if isinstance(left, Truth) and (isinstance(right, Text) or (isinstance(right, Number) and right.literal)):
+        refuse("TRUE and FALSE cannot be compared with a string or number", right.position)
+    raises = left.raises or right.raises or not (_is_text(left) and _is_text(right))
+    return Equal(left.position, above(left.position, left, right), raises, left, right)
+
+
+def ordered(left: Node, sign: str, right: Node) -> Ordered:
+    for node in (left, right):
+        if isinstance(node, Text | Condition):
+            hint = f"; NOT binds closer, write NOT (... {sign} ...)" if isinstance(node, Not) else ""
+            refuse(f"only numbers and properties can be compared by {sign}{hint}", node.position)
+    return Ordered(left.position, above(left.position, left, right), True, left, sign, right)
+
+
+def between(value: Node, low: Node, high: Node) -> Condition:
+    if isinstance(low, Number) and isinstance(high, Number) and low.literal and high.literal:
+        backwards = high.value < low.value
+        if isinstance(high.value, float) or isinstance(low.value, float):
+            backwards = float(high.value) < float(low.value)
+        if backwards:
+            refuse("BETWEEN needs the lower value first", low.position)
+    return _both(AllOf, ordered(value, ">=", low), ordered(value, "<=", high))
+
+
+def not_between(value: Node, low: Node, high: Node) -> Condition:
+    """Unlike BETWEEN, RocketMQ does not check here that the lower value comes first."""
+    return _both(AnyOf, ordered(value, "<", low), ordered(value, ">", high))
+
+
+def is_null(node: Node, negated: bool) -> IsNull:
+    return IsNull(node.position, above(node.position, node), node.raises, node, negated)
+
+
+def one_of(node: Node, values: list[str], negated: bool) -> OneOf:
+    if not isinstance(node, Property):
+        hint = "; write a NOT IN (...), for NOT binds closer than IN" if isinstance(node, Not) else ""
+        refuse(f"IN needs a property name before it{hint}", node.position)
+    return OneOf(node.position, above(node.position, node), False, node, values, negated)
+
+
+def holds(node: Node, how: str, wanted: str, negated: bool) -> Holds:
+    return Holds(node.position, above(node.position, node), node.raises, node, how.upper(), wanted, negated)
+
+
+def _both(kind: type[AllOf] | type[AnyOf], first: Ordered, second: Ordered) -> Condition:
+    # A negated value is unknown, so the second comparison changes nothing; leaving it out keeps the cost of
+    # BETWEEN within BETWEEN within BETWEEN from doubling at each level.
+    if isinstance(first.left, Negated):
+        return first
+    return boolean(join(kind, [first, second]))
+
+
+def _is_text(node: Node) -> bool:
+    return isinstance(node, Property | Text)
