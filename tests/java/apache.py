@@ -13,7 +13,7 @@ import struct
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.java.driver import JARS, java_tool
 
@@ -38,20 +38,35 @@ def free_ports(*offsets: int) -> int:
     raise AssertionError("no free ports found")
 
 
-def ask(address: str, code: int, body: bytes = b"", timeout_s: float = 2.0) -> tuple[int, bytes]:
-    """One request with a JSON header, written out by hand so that it depends on none of our code.
+class Answer(NamedTuple):
+    """A response, not looked into."""
 
-    Returns:
-        The response code and body.
-    """
-    header = json.dumps({"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0}).encode()
+    code: int
+    ext_fields: dict[str, str]
+    body: bytes
+
+
+def ask(
+    address: str, code: int, body: bytes = b"", ext_fields: dict[str, str] | None = None, timeout_s: float = 2.0
+) -> Answer:
+    """One request with a JSON header, written out by hand so that it depends on none of our code."""
+    fields = {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": ext_fields or {}}
+    header = json.dumps(fields).encode()
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout_s) as link:
         link.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
         (total,) = struct.unpack(">I", _read(link, 4))
         frame = _read(link, total)
     header_bytes = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
-    return json.loads(frame[4 : 4 + header_bytes])["code"], frame[4 + header_bytes :]
+    answer = json.loads(frame[4 : 4 + header_bytes])
+    return Answer(answer["code"], answer.get("extFields", {}), frame[4 + header_bytes :])
+
+
+def committed_offset(broker: str, group: str, topic: str, queue_id: int) -> int | None:
+    """What the group committed, None if nothing. Asked for by hand: a Java client would join the group for it."""
+    wanted = {"consumerGroup": group, "topic": topic, "queueId": str(queue_id), "setZeroIfNotFound": "false"}
+    answer = ask(broker, 14, ext_fields=wanted)
+    return int(answer.ext_fields["offset"]) if answer.code == 0 else None
 
 
 def _read(link: socket.socket, count: int) -> bytes:
@@ -140,7 +155,7 @@ class ApacheNamesrv(_JavaServer):
         super().__init__(folder, {"listenPort": port, "bindAddress": "127.0.0.1"})
 
     def _is_ready(self) -> bool:
-        return ask(self.namesrv, 106)[0] == 0  # cluster info
+        return ask(self.namesrv, 106).code == 0  # cluster info
 
 
 class ApacheBroker(_JavaServer):
@@ -186,8 +201,8 @@ class ApacheBroker(_JavaServer):
         super().__init__(folder, settings | (config or {}))
 
     def _is_ready(self) -> bool:
-        code, body = ask(self.namesrv, 106)
-        if code == 0 and f'"{self.name}"'.encode() in body and self.broker.encode() in body:
+        info = ask(self.namesrv, 106)
+        if info.code == 0 and f'"{self.name}"'.encode() in info.body and self.broker.encode() in info.body:
             return True
         # By itself it registers only 10 s after it is up; setting its permission anew does that at once.
         ask(self.broker, 25, b"brokerPermission=6")

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.java.apache import committed_offset
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, JavaError, body_of, message
 
@@ -31,8 +32,12 @@ class Scene:
     def producer(self, **options: Any) -> Any:
         return self.java.started("producer", namesrv=self.namesrv, group="java-producers", **options)
 
-    def puller(self) -> Any:
-        return self.java.started("pull", namesrv=self.namesrv, group=self.group)
+    def puller(self, group: str = "java-lookers") -> Any:
+        """A pull consumer joins its group, and takes a share of the queues: hence a group of its own."""
+        return self.java.started("pull", namesrv=self.namesrv, group=group)
+
+    def committed(self, queue_id: int) -> int | None:
+        return committed_offset(self.broker, self.group, self.topic, queue_id)
 
     def pusher(self, tags: str = "*", **options: Any) -> Any:
         subscriptions = [{"topic": self.topic, "tags": tags}]
@@ -247,7 +252,7 @@ def test_offsets(scene: Scene) -> None:
     scene.fill(["c"])
     stored = scene.stored(queues=1)
     queue = scene.queue(0)
-    with scene.puller() as puller:
+    with scene.puller(scene.group) as puller:
         offsets = scene.java.call("offsets", name=puller, queue=queue)
         assert offsets == {"min": 0, "max": 3, "oldest_time_ms": stored[0]["store_time_ms"]}
 
@@ -259,19 +264,20 @@ def test_offsets(scene: Scene) -> None:
         assert search(stored[0]["store_time_ms"] - 1000) == 0
         scene.java.call("commit_offset", name=puller, queue=queue, offset=2)
         assert scene.java.call("committed_offset", name=puller, queue=queue) == 2
-    with scene.puller() as another:
+    with scene.puller(scene.group) as another:
         assert scene.java.call("committed_offset", name=another, queue=queue) == 2
+    assert scene.committed(0) == 2
 
 
 @both_versions
 def test_group_goes_on_where_it_stopped(scene: Scene) -> None:
     scene.create(queues=2)
     scene.fill(["a", "b", "c"])
-    with scene.pusher(persist_offsets_ms=1000) as consumer, scene.puller() as puller:
+    with scene.pusher(persist_offsets_ms=1000) as consumer:
         received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=15_000)
         # A message counts as consumed only after the listener has returned.
         deadline = time.monotonic() + 10
-        while scene.java.call("committed_offset", name=puller, queue=scene.queue(0)) != 3:
+        while scene.committed(0) != 3:
             assert time.monotonic() < deadline, "the consumer did not commit"
             time.sleep(0.05)
     assert sorted(body_of(found).decode() for found in received) == ["a", "b", "c"]
@@ -375,8 +381,7 @@ def test_lite_pull_with_seek_and_commit(scene: Scene) -> None:
         received = scene.java.call("lite_poll", name=consumer, count=3, timeout_ms=15_000)
         assert [body_of(found).decode() for found in received] == ["27", "28", "29"]
         scene.java.call("lite_commit", name=consumer)
-    with scene.puller() as puller:
-        assert scene.java.call("committed_offset", name=puller, queue=scene.queue(0)) == 30
+    assert scene.committed(0) == 30
 
 
 def test_broadcast_reaches_every_consumer(scene: Scene) -> None:

@@ -9,12 +9,15 @@ import time
 from typing import Any
 
 import pytest
-from tests.java.apache import ApacheCluster
+from tests.java.apache import ApacheCluster, committed_offset
 from tests.java.driver import JavaDriver, body_of, message
 
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
 from rocketspark.errors import MessageIllegal, RocketSparkError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
+
+# A group of their own for those who only look: a pull consumer joins its group, and takes a share of the queues.
+LOOKERS = "java-lookers"
 
 
 class Scene:
@@ -43,7 +46,7 @@ class Scene:
         The Java broker answers a send before its queue shows the message.
         """
         deadline = time.monotonic() + 10
-        with self.java.started("pull", namesrv=self.namesrv, group=self.group) as puller:
+        with self.java.started("pull", namesrv=self.namesrv, group=LOOKERS) as puller:
             while True:
                 stored = [
                     found
@@ -60,16 +63,14 @@ class Scene:
         with self.java.started("producer", namesrv=self.namesrv, group="java-producers") as producer:
             results: list[dict[str, Any]] = self.java.call("send", name=producer, messages=messages, queue=place)
         deadline = time.monotonic() + 10
-        with self.java.started("pull", namesrv=self.namesrv, group=self.group) as puller:
+        with self.java.started("pull", namesrv=self.namesrv, group=LOOKERS) as puller:
             while self.java.call("offsets", name=puller, queue=place)["max"] <= results[-1]["queue_offset"]:
                 assert time.monotonic() < deadline, "the queue does not show what was sent"
                 time.sleep(0.02)
         return results
 
-    def committed(self, queue_id: int) -> int:
-        with self.java.started("pull", namesrv=self.namesrv, group=self.group) as puller:
-            offset: int = self.java.call("committed_offset", name=puller, queue=self.java_queue(queue_id))
-        return offset
+    def committed(self, queue_id: int) -> int | None:
+        return committed_offset(self.broker, self.group, self.topic, queue_id)
 
 
 class Inbox:
