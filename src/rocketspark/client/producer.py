@@ -193,7 +193,8 @@ class AsyncProducer:
         out = pack(message, self._packing)
         self._check_started()
         queue = queue or await self._choose(out.topic, message.sharding_key)
-        peer = await self._peer(queue, self._timeout_ms)
+        address = self._routes.master(queue.broker_name) or await self._routes.find_master(queue)
+        peer = await self._connect(address, time.monotonic() + self._timeout_ms / 1000)
         frame = self._frames_to(queue, out.is_batch, oneway=True).frame(
             peer.next_opaque(), out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
         )
@@ -239,38 +240,41 @@ class AsyncProducer:
         self, out: Outgoing, sharding_key: str | None, chosen: MessageQueue | None, timeout_ms: float | None
     ) -> SendResult:
         started_s = time.monotonic()
-        budget_ms = self._timeout_ms if timeout_ms is None else timeout_ms
-        if chosen is not None:
+        end_s = started_s + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        if chosen is not None and self._routes.master(chosen.broker_name) is None:
             # A broker that nobody knows is the caller's mistake, not a failed attempt.
-            self._routes.master(chosen.broker_name) or await self._routes.find_master(chosen)
+            await self._routes.find_master(chosen)
         queue = chosen or await self._choose(out.topic, sharding_key)
         tried: list[str] = []
         cause: RocketSparkError | None = None
         for attempt in range(self._attempts):
-            left_ms = budget_ms - (time.monotonic() - started_s) * 1000
-            if attempt and left_ms <= 0:
-                break
             tried.append(queue.broker_name)
             try:
-                peer = await self._peer(queue, left_ms)
-                opaque = peer.next_opaque()
-                frame = self._frames_to(queue, out.is_batch).frame(
-                    opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
-                )
-                code, reply = await requests.send_frame(peer, opaque, frame, timeout_ms=max(left_ms, 1))
-                return SendResult(
-                    STATUS[code], out.message_id, reply.message_id, queue, reply.queue_offset, reply.transaction_id
-                )
+                return await self._attempt(out, queue, end_s)
             except RocketSparkError as e:
                 cause = e
-                if not e.retriable:
-                    break
-            if attempt + 1 < self._attempts:
-                fixed = chosen or (queue if sharding_key else None)
-                queue = await self._next_queue(out.topic, queue, fixed, cause, attempt, budget_ms, started_s)
+            if not cause.retriable or attempt + 1 == self._attempts:
+                break
+            fixed = chosen or (queue if sharding_key else None)
+            queue = await self._next_queue(out.topic, queue, fixed, cause, attempt, end_s)
+            if time.monotonic() >= end_s:
+                break
         assert cause is not None
         cost_ms = (time.monotonic() - started_s) * 1000
         raise SendFailed(out.topic, cause, attempts=len(tried), brokers=tuple(tried), cost_ms=cost_ms)
+
+    async def _attempt(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
+        address = self._routes.master(queue.broker_name) or await self._routes.find_master(queue)
+        peer = self._instance.open_broker(address) or await self._connect(address, end_s)
+        frames = self._frames.get((queue, out.is_batch, False)) or self._frames_to(queue, out.is_batch)
+        opaque = peer.next_opaque()
+        now_s = time.time()
+        frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(now_s * 1000), out.flag)
+        left_ms = max((end_s - time.monotonic()) * 1000, 1)
+        code, reply = await requests.send_frame(peer, opaque, frame, timeout_ms=left_ms)
+        return SendResult(
+            STATUS[code], out.message_id, reply.message_id, queue, reply.queue_offset, reply.transaction_id
+        )
 
     async def _choose(self, topic: str, sharding_key: str | None, avoid: str | None = None) -> MessageQueue:
         queues = self._routes.write_queues(topic) or await self._routes.find_write_queues(topic)
@@ -294,8 +298,7 @@ class AsyncProducer:
         fixed: MessageQueue | None,
         cause: RocketSparkError,
         attempt: int,
-        budget_ms: float,
-        started_s: float,
+        end_s: float,
     ) -> MessageQueue:
         code = cause.code if isinstance(cause, ServerError) else None
         if isinstance(cause, NotSent) or (code is not None and verdict(code).refresh_route):
@@ -310,21 +313,16 @@ class AsyncProducer:
             except RocketSparkError:
                 queue = last
         if queue.broker_name == last.broker_name and code != ResponseCode.TOPIC_NOT_EXIST:
-            left_s = budget_ms / 1000 - (time.monotonic() - started_s)
+            left_s = end_s - time.monotonic()
             await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
         return queue
 
-    async def _peer(self, queue: MessageQueue, timeout_ms: float) -> Peer:
-        address = self._routes.master(queue.broker_name) or await self._routes.find_master(queue)
-        peer = self._instance.open_broker(address)
-        if peer is not None:
-            return peer
+    async def _connect(self, address: str, end_s: float) -> Peer:
         try:
-            async with asyncio.timeout(max(timeout_ms, 1) / 1000):
+            async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
                 return await self._instance.broker(address)
         except TimeoutError:
-            text = f"{address} did not take the connection within {timeout_ms:.0f} ms"
-            raise NotSent(text, address=address) from None
+            raise NotSent(f"{address} did not take the connection in time", address=address) from None
 
     def _frames_to(self, queue: MessageQueue, is_batch: bool, oneway: bool = False) -> requests.SendFrames:
         key = (queue, is_batch, oneway)

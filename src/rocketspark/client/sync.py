@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -91,6 +92,36 @@ class Facade(Generic[C]):
         return self._core.client_id
 
 
+class Room:
+    """Bounds what is in flight. A semaphore would make every send fight for its lock; these counters don't."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._left = 0
+        self._numbers = itertools.count(1)
+        self._freed = threading.Condition()
+        self._waiting = False
+
+    def enter(self) -> None:
+        """Wait until fewer than the most are in flight. Called by many threads."""
+        # One step in C: no two threads get one number.
+        number = next(self._numbers)
+        if number - self._left <= self._count_max:
+            return
+        with self._freed:
+            while number - self._left > self._count_max:
+                self._waiting = True
+                self._freed.wait(0.1)
+
+    def leave(self) -> None:
+        """One less is in flight. Called by the loop's thread alone."""
+        self._left += 1
+        if self._waiting:
+            with self._freed:
+                self._waiting = False
+                self._freed.notify_all()
+
+
 class Producer(Facade[AsyncProducer]):
     """Sends messages; may be used from many threads. Arguments and rules: those of AsyncProducer.
 
@@ -134,7 +165,7 @@ class Producer(Facade[AsyncProducer]):
         )
         super().__init__(core)
         self.group = core.group
-        self._room = threading.BoundedSemaphore(FUTURES_IN_FLIGHT_MAX)
+        self._room = Room(FUTURES_IN_FLIGHT_MAX)
 
     def send(
         self,
@@ -189,7 +220,7 @@ class Producer(Facade[AsyncProducer]):
         they must not block.
         """
         loop = self._loop
-        self._room.acquire()
+        self._room.enter()
         return loop.submit(
             self._core.send(
                 message,
@@ -204,7 +235,7 @@ class Producer(Facade[AsyncProducer]):
                 queue=queue,
                 timeout_ms=timeout_ms,
             ),
-            self._room.release,
+            self._room.leave,
         )
 
     def send_batch(
