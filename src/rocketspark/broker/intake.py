@@ -12,6 +12,7 @@ from time import time
 from rocketspark.broker import names
 from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.delays import Delays
+from rocketspark.broker.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError, StoreFull
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import batch, properties
@@ -41,6 +42,7 @@ class Intake:
         store: Store,
         arrivals: Arrivals,
         delays: Delays,
+        stats: Stats,
         *,
         body_bytes_max: int,
         marks: dict[str, str],
@@ -49,6 +51,7 @@ class Intake:
         self._append = store.append
         self._arrivals = arrivals
         self._delays = delays
+        self._stats = stats
         self._body_bytes_max = body_bytes_max
         self._marks = properties.encode(marks).encode()
         self._first_mark = next(iter(marks), "").encode()
@@ -122,6 +125,7 @@ class Intake:
                 if stored[-1] != 2:
                     stored += b"\x02"
                 stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+                pairs[b"REAL_TOPIC"] = topic.encode()
                 topic, queue_id = names.SCHEDULE_TOPIC, level - 1
                 code = self._delays.due_ms(level, now_ms)
                 tags = None
@@ -153,10 +157,13 @@ class Intake:
                 prepared_position,
             )
         except (StoreError, MessageIllegal) as e:
+            self._stats.put_failures += 1
             raise refused(e) from e
         self._arrivals.mark(topic, queue_id)
         if topic is names.SCHEDULE_TOPIC:
             self._delays.arrived(queue_id + 1)
+            real_topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
+            count(self._stats.parked, real_topic, accepted[2] - accepted[0])
         return accepted
 
     def accept_batch(
@@ -198,8 +205,10 @@ class Intake:
                 self.topic_bytes(topic), queue_id, rows, now_ms, sys_flag, born_time_ms, born_host
             )
         except (StoreError, MessageIllegal) as e:
+            self._stats.put_failures += 1
             raise refused(e) from e
         self._arrivals.mark(topic, queue_id)
+        self._stats.batched(topic, len(rows))
         return accepted
 
 

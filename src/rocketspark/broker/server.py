@@ -28,6 +28,7 @@ from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.registration import Registration
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.stats import Stats
 from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RocketSparkError
@@ -40,6 +41,8 @@ from rocketspark.transport.server import Server
 log = logging.getLogger("rocketspark.broker")
 
 CLIENT_SCAN_S = 10.0
+STATS_S = 1.0
+TIMED_PUTS = 16
 
 
 class BrokerServer:
@@ -78,6 +81,7 @@ class BrokerServer:
             self._transactions.start()
             self._every("client scan", CLIENT_SCAN_S, lambda: self._clients.expire(now_ms()))
             self._every("consumer offsets", s.flush_offsets_interval_ms / 1000, self._offsets.save)
+            self._every("statistics", STATS_S, self._count)
             self._every("delay offsets", s.flush_delay_offset_interval_ms / 1000, self._delays.save)
             self._started = True
             await self._registration.start(self.address)
@@ -102,7 +106,10 @@ class BrokerServer:
             timeout_ms=s.flush_timeout_ms,
         )
         marks = {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}
-        intake = Intake(self.store, self._arrivals, self._delays, body_bytes_max=s.message_bytes_max, marks=marks)
+        self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
+        intake = Intake(
+            self.store, self._arrivals, self._delays, self._stats, body_bytes_max=s.message_bytes_max, marks=marks
+        )
         self._clients = Clients(
             lambda group: client_handler.notify(group) if s.notify_group_changes else None,
             expiry_ms=s.client_expiry_ms,
@@ -112,6 +119,7 @@ class BrokerServer:
             intake,
             self._offsets,
             self._clients,
+            self._stats,
             broker_name=s.broker_name,
             store_host=store_host,
             timeout_ms=s.transaction_timeout_ms,
@@ -119,10 +127,20 @@ class BrokerServer:
             checks_max=s.transaction_checks_max,
         )
         self._send = SendHandler(
-            s, self.store, intake, self._topics, self._groups, self._durability, self._transactions, store_host
+            s,
+            self.store,
+            intake,
+            self._topics,
+            self._groups,
+            self._durability,
+            self._transactions,
+            self._stats,
+            store_host,
         )
         client_handler = ClientHandler(self._clients, self._groups, self._topics, QueueLocks(s.lock_expiry_ms))
-        pulls = PullHandler(s, self.store, self._topics, self._groups, self._clients, self._offsets, self._arrivals)
+        pulls = PullHandler(
+            s, self.store, self._topics, self._groups, self._clients, self._offsets, self._arrivals, self._stats
+        )
         self._registration = Registration(s, self._topics)
         self._topics.save()
         self._groups.save()
@@ -149,6 +167,10 @@ class BrokerServer:
             ReplyHandler(s, intake, self._topics, self._clients, store_host),
         ):
             handler.routes(routes)
+
+    def _count(self) -> None:
+        self._stats.tick(now_ms())
+        self._send.time_puts(TIMED_PUTS)
 
     def _every(self, name: str, interval_s: float, act: Callable[[], None]) -> None:
         def run() -> None:

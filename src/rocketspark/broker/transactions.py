@@ -19,6 +19,7 @@ from rocketspark.broker.clients import Client, Clients
 from rocketspark.broker.config import now_ms
 from rocketspark.broker.intake import Accepted, Intake, pairs_of
 from rocketspark.broker.offsets import ConsumerOffsets
+from rocketspark.broker.stats import Stats, count
 from rocketspark.errors import RocketSparkError, ServerError, TransportError
 from rocketspark.protocol import properties, record, sysflags
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -64,6 +65,7 @@ class Transactions:
         intake: Intake,
         offsets: ConsumerOffsets,
         clients: Clients,
+        stats: Stats,
         *,
         broker_name: str,
         store_host: bytes,
@@ -75,6 +77,7 @@ class Transactions:
         self._intake = intake
         self._offsets = offsets
         self._clients = clients
+        self._stats = stats
         self._broker_name = broker_name
         self._store_host = store_host
         self._timeout_ms = timeout_ms
@@ -185,7 +188,8 @@ class Transactions:
             born_host,
             delayed=False,
         )
-        position, queue_offset, _ = accepted
+        position, queue_offset, end = accepted
+        count(self._stats.prepared, topic, end - position)
         texts = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in pairs.items()}
         key = texts[properties.UNIQUE_ID]
         before = self._open.get(key)
@@ -224,6 +228,9 @@ class Transactions:
         end = None
         if outcome == sysflags.TRANSACTION_COMMIT:
             end = self._commit(half, pairs, known)
+        else:
+            topic = pairs[properties.REAL_TOPIC]
+            self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + 1
         del self._open[key]
         self._mark(known.queue_offset)
         return end
@@ -232,7 +239,7 @@ class Transactions:
         topic, queue_id = pairs[properties.REAL_TOPIC], int(pairs.get(properties.REAL_QUEUE_ID, "0"))
         kept = {k: v for k, v in pairs.items() if k not in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID)}
         stored = properties.encode(kept).encode()
-        _, _, end = self._intake.accept(
+        position, _, end = self._intake.accept(
             topic,
             queue_id,
             half.body,
@@ -245,6 +252,7 @@ class Transactions:
             half.reconsume_times,
             known.position,
         )
+        count(self._stats.committed, topic, end - position)
         return end
 
     def _mark(self, queue_offset: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from rocketspark.broker.clients import Clients
 from rocketspark.broker.groups import Groups
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.stats import Stats
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError
 from rocketspark.filters import sql92
@@ -63,6 +65,7 @@ class PullHandler:
         clients: Clients,
         offsets: ConsumerOffsets,
         arrivals: Arrivals,
+        stats: Stats,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -71,6 +74,7 @@ class PullHandler:
         self._clients = clients
         self._offsets = offsets
         self._arrivals = arrivals
+        self._stats = stats
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -132,7 +136,14 @@ class PullHandler:
         else:
             count = min(max(h.count_max, 1), self._settings.pull_count_max)
             size = min(h.bytes_max or self._settings.pull_bytes_max, self._settings.pull_bytes_max)
-        return self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts)
+        began = perf_counter()
+        read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts)
+        if read.count:
+            took_ms = (perf_counter() - began) * 1000
+            self._stats.pulled(h.group, h.topic, h.queue_id, read.count, sum(map(len, read.records)), took_ms)
+        else:
+            self._stats.missed()
+        return read
 
     def _check(self, h: PullHeader) -> int:
         if not self._settings.broker_permission & PERM_READ:

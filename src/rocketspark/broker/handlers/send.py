@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from time import perf_counter
+from typing import Any
 
 import msgspec
 
@@ -11,6 +13,7 @@ from rocketspark.broker.durability import Durability
 from rocketspark.broker.groups import Groups
 from rocketspark.broker.intake import Accepted, Intake, any_queue, pairs_of
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.stats import Stats, count
 from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RecordError, ServerError
@@ -40,6 +43,7 @@ class SendHandler:
         groups: Groups,
         durability: Durability,
         transactions: Transactions,
+        stats: Stats,
         store_host: bytes,
     ) -> None:
         self._settings = settings
@@ -51,9 +55,15 @@ class SendHandler:
         self._groups = groups
         self._durability = durability
         self._transactions = transactions
+        self._stats = stats
         self._sync_flush = settings.sync_flush
-        self._writable = bool(settings.broker_permission & PERM_WRITE)
         self._host_hex = store_host.hex().upper().encode()
+        self.configure()
+
+    def configure(self) -> None:
+        """Take over the settings that may change while the broker runs."""
+        settings = self._settings
+        self._writable = bool(settings.broker_permission & PERM_WRITE)
         region, trace = msgspec.json.encode(settings.region), b"true" if settings.trace_on else b"false"
         self._marks = {"MSG_REGION": settings.region, "TRACE_ON": trace.decode()}
         # A reply is put together from this template: an encoder would cost three times as much.
@@ -69,6 +79,23 @@ class SendHandler:
         routes.add(RequestCode.SEND_MESSAGE, self.send)
         routes.add(RequestCode.SEND_BATCH_MESSAGE, self.send)
         routes.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    def time_puts(self, count_max: int) -> None:
+        """Measure how long the next puts take; all others go unmeasured and cost nothing."""
+        left = count_max
+
+        def timed(*args: Any, **options: Any) -> Accepted:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                self._accept = self._intake.accept
+            began = perf_counter()
+            try:
+                return self._intake.accept(*args, **options)
+            finally:
+                self._stats.put_took((perf_counter() - began) * 1000)
+
+        self._accept = timed
 
     def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> bytes | None:
         """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
@@ -276,6 +303,7 @@ class SendHandler:
             failed.born_host,
             plan.reconsume_times,
         )
+        self._stats.sent_back(h.group, plan.properties.get(properties.RETRY_TOPIC, ""), dead=plan.dead)
         if self._sync_flush:
             self._durability.reached(
                 accepted[2],
@@ -291,7 +319,7 @@ class SendHandler:
         queue_id = int(pairs.get(b"REAL_QID", b"0"))
         if not topic:
             return
-        self._accept(
+        position, _, end = self._accept(
             topic,
             queue_id,
             parked.body,
@@ -304,3 +332,4 @@ class SendHandler:
             parked.reconsume_times,
             delayed=False,
         )
+        count(self._stats.delivered, topic, end - position)

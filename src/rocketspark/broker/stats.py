@@ -1,0 +1,351 @@
+"""Statistics of a broker: counters and their windows of a minute, an hour and a day.
+
+Rule: sending pays nothing per message: what was stored is asked of the store now and then, pulls count per reply.
+Names, keys and windows: BrokerStatsManager and StatsItem, 5.x.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from rocketspark.broker import names
+
+TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
+TOPIC_PUT_SIZE = "TOPIC_PUT_SIZE"
+GROUP_GET_NUMS = "GROUP_GET_NUMS"
+GROUP_GET_SIZE = "GROUP_GET_SIZE"
+GROUP_GET_LATENCY = "GROUP_GET_LATENCY"
+SNDBCK_PUT_NUMS = "SNDBCK_PUT_NUMS"
+DLQ_PUT_NUMS = "DLQ_PUT_NUMS"
+BROKER_PUT_NUMS = "BROKER_PUT_NUMS"
+BROKER_GET_NUMS = "BROKER_GET_NUMS"
+
+MINUTE_EVERY_MS = 10_000
+HOUR_EVERY_MS = 600_000
+DAY_EVERY_MS = 3_600_000
+# Snapshots kept per window: one more than its steps.
+MINUTE_COUNT, HOUR_COUNT, DAY_COUNT = 7, 7, 25
+TICKS_MAX = 601
+
+# Upper bounds in ms of RocketMQ's table of put times; the last row is what takes longer.
+PUT_TIME_BOUNDS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+PUT_TIME_NAMES = (
+    *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
+    *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
+)
+PUT_TIMES_KEPT = 4096
+
+
+class Window(NamedTuple):
+    """One window: sum of values, per second, and value per time it was counted."""
+
+    sum: int
+    tps: float
+    avgpt: float
+
+
+class Item:
+    """One counter, e.g. TOPIC_PUT_NUMS of a topic: `value` in all, counted `times` times."""
+
+    __slots__ = ("_day", "_hour", "_minute", "times", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.times = 0
+        self._minute: deque[tuple[int, int, int]] = deque(maxlen=MINUTE_COUNT)
+        self._hour: deque[tuple[int, int, int]] = deque(maxlen=HOUR_COUNT)
+        self._day: deque[tuple[int, int, int]] = deque(maxlen=DAY_COUNT)
+
+    def add(self, value: int, times: int = 1) -> None:
+        """Count."""
+        self.value += value
+        self.times += times
+
+    def snap_minute(self, now_ms: int) -> None:
+        """Every 10 s."""
+        self._snap(self._minute, now_ms, MINUTE_EVERY_MS)
+
+    def snap_hour(self, now_ms: int) -> None:
+        """Every 10 minutes."""
+        self._snap(self._hour, now_ms, HOUR_EVERY_MS)
+
+    def snap_day(self, now_ms: int) -> None:
+        """Every hour."""
+        self._snap(self._day, now_ms, DAY_EVERY_MS)
+
+    def _snap(self, window: deque[tuple[int, int, int]], now_ms: int, every_ms: int) -> None:
+        if not window:
+            # The first snapshot measures against nothing one step ago (rule: StatsItem, 5.x).
+            window.append((now_ms - every_ms, 0, 0))
+        window.append((now_ms, self.times, self.value))
+
+    def minute(self) -> Window:
+        """The last minute, in steps of 10 s."""
+        return _window(self._minute)
+
+    def hour(self) -> Window:
+        """The last hour, in steps of 10 minutes."""
+        return _window(self._hour)
+
+    def day(self) -> Window:
+        """The last day, in steps of an hour."""
+        return _window(self._day)
+
+
+def _window(window: deque[tuple[int, int, int]]) -> Window:
+    if not window:
+        return Window(0, 0.0, 0.0)
+    (first_ms, first_times, first), (last_ms, last_times, last) = window[0], window[-1]
+    total, times, span_ms = last - first, last_times - first_times, last_ms - first_ms
+    # A clock that was set back gives no rate, rather than a negative one.
+    return Window(total, total * 1000 / span_ms if span_ms > 0 else 0.0, total / times if times > 0 else 0.0)
+
+
+class Flow(msgspec.Struct):
+    """Messages and bytes of one way."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, messages: int, size: int) -> None:
+        self.messages += messages
+        self.bytes += size
+
+
+class Reads(msgspec.Struct):
+    """What the broker's pulls came to, in all."""
+
+    found: int = 0
+    missed: int = 0
+    messages: int = 0
+    longest_ms: int = 0
+
+
+class _Tick(NamedTuple):
+    now_ms: int
+    stored: int
+    found: int
+    missed: int
+    messages: int
+
+
+class Stats:
+    """All counters of one broker.
+
+    `take_stored`: (topic, messages, bytes) stored since it was asked last; `tick` is to be called each second.
+    """
+
+    def __init__(self, cluster: str, take_stored: Callable[[], Iterable[tuple[str, int, int]]], now_ms: int) -> None:
+        self._take_stored = take_stored
+        self._items: dict[tuple[str, str], Item] = {}
+        self._next_minute = self._next_hour = self._next_day = now_ms
+        self._ticks: deque[_Tick] = deque(maxlen=TICKS_MAX)
+        self._today = _day_of(now_ms)
+        self.started_ms = now_ms
+        self.stored = Flow()
+        self.reads = Reads()
+        self.put_failures = 0
+        # Totals without system topics, as they were at the start of today and of yesterday.
+        self.put_mornings = [0, 0]
+        self.get_mornings = [0, 0]
+        self._put_plain = 0
+        self._get_plain = 0
+        # By topic: what entered in other ways than by a plain send, for the metrics.
+        self.by_topic: dict[str, Flow] = {}
+        self.parked: dict[str, Flow] = {}
+        self.delivered: dict[str, Flow] = {}
+        self.prepared: dict[str, Flow] = {}
+        self.committed: dict[str, Flow] = {}
+        self.rolled_back: dict[str, int] = {}
+        self.read: dict[tuple[str, str], Flow] = {}
+        self.dead: dict[tuple[str, str], int] = {}
+        self._read_items: dict[tuple[str, str, int], tuple[Item, Item, Item, Flow]] = {}
+        self._read_before: dict[tuple[str, str], int] = {}
+        self._batched: dict[str, int] = {}
+        self.put_times = [0] * len(PUT_TIME_NAMES)
+        self.put_longest_ms = 0
+        self._put_ms: deque[float] = deque(maxlen=PUT_TIMES_KEPT)
+        self._broker_put = self._item(BROKER_PUT_NUMS, cluster)
+        self._broker_get = self._item(BROKER_GET_NUMS, cluster)
+
+    # -- counting --------------------------------------------------------------------------------------------------
+
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, took_ms: float) -> None:
+        """A pull found `messages`; some 0.5 us for each reply, whatever it holds."""
+        key = (topic, group, queue_id)
+        known = self._read_items.get(key)
+        if known is None:
+            known = self._read_items[key] = self._counters_of(topic, group, queue_id)
+        nums, sizes, latency, flow = known
+        nums.value += messages
+        nums.times += 1
+        sizes.value += size
+        sizes.times += 1
+        latency.value += int(took_ms)
+        latency.times += 1
+        flow.messages += messages
+        flow.bytes += size
+        reads = self.reads
+        reads.found += 1
+        reads.messages += messages
+        if took_ms > reads.longest_ms:
+            reads.longest_ms = int(took_ms)
+
+    def _counters_of(self, topic: str, group: str, queue_id: int) -> tuple[Item, Item, Item, Flow]:
+        text = f"{topic}@{group}"
+        return (
+            self._item(GROUP_GET_NUMS, text),
+            self._item(GROUP_GET_SIZE, text),
+            self._item(GROUP_GET_LATENCY, f"{queue_id}@{text}"),
+            self.read.setdefault((topic, group), Flow()),
+        )
+
+    def missed(self) -> None:
+        """A pull found nothing."""
+        self.reads.missed += 1
+
+    def batched(self, topic: str, messages: int) -> None:
+        """A batch came in one send: its messages count as one time."""
+        self._batched[topic] = self._batched.get(topic, 0) + messages - 1
+
+    def sent_back(self, group: str, topic: str, *, dead: bool) -> None:
+        """A consumer sent a message of `topic` back; `dead`: it became a dead letter."""
+        self._item(SNDBCK_PUT_NUMS, f"{topic}@{group}").add(1)
+        if dead:
+            self._item(DLQ_PUT_NUMS, f"{topic}@{group}").add(1)
+            self.dead[topic, group] = self.dead.get((topic, group), 0) + 1
+
+    def put_took(self, took_ms: float) -> None:
+        """One of the puts that are timed."""
+        self._put_ms.append(took_ms)
+        whole = int(took_ms)
+        self.put_longest_ms = max(self.put_longest_ms, whole)
+        row = next((i for i, bound in enumerate(PUT_TIME_BOUNDS_MS) if whole <= bound), len(PUT_TIME_BOUNDS_MS))
+        self.put_times[row] += 1
+
+    def put_percentile_ms(self, share: float) -> float:
+        """The time below which `share` of the latest timed puts lie; 0 without any."""
+        if not self._put_ms:
+            return 0.0
+        ordered = sorted(self._put_ms)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Take in what was stored and read, and the snapshots that are due."""
+        self.collect()
+        today = _day_of(now_ms)
+        if today != self._today:
+            self._today = today
+            self.put_mornings = [self._put_plain, self.put_mornings[0]]
+            self.get_mornings = [self._get_plain, self.get_mornings[0]]
+        r = self.reads
+        self._ticks.append(_Tick(now_ms, self.stored.messages, r.found, r.missed, r.messages))
+        if now_ms >= self._next_minute:
+            self._next_minute = now_ms + MINUTE_EVERY_MS
+            for item in self._items.values():
+                item.snap_minute(now_ms)
+        if now_ms >= self._next_hour:
+            self._next_hour = now_ms + HOUR_EVERY_MS
+            for item in self._items.values():
+                item.snap_hour(now_ms)
+        if now_ms >= self._next_day:
+            self._next_day = now_ms + DAY_EVERY_MS
+            for item in self._items.values():
+                item.snap_day(now_ms)
+
+    def collect(self) -> None:
+        """Take in what was stored and read since the last time."""
+        sums: dict[str, Flow] = {}
+        for topic, messages, size in self._take_stored():
+            sums.setdefault(topic, Flow()).add(messages, size)
+        for topic, flow in sums.items():
+            times = max(1, flow.messages - self._batched.pop(topic, 0))
+            self._item(TOPIC_PUT_NUMS, topic).add(flow.messages, times)
+            self._item(TOPIC_PUT_SIZE, topic).add(flow.bytes, times)
+            self._broker_put.add(flow.messages, times)
+            self.by_topic.setdefault(topic, Flow()).add(flow.messages, flow.bytes)
+            self.stored.add(flow.messages, flow.bytes)
+            if not names.is_system_topic(topic):
+                self._put_plain += flow.messages
+        for key, flow in self.read.items():
+            fresh = flow.messages - self._read_before.get(key, 0)
+            if fresh:
+                self._read_before[key] = flow.messages
+                self._broker_get.value += fresh
+                if not names.is_system_topic(key[0]):
+                    self._get_plain += fresh
+        self._broker_get.times = self.reads.found
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def item(self, name: str, key: str) -> Item | None:
+        """A counter by RocketMQ's names, None if nothing was ever counted under them."""
+        return self._items.get((name, key))
+
+    def consume_tps(self, group: str, topic: str) -> float:
+        """Messages per second that a group took from a topic in the last minute."""
+        item = self._items.get((GROUP_GET_NUMS, f"{topic}@{group}"))
+        return item.minute().tps if item is not None else 0.0
+
+    def put_today(self) -> int:
+        """Messages stored since the start, system topics left out."""
+        return self._put_plain
+
+    def get_today(self) -> int:
+        """Messages given to consumers since the start, system topics left out."""
+        return self._get_plain
+
+    def rates(self, pick: Callable[[_Tick], int]) -> list[float]:
+        """Per second over the last 10, 60 and 600 s, as many as there are yet; `pick` takes a total from a tick."""
+        found = []
+        for seconds in (10, 60, 600):
+            if len(self._ticks) > seconds:
+                first, last = self._ticks[-1 - seconds], self._ticks[-1]
+                span_ms = last.now_ms - first.now_ms
+                found.append((pick(last) - pick(first)) * 1000 / span_ms if span_ms > 0 else 0.0)
+        return found
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: its counters go."""
+        self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
+        self._read_items = {k: v for k, v in self._read_items.items() if k[0] != topic}
+        self.read = {k: v for k, v in self.read.items() if k[0] != topic}
+        self._read_before = {k: v for k, v in self._read_before.items() if k[0] != topic}
+        self.dead = {k: v for k, v in self.dead.items() if k[0] != topic}
+        for flows in (self.by_topic, self.parked, self.delivered, self.prepared, self.committed):
+            flows.pop(topic, None)
+        self.rolled_back.pop(topic, None)
+
+    def _item(self, name: str, key: str) -> Item:
+        item = self._items.get((name, key))
+        if item is None:
+            item = self._items[name, key] = Item()
+        return item
+
+
+def _topic_of(name: str, key: str) -> str | None:
+    """The topic in a counter's key; None for one of the whole broker."""
+    if name.startswith("BROKER_"):
+        return None
+    parts = key.split("@")
+    return parts[1] if name == GROUP_GET_LATENCY else parts[0]
+
+
+def _day_of(now_ms: int) -> int:
+    return datetime.fromtimestamp(now_ms / 1000).toordinal()
+
+
+def count(table: dict[str, Flow], topic: str, size: int) -> None:
+    """Add one message of `size` bytes to a topic's row."""
+    flow = table.get(topic)
+    if flow is None:
+        flow = table[topic] = Flow()
+    flow.messages += 1
+    flow.bytes += size
