@@ -25,10 +25,10 @@ def rocketmq(folder: Path, interrupts: Interrupts) -> Iterator[str]:
         yield existing
         return
     server = ServerProcess(folder / "store", log_path=folder / "server.log")
-    # An interrupt waits until the server is whole: half a server cannot be stopped.
-    with interrupts.held():
-        server.start()
     try:
+        # Half a server cannot be stopped: an interrupt waits until it is whole.
+        with interrupts.held():
+            server.start()
         yield server.namesrv
     finally:
         if server.is_running:
@@ -52,23 +52,30 @@ def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession
         SparkSession.builder.appName("flights")
         .master(os.environ.get("SPARK_MASTER") or "local[*]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.host", os.environ.get("SPARK_DRIVER_HOST", "127.0.0.1"))
         .config("spark.driver.bindAddress", "0.0.0.0" if "SPARK_DRIVER_HOST" in os.environ else "127.0.0.1")
     )
-    with interrupts.held(), stderr_to(folder / "spark.log"):
-        spark = builder.getOrCreate()
-        jvm: subprocess.Popen[bytes] = spark.sparkContext._gateway.proc
+    jvm: subprocess.Popen[bytes] | None = None
     try:
+        with interrupts.held(), stderr_to(folder / "spark.log"):
+            spark = builder.getOrCreate()
+            jvm = spark.sparkContext._gateway.proc
         yield spark
         spark.stop()
     finally:
-        # The JVM ends, and its Python workers with it, when its stdin is closed.
-        if jvm.stdin:
-            jvm.stdin.close()
-        try:
-            jvm.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            jvm.kill()
-            jvm.wait()
+        if jvm is not None:
+            _end(jvm)
+
+
+def _end(jvm: subprocess.Popen[bytes]) -> None:
+    # The JVM ends, and its Python workers with it, when its stdin is closed.
+    assert jvm.stdin is not None
+    jvm.stdin.close()
+    try:
+        jvm.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()

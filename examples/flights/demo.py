@@ -4,7 +4,7 @@
     make demo NAMESRV=host:9876 SPARK_MASTER=spark://host:7077    on clusters that exist
 
 Output goes to demo-out/. On a Spark cluster that folder must be one that driver and executors share (DEMO_OUT names
-another), and the workers need rocketspark[spark] installed.
+another), and the workers need rocketspark[spark] installed. DEMO_FLIGHTS=20000 takes only the first so many flights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def main() -> int:
         from rocketspark import RocketSparkError
 
         try:
-            return run(Path(os.environ.get("DEMO_OUT", "demo-out")).resolve(), interrupts)
+            folder = Path(os.environ.get("DEMO_OUT", "demo-out")).resolve()
+            return run(folder, interrupts, int(os.environ.get("DEMO_FLIGHTS", "0")) or None)
         except RocketSparkError as e:
             console.print(f"error: {e}", style="red", soft_wrap=True, markup=False)
             return 1

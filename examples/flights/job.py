@@ -15,10 +15,9 @@ from pyspark.sql import functions as F
 
 from examples.flights.replay import Replayed
 from examples.flights.source import FLIGHTS_TOPIC, SPARK_SCHEMA
-from examples.flights.summaries import SUMMARIES_TOPIC
+from examples.flights.summaries import LATE_MINUTES, SUMMARIES_TOPIC
 
 ROWS_PER_BATCH = 100_000
-LATE_MINUTES = 15
 
 
 class FlightJob:
@@ -40,6 +39,7 @@ class FlightJob:
             .option("topic", FLIGHTS_TOPIC)
             .option("startingOffsets", json.dumps(replayed.as_starting_offsets()))
             .option("maxMessagesPerTrigger", ROWS_PER_BATCH)
+            .schema("body binary, properties map<string,string>, broker string, queueId int, queueOffset bigint")
             .load()
         )
         flights = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.box import SIMPLE
 from rich.table import Table
 
 from examples.flights.check import Check
@@ -41,10 +42,10 @@ PAGE = """<!doctype html>
 
 def delay_table(summaries: Sequence[Summary], names: Mapping[str, str]) -> Table:
     """Mean departure delay in minutes, carriers down and months across."""
-    table = Table(title="Mean departure delay in minutes, from topic flight-delays")
-    table.add_column("carrier")
+    table = Table(title="Mean departure delay in minutes, from topic flight-delays", box=SIMPLE, padding=(0, 0, 0, 1))
+    table.add_column("carrier", no_wrap=True)
     for month in MONTHS:
-        table.add_column(month, justify="right")
+        table.add_column(month, justify="right", min_width=3)
     for carrier, cells in _cells(summaries).items():
         table.add_row(f"{carrier} {names.get(carrier, '')}", *cells)
     return table
@@ -60,7 +61,7 @@ def _cells(summaries: Sequence[Summary]) -> dict[str, list[str]]:
 
 def stage_table(seconds: Mapping[str, float]) -> Table:
     """How long each stage took."""
-    table = Table(title="Stages", show_footer=True)
+    table = Table(title="Stages", show_footer=True, box=SIMPLE)
     table.add_column("stage", footer="all")
     table.add_column("seconds", footer=f"{sum(seconds.values()):.1f}", justify="right")
     for name, took in seconds.items():

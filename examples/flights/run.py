@@ -15,8 +15,8 @@ from examples.flights.replay import replay
 from examples.flights.stages import Interrupts, Stages, console, progress_bar
 
 
-def run(folder: Path, interrupts: Interrupts) -> int:
-    """Run all stages; returns 0 if every figure was right, else 1."""
+def run(folder: Path, interrupts: Interrupts, count: int | None = None) -> int:
+    """Run all stages, with all flights or the first `count`; returns 0 if every figure was right, else 1."""
     # Marks this run's messages: an existing cluster may hold those of others.
     run_id = uuid.uuid4().hex[:12]
     shutil.rmtree(folder, ignore_errors=True)
@@ -24,7 +24,7 @@ def run(folder: Path, interrupts: Interrupts) -> int:
     stages = Stages()
 
     with stages.stage("Read the flights"):
-        flights = source.load()
+        flights = source.load(count)
 
     with ExitStack() as running:
         with stages.stage("Start NameServer and broker"):

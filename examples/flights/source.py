@@ -49,12 +49,12 @@ INT_COLUMNS = [f.name for f in msgspec.structs.fields(Flight) if f.type in (int,
 COLUMNS = list(Flight.__struct_fields__)
 
 
-def load() -> pd.DataFrame:
-    """All flights, one row each, ordered by planned departure; whole numbers with gaps as Int64."""
+def load(count: int | None = None) -> pd.DataFrame:
+    """All flights, or the first `count`: one row each, ordered by planned departure; numbers as Int64, for the gaps."""
     flights = pd.read_csv(_data_folder() / "flights.csv.zip")
     flights = flights.sort_values(["time_hour", "sched_dep_time", "carrier", "flight", "origin"], ignore_index=True)
     flights["row"] = flights.index
-    return flights[COLUMNS].astype(dict.fromkeys(INT_COLUMNS, "Int64"))
+    return flights[:count][COLUMNS].astype(dict.fromkeys(INT_COLUMNS, "Int64"))
 
 
 def carrier_names() -> dict[str, str]:

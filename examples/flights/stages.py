@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -71,6 +72,8 @@ class Interrupts:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         for other in self.SIGNALS:
             signal.signal(other, signal.SIG_IGN)
+        # Libraries would log at length that they were cut short.
+        logging.disable()
         console.print("stopping …", style="yellow")
         if self._held:
             self._pending = True

@@ -10,10 +10,11 @@ from rocketspark import PushConsumer, ReceivedMessage
 
 SUMMARIES_TOPIC = "flight-delays"
 GROUP = "flight-delays-readers"
+LATE_MINUTES = 15
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The departures of one carrier in one month; `late`: more than 15 minutes behind plan."""
+    """The departures of one carrier in one month; `late`: more than LATE_MINUTES behind plan."""
 
     carrier: str
     month: int
