@@ -90,6 +90,8 @@ final class PushConsumers {
         if (args.containsKey("retry_pause_ms")) {
             consumer.setSuspendCurrentQueueTimeMillis(args.getLongValue("retry_pause_ms"));
         }
+        // A message counts as consumed only after its listener has returned: shutdown waits for that.
+        consumer.setAwaitTerminationMillisWhenShutdown(5000);
         JSONArray subscriptions = args.getJSONArray("subscriptions");
         for (int index = 0; index < subscriptions.size(); index++) {
             JSONObject subscription = subscriptions.getJSONObject(index);
