@@ -1,0 +1,284 @@
+"""Our clients on our servers, over real sockets: whole round trips, kills and restarts in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketspark import (
+    AsyncProducer,
+    AsyncPullConsumer,
+    AsyncPushConsumer,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+)
+from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.errors import RouteNotFound, SendFailed
+from rocketspark.testing import Cluster, ServerProcess, run_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster(2) as running:
+        yield running
+
+
+def read_all(namesrv: str, topic: str, count: int, group: str = "reader") -> list[ReceivedMessage]:
+    with PullConsumer(namesrv, group, consume_from="first", auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(topic))
+        found: list[ReceivedMessage] = []
+        end_s = time.monotonic() + 10
+        while len(found) < count and time.monotonic() < end_s:
+            found += consumer.poll(200)
+        return found
+
+
+def test_every_field_comes_back(cluster: Cluster) -> None:
+    body = bytes(range(256)) * 40
+    message = Message(
+        topic="fields",
+        body=body,
+        tag="Tag-é",
+        keys=["k1", "ключ"],
+        properties={"a": 'quote" and \\ slash', "漢": "字"},
+        sharding_key="s",
+        flag=77,
+    )
+    with Producer(cluster.namesrv, "pg") as producer:
+        result = producer.send(message)
+    (got,) = read_all(cluster.namesrv, "fields", 1)
+    assert (got.body, got.tag, got.keys, got.flag) == (body, "Tag-é", ("k1", "ключ"), 77)
+    assert {k: got.properties[k] for k in ("a", "漢", "__SHARDINGKEY", "WAIT")} == {
+        "a": 'quote" and \\ slash',
+        "漢": "字",
+        "__SHARDINGKEY": "s",
+        "WAIT": "true",
+    }
+    assert (got.message_id, got.offset_message_id) == (result.message_id, result.offset_message_id)
+    assert (MessageQueue(*got.queue), got.queue_offset) == (result.queue, result.queue_offset)
+    assert got.sys_flag & 1
+    assert got.stored_bytes < len(body)
+
+
+def test_all_ways_to_send(cluster: Cluster) -> None:
+    with Producer(cluster.namesrv, "pg") as producer:
+        producer.send("ways", b"sync")
+        producer.send_future("ways", b"future").result(5)
+        producer.send_batch([Message(topic="ways", body=b"batch%d" % i) for i in range(3)])
+        producer.send_oneway("ways", b"oneway")
+        queue = producer.queues("ways")[-1]
+        assert producer.send("ways", b"chosen", queue=queue).queue == queue
+
+    async def run() -> None:
+        async with AsyncProducer(cluster.namesrv, "pg") as producer:
+            await asyncio.gather(*(producer.send("ways", b"async%d" % i) for i in range(20)))
+
+    asyncio.run(run())
+    expected = [b"sync", b"future", b"oneway", b"chosen", *(b"batch%d" % i for i in range(3))]
+    expected += [b"async%d" % i for i in range(20)]
+    assert sorted(m.body for m in read_all(cluster.namesrv, "ways", len(expected))) == sorted(expected)
+
+
+def test_a_group_shares_and_goes_on(cluster: Cluster) -> None:
+    """Members come and go while messages flow: none is lost, and few come twice."""
+    with SyncOperations(cluster.namesrv) as operations:
+        operations.create_topic("shared", queue_count=4)
+    got: Counter[bytes] = Counter()
+    by: dict[str, int] = defaultdict(int)
+    guard = threading.Lock()
+
+    def member(name: str) -> PushConsumer:
+        consumer = PushConsumer(cluster.namesrv, "shared-group", consume_from="first", commit_interval_ms=50)
+        consumer.subscribe("shared", "A || B")
+
+        @consumer.listen
+        def listener(message: ReceivedMessage) -> None:
+            with guard:
+                got[message.body] += 1
+                by[name] += 1
+
+        return consumer
+
+    with Producer(cluster.namesrv, "pg") as producer:
+
+        def send(start: int, end: int) -> None:
+            futures = [producer.send_future("shared", b"%d" % i, tag="ABC"[i % 3]) for i in range(start, end)]
+            for future in futures:
+                future.result(10)
+
+        with member("one"):
+            send(0, 1500)
+            with member("two") as two:
+                while not [q for q in two.queues() if q.topic == "shared"]:
+                    time.sleep(0.01)
+                send(1500, 3000)
+                await_count(got, 2000)
+            send(3000, 3600)
+            await_count(got, 2400)
+    assert sorted(got) == sorted(b"%d" % i for i in range(3600) if i % 3 < 2)
+    assert by["one"] > 0
+    assert by["two"] > 0
+    assert sum(got.values()) - len(got) < 1200
+    # A new member of the group has nothing left to read.
+    later: list[ReceivedMessage] = []
+    consumer = PushConsumer(cluster.namesrv, "shared-group", consume_from="first")
+    consumer.subscribe("shared", "A || B")
+    consumer.listen(later.append)
+    with consumer:
+        time.sleep(0.2)
+    assert later == []
+
+
+def await_count(got: Counter[bytes], count: int, timeout_s: float = 15) -> None:
+    end_s = time.monotonic() + timeout_s
+    while len(got) < count:
+        assert time.monotonic() < end_s, f"{len(got)} of {count} came"
+        time.sleep(0.01)
+
+
+def test_order_within_a_sharding_key(cluster: Cluster) -> None:
+    with Producer(cluster.namesrv, "pg") as producer:
+        futures = [producer.send_future("ordered", b"%d" % i, sharding_key=f"plane{i % 7}") for i in range(700)]
+        results = [f.result(10) for f in futures]
+    for key in range(7):
+        mine = results[key::7]
+        assert len({r.queue for r in mine}) == 1
+        assert [r.queue_offset for r in mine] == sorted(r.queue_offset for r in mine)
+
+
+def test_long_poll_brings_a_message_at_once(cluster: Cluster) -> None:
+    arrived: list[float] = []
+    come = threading.Event()
+    consumer = PushConsumer(cluster.namesrv, "poll-group", consume_from="first")
+    consumer.subscribe("polled")
+
+    @consumer.listen
+    def listener(message: ReceivedMessage) -> None:
+        arrived.append(time.monotonic())
+        come.set()
+
+    with Producer(cluster.namesrv, "pg") as producer:
+        producer.send("polled", b"first")
+        with consumer:
+            assert come.wait(10)
+            time.sleep(0.1)
+            come.clear()
+            sent_s = time.monotonic()
+            producer.send("polled", b"second")
+            assert come.wait(10)
+    assert arrived[-1] - sent_s < 0.5
+
+
+def test_topics_by_hand(cluster: Cluster) -> None:
+    with SyncOperations(cluster.namesrv) as operations:
+        assert [b.broker_name for b in operations.cluster_info()] == ["broker-a", "broker-b"]
+        made = operations.create_topic("by-hand", queue_count=3, brokers=["broker-b"])
+        assert [b.broker_name for b in made] == ["broker-b"]
+        assert "by-hand" in operations.list_topics()
+        with Producer(cluster.namesrv, "pg") as producer:
+            assert producer.queues("by-hand") == [MessageQueue("by-hand", "broker-b", i) for i in range(3)]
+            for _ in range(6):
+                producer.send("by-hand", b"x")
+        state = operations.show_topic("by-hand")
+        assert [(q.min_offset, q.max_offset) for q in state.queues] == [(0, 2)] * 3
+        assert state.message_count == 6
+        assert operations.delete_topic("by-hand") == ["broker-b"]
+        with pytest.raises(RouteNotFound):
+            operations.show_topic("by-hand")
+        assert "by-hand" not in operations.list_topics()
+
+
+def test_a_body_over_the_brokers_limit(cluster: Cluster) -> None:
+    with Producer(cluster.namesrv, "pg", body_bytes_max=8 << 20, compress_over_bytes=1 << 30) as producer:
+        with pytest.raises(SendFailed) as caught:
+            producer.send("large", b"x" * ((4 << 20) + 1))
+        assert (caught.value.code, caught.value.attempts) == (13, 1)
+        assert producer.send("large", b"x" * (4 << 20)).queue_offset == 0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path / "store")
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def test_a_killed_and_restarted_broker_loses_nothing_acknowledged(server: ServerProcess) -> None:
+    """Producers and a consumer stay up over two SIGKILLs; every acknowledged message is consumed."""
+    acknowledged: set[bytes] = set()
+    failed: set[bytes] = set()
+    got: Counter[bytes] = Counter()
+
+    async def run() -> None:
+        consumer = AsyncPushConsumer(server.namesrv, "kill-group", consume_from="first", commit_interval_ms=100)
+        consumer.subscribe("killed")
+        consumer.listen(lambda message: got.update([message.body]))
+        async with AsyncProducer(server.namesrv, "pg", send_timeout_ms=8000, retries=5) as producer:
+            await producer.send("killed", b"0")
+            acknowledged.add(b"0")
+            async with consumer:
+                stop = asyncio.Event()
+
+                async def send(start: int) -> None:
+                    number = start
+                    while not stop.is_set():
+                        body = b"%d" % number
+                        number += 8
+                        try:
+                            await producer.send("killed", body)
+                            acknowledged.add(body)
+                        except (SendFailed, RouteNotFound):
+                            failed.add(body)
+                        await asyncio.sleep(0.001)
+
+                senders = [asyncio.ensure_future(send(i)) for i in range(1, 9)]
+                for _ in range(2):
+                    await asyncio.sleep(0.4)
+                    await asyncio.to_thread(server.kill)
+                    before = len(acknowledged)
+                    await asyncio.to_thread(server.start)
+                    async with asyncio.timeout(10):
+                        while len(acknowledged) < before + 50:
+                            await asyncio.sleep(0.01)
+                stop.set()
+                await asyncio.gather(*senders)
+                async with asyncio.timeout(15):
+                    while not acknowledged <= set(got):
+                        await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert len(acknowledged) > 200
+    assert not failed
+
+
+def test_pull_consumer_goes_on_after_a_restart(server: ServerProcess) -> None:
+    async def run() -> None:
+        async with (
+            AsyncProducer(server.namesrv, "pg", send_timeout_ms=8000, retries=5) as producer,
+            AsyncPullConsumer(server.namesrv, "pull-group", consume_from="first") as consumer,
+            Operations(server.namesrv) as operations,
+        ):
+            await operations.create_topic("pulled", queue_count=1)
+            consumer.subscribe("pulled")
+            await producer.send("pulled", b"before")
+            assert [m.body for m in await consumer.poll(5000)] == [b"before"]
+            await consumer.commit()
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await producer.send("pulled", b"after")
+            assert [m.body for m in await consumer.poll(10_000)] == [b"after"]
+
+    asyncio.run(run())
