@@ -25,7 +25,7 @@ class KvConfig:
         if path is not None and path.exists():
             try:
                 self._tables = msgspec.json.decode(path.read_bytes(), type=_Document).config_table
-            except (OSError, msgspec.DecodeError) as e:
+            except (OSError, UnicodeDecodeError, msgspec.DecodeError) as e:
                 raise ConfigError(f"{path} cannot be read: {e}; mend or remove it") from e
 
     def get(self, namespace: str, key: str) -> str | None:

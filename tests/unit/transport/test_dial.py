@@ -50,7 +50,7 @@ def test_nobody_there_is_not_sent_and_names_the_address() -> None:
             await dial(address)
         assert e.value.address == address
         assert e.value.retriable
-        with pytest.raises(NotSent, match="cannot connect to no-such-host.invalid:9876"):
+        with pytest.raises(NotSent, match=r"cannot connect to no-such-host\.invalid:9876"):
             await dial("no-such-host.invalid:9876")
 
     run(main())

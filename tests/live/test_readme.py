@@ -1,0 +1,56 @@
+"""What README shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rocketspark.testing import run_cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def example(beginning: str) -> str:
+    found = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if code.startswith(beginning)]
+    assert len(found) == 1
+    return str(found[0])
+
+
+def test_producer_and_consumer(tmp_path: Path) -> None:
+    with run_cluster() as cluster:
+        code = example("from rocketspark import Producer").replace("127.0.0.1:9876", cluster.namesrv)
+        running = subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert running.stdout is not None
+        lines: set[str] = set()
+        try:
+            for line in running.stdout:
+                if line.startswith("fruit "):
+                    lines.add(line)
+                if len(lines) == 10:
+                    break
+            rest, errors = running.communicate("\n", timeout=30)
+        finally:
+            running.kill()
+    assert lines == {f"fruit {n} apples\n" for n in range(10)}
+    assert (running.returncode, errors) == (0, "")
+
+
+def test_embedded_cluster() -> None:
+    code = example("from rocketspark.testing import run_cluster")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout), done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(links) > 5
+    assert [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()] == []

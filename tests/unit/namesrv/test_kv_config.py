@@ -1,0 +1,55 @@
+"""Key-value tables: kept by namespace, on disk before the reply, read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rocketspark.errors import ConfigError
+from rocketspark.namesrv.kv_config import KvConfig
+
+
+def test_values_by_namespace_and_key() -> None:
+    kv = KvConfig()
+    assert kv.get("n", "k") is None
+    assert kv.table("n") is None
+    kv.put("n", "k", "v")
+    kv.put("n", "k2", "")
+    kv.put("m", "k", "other")
+    assert (kv.get("n", "k"), kv.get("n", "k2"), kv.get("m", "k")) == ("v", "", "other")
+    assert kv.table("n") == {"k": "v", "k2": ""}
+    kv.put("n", "k", "changed")
+    kv.delete("m", "k")
+    kv.delete("m", "k")
+    kv.delete("zzz", "k")
+    assert kv.get("n", "k") == "changed"
+    assert kv.get("m", "k") is None
+
+
+def test_they_are_in_rocketmq_s_file_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "namesrv" / "kvConfig.json"
+    kv = KvConfig(path)
+    assert not path.exists()
+    kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4;broker-b:4")
+    kv.put("n", 'k "ü"', "v")
+    assert json.loads(path.read_bytes()) == {
+        "configTable": {"ORDER_TOPIC_CONFIG": {"T": "broker-a:4;broker-b:4"}, "n": {'k "ü"': "v"}}
+    }
+    again = KvConfig(path)
+    assert again.get("n", 'k "ü"') == "v"
+    again.delete("n", 'k "ü"')
+    assert KvConfig(path).get("n", 'k "ü"') is None
+    assert KvConfig(path).get("ORDER_TOPIC_CONFIG", "T") == "broker-a:4;broker-b:4"
+    assert [p.name for p in path.parent.iterdir()] == ["kvConfig.json"]
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    for text in (b"{", b"[]", b'{"configTable":{"n":[]}}', b'{"configTable":{"n":{"k":"\xff"}}}', b""):
+        path.write_bytes(text)
+        with pytest.raises(ConfigError, match=r"kvConfig\.json cannot be read: .*mend or remove it"):
+            KvConfig(path)
+    path.write_text("{}")
+    assert KvConfig(path).table("n") is None
