@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -84,7 +85,7 @@ class LoopThread:
             except IndexError:  # Another thread took it.
                 return
             coroutine.close()
-            done.end(None, StateError("the client was closed meanwhile"))
+            done.end(None, StateError("the client was closed, or this process forked: make a new one"))
 
     def _take(self) -> None:
         self._awake = False
@@ -121,6 +122,18 @@ class LoopThread:
     def soon(self, act: Callable[[], object]) -> None:
         """Call a plain function on the loop, without waiting."""
         self._loop.call_soon_threadsafe(act)
+
+
+def _forked() -> None:
+    """A child has no background thread: clients of its parent are closed there, new ones begin anew."""
+    LoopThread._guard = threading.Lock()
+    if LoopThread._shared is not None:
+        LoopThread._shared._ended = True
+        LoopThread._shared = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Waiter(Generic[T]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from rocketspark.client import requests, validate
 from rocketspark.client.instance import Instance
@@ -20,6 +20,8 @@ from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.codes import ResponseCode, verdict
 from rocketspark.protocol.compression import KINDS
 from rocketspark.transport.peer import Peer
+
+T = TypeVar("T")
 
 GROUP = "rocketspark_producer"
 # Pauses before the same broker is tried again; together they outlast a quick restart.
@@ -68,7 +70,7 @@ class AsyncProducer:
         self.group = validate.check_group(group)
         self._timeout_ms = send_timeout_ms
         self._attempts = retries + 1
-        self._packing = Packing(compress_over_bytes, compression, compress_level, body_bytes_max)
+        self.packing = Packing(compress_over_bytes, compression, compress_level, body_bytes_max)
         self._default_topic = default_topic
         self._default_queue_count = default_queue_count
         self._instance = Instance(
@@ -162,7 +164,7 @@ class AsyncProducer:
             StateError: before start or after close.
         """
         message = make_message(message, body, tag, keys, properties, sharding_key, delay_level, flag, wait_store_ok)
-        return await self._send(pack(message, self._packing), message.sharding_key, queue, timeout_ms)
+        return await self.send_packed(pack(message, self.packing), message.sharding_key, queue, timeout_ms)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: float | None = None
@@ -171,8 +173,8 @@ class AsyncProducer:
 
         The result holds all ids, comma separated, and the first queue offset. Raises as `send` does.
         """
-        out = pack_batch(messages, self._packing)
-        return await self._send(out, messages[0].sharding_key, queue, timeout_ms)
+        out = pack_batch(messages, self.packing)
+        return await self.send_packed(out, messages[0].sharding_key, queue, timeout_ms)
 
     async def send_oneway(
         self,
@@ -190,7 +192,7 @@ class AsyncProducer:
     ) -> None:
         """Send one message without waiting for a reply: it may be lost. Raises what is known before it leaves."""
         message = make_message(message, body, tag, keys, properties, sharding_key, delay_level, flag, wait_store_ok)
-        out = pack(message, self._packing)
+        out = pack(message, self.packing)
         self._check_started()
         queue = queue or await self._choose(out.topic, message.sharding_key)
         address = self._routes.master(queue.broker_name) or await self._routes.find_master(queue)
@@ -217,9 +219,10 @@ class AsyncProducer:
                 else "the producer is not started: call start(), or use it in a with block"
             )
 
-    async def _send(
+    async def send_packed(
         self, out: Outgoing, sharding_key: str | None, queue: MessageQueue | None, timeout_ms: float | None
     ) -> SendResult:
+        """Send what `pack` made of a message. Raises as `send` does."""
         self._check_started()
         self._in_flight += 1
         try:
@@ -241,9 +244,11 @@ class AsyncProducer:
     ) -> SendResult:
         started_s = time.monotonic()
         end_s = started_s + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        # Without a queue and its broker nothing can be tried: what hinders that is raised as it is.
         if chosen is not None and self._routes.master(chosen.broker_name) is None:
-            # A broker that nobody knows is the caller's mistake, not a failed attempt.
-            await self._routes.find_master(chosen)
+            await self._within(end_s, self._routes.find_master(chosen), f"route of topic {out.topic!r}")
+        elif chosen is None and not self._routes.write_queues(out.topic):
+            await self._within(end_s, self._routes.find_write_queues(out.topic), f"route of topic {out.topic!r}")
         queue = chosen or await self._choose(out.topic, sharding_key)
         tried: list[str] = []
         cause: RocketSparkError | None = None
@@ -318,11 +323,14 @@ class AsyncProducer:
         return queue
 
     async def _connect(self, address: str, end_s: float) -> Peer:
+        return await self._within(end_s, self._instance.broker(address), f"connection to {address}")
+
+    async def _within(self, end_s: float, act: Awaitable[T], what: str) -> T:
         try:
             async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
-                return await self._instance.broker(address)
+                return await act
         except TimeoutError:
-            raise NotSent(f"{address} did not take the connection in time", address=address) from None
+            raise NotSent(f"{what}: not had in time, nothing was sent") from None
 
     def _frames_to(self, queue: MessageQueue, is_batch: bool, oneway: bool = False) -> requests.SendFrames:
         key = (queue, is_batch, oneway)

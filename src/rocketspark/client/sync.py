@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from rocketspark.client import validate
 from rocketspark.client.loop_thread import LoopThread
+from rocketspark.client.outgoing import make_message, pack
 from rocketspark.client.producer import GROUP, AsyncProducer
 from rocketspark.client.results import SendResult
 from rocketspark.client.routes import DEFAULT_TOPIC
@@ -216,27 +217,15 @@ class Producer(Facade[AsyncProducer]):
     ) -> Future[SendResult]:
         """Send one message without waiting; the future becomes its result, or the error `send` raises.
 
-        With 65535 in flight it waits until one of them ends. Callbacks of the future run on the client's own thread:
-        they must not block.
+        Raises MessageIllegal at once. With 65535 in flight it waits until one of them ends. Callbacks of the future
+        run on the client's own thread: they must not block.
         """
         loop = self._loop
+        message = make_message(message, body, tag, keys, properties, sharding_key, delay_level, flag, wait_store_ok)
+        # Packed here, so that the caller may change the message as soon as this returns.
+        out = pack(message, self._core.packing)
         self._room.enter()
-        return loop.submit(
-            self._core.send(
-                message,
-                body,
-                tag=tag,
-                keys=keys,
-                properties=properties,
-                sharding_key=sharding_key,
-                delay_level=delay_level,
-                flag=flag,
-                wait_store_ok=wait_store_ok,
-                queue=queue,
-                timeout_ms=timeout_ms,
-            ),
-            self._room.leave,
-        )
+        return loop.submit(self._core.send_packed(out, message.sharding_key, queue, timeout_ms), self._room.leave)
 
     def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: float | None = None

@@ -177,6 +177,28 @@ async def test_one_budget_over_all_attempts() -> None:
 
 
 @in_loop
+async def test_the_budget_holds_for_the_route_too() -> None:
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
+        fake.names.delay_s = 60
+        started_s = time.monotonic()
+        with pytest.raises(NotSent, match="route of topic 't'"):
+            await producer.send("t", b"x", timeout_ms=100)
+        assert time.monotonic() - started_s < 0.5
+
+
+@in_loop
+async def test_routes_and_heartbeats_are_kept_up() -> None:
+    async with (
+        Fake(t=1) as fake,
+        AsyncProducer(fake.namesrv, "pg", route_interval_ms=10, heartbeat_interval_ms=10) as producer,
+    ):
+        await producer.send("t", b"x")
+        await until(lambda: fake.names.fetches["t"] > 3 and len(fake.broker.heartbeats) > 3)
+        fake.names.topics["t"] = {"broker-a": 3}
+        await until(lambda: len(producer._routes.write_queues("t")) == 3)
+
+
+@in_loop
 async def test_a_broker_that_restarts_within_the_budget_loses_nothing() -> None:
     async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
         await producer.send("t", b"before")
