@@ -116,7 +116,7 @@ class IndexFile:
         self.entries = entries
         self.files = maps.files
         # Held outside the cache of maps: there are few index files and the last is always in use.
-        self.map = self.files.map(path)
+        self.map = self.files.map(path, scattered=True)
         self._entries_at = HEADER_BYTES + 4 * slots
         self._slot_view = np.frombuffer(self.map, ">i4", slots, HEADER_BYTES)
         self._entry_view = np.frombuffer(self.map, _ENTRIES, entries, self._entries_at)

@@ -82,7 +82,7 @@ class Queue:
     def load(self, below: int | None, min_position: int, *, cut: bool) -> None:
         """Finds the queue's end: the last unit that is written and lies before log position `below`.
 
-        `cut`: whatever follows is made zero even where nothing was seen there.
+        `cut`: what follows is looked through to the end and made zero, as after a power cut pages may be missing.
         """
         segments = self.segments
         segments.scan()
@@ -387,7 +387,11 @@ class QueueIndex:
             # A level that is not configured waits a second (rule: ScheduleMessageService, 5.x).
             delay_ms = self.delay_ms[queue_id] if 0 <= queue_id < len(self.delay_ms) else 1000
         segments = Segments(
-            f"{self.directory}/{topic}/{queue_id}", self.file_bytes, self.maps, "mappedFileSizeConsumeQueue"
+            f"{self.directory}/{topic}/{queue_id}",
+            self.file_bytes,
+            self.maps,
+            "mappedFileSizeConsumeQueue",
+            scattered=True,
         )
         return Queue(topic, queue_id, segments, self._active, self.keys_of(topic), delay_ms)
 

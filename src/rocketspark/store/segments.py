@@ -35,13 +35,13 @@ class Maps:
         self._maps: OrderedDict[str, Mapped] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: str) -> Mapped:
+    def get(self, path: str, *, scattered: bool = False) -> Mapped:
         """The file mapped. Raises StoreUnwritable if it cannot be opened."""
         with self._lock:
             found = self._maps.get(path)
             if found is None:
                 try:
-                    mapped = self.files.map(path)
+                    mapped = self.files.map(path, scattered=scattered)
                 except OSError as e:
                     raise failure(e, "map", path) from e
                 found = self._maps[path] = Mapped(mapped, memoryview(mapped))
@@ -64,15 +64,17 @@ class Segments:
     """The files of one directory: `starts` are their first bytes' offsets, ascending and without a gap.
 
     `option`: the broker.conf key that sets the size, for the error when files of another size are found.
+    `scattered`: see `OsFiles.map`.
     """
 
-    def __init__(self, directory: str, size: int, maps: Maps, option: str) -> None:
+    def __init__(self, directory: str, size: int, maps: Maps, option: str, *, scattered: bool = False) -> None:
         self.directory = directory
         self.size = size
         self.maps = maps
         self.files = maps.files
         self.starts: list[int] = []
         self.option = option
+        self.scattered = scattered
 
     def scan(self) -> None:
         """Reads the directory. A file shorter than it should be is filled up with zeros.
@@ -109,7 +111,7 @@ class Segments:
 
     def get(self, start: int) -> Mapped:
         """The file starting there, mapped."""
-        return self.maps.get(self.path(start))
+        return self.maps.get(self.path(start), scattered=self.scattered)
 
     def add(self, start: int, reserve_bytes: int) -> None:
         """Makes the next file, with blocks for its first bytes. Raises StoreFull or StoreUnwritable."""
@@ -148,9 +150,11 @@ class Segments:
         if self.starts and end < self.end():
             start = self.starts[-1]
             path = self.path(start)
-            self.maps.drop(path)
+            at = max(end - start, 0)
             try:
-                self.files.cut(path, max(end - start, 0), self.size)
+                if self.files.any_data(path, at):
+                    self.maps.drop(path)
+                    self.files.cut(path, at, self.size)
             except OSError as e:
                 raise failure(e, "cut", path) from e
 
