@@ -1,15 +1,18 @@
 """A broker's settings, by RocketMQ's names in broker.conf. Rule: a promise we cannot keep refuses to start.
 
-A key that RocketMQ does not know is a warning; one whose value is wrong is an error that names it.
+A key that RocketMQ does not know is a warning; one whose value is wrong is an error that names it. Those that have no
+effect here are in ignored_settings.py. Defaults: 5.5.0's, but for names, addresses and folders.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from rocketspark.broker.ignored_settings import IGNORED, IGNORED_UNSET, UNKEPT_PROMISES
 from rocketspark.errors import ConfigError
 from rocketspark.store.settings import StoreSettings
 from rocketspark.transport.dial import parse_addresses
@@ -73,8 +76,15 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     notify_group_changes: bool = msgspec.field(name="notifyConsumerIdsChangedEnable", default=True)
     # In seconds in broker.conf.
     client_idle_ms: int = msgspec.field(name="serverChannelMaxIdleTimeSeconds", default=120_000)
-    client_expiry_ms: int = 120_000
+    client_expiry_ms: int = msgspec.field(name="channelExpiredTimeout", default=120_000)
     lock_expiry_ms: int = 60_000
+
+    # DISABLE or PROM; an empty host is loopback.
+    metrics_exporter: str = msgspec.field(name="metricsExporterType", default="DISABLE")
+    metrics_port: int = msgspec.field(name="metricsPromExporterPort", default=5557)
+    metrics_host: str = msgspec.field(name="metricsPromExporterHost", default="")
+    # What UPDATE_BROKER_CONFIG may not touch, separated by semicolons.
+    fixed_keys: str = msgspec.field(name="configBlackList", default="configBlackList;brokerConfigPath")
 
     # Promises that are not kept yet: any other value refuses to start.
     dledger: bool = msgspec.field(name="enableDLegerCommitLog", default=False)
@@ -85,6 +95,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     transient_pool: bool = msgspec.field(name="transientStorePoolEnable", default=False)
     slave_acting_master: bool = msgspec.field(name="enableSlaveActingMaster", default=False)
     store_type: str = msgspec.field(name="storeType", default="default")
+
+    # Values of keys that have no effect here, and the file that all came from.
+    ignored: dict[str, str] = {}
+    conf_path: str = ""
 
     @property
     def host(self) -> str:
@@ -147,24 +161,36 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
         if self.log_file_bytes < 4096 or self.queue_file_bytes < _QUEUE_UNIT_BYTES:
             raise ConfigError("mappedFileSizeCommitLog needs 4096 bytes or more, mappedFileSizeConsumeQueue 20 or more")
+        if self.metrics_exporter not in ("DISABLE", "PROM"):
+            raise ConfigError(f"metricsExporterType {self.metrics_exporter!r} is not supported; use DISABLE or PROM")
+        for key, harmless in UNKEPT_PROMISES.items():
+            value = self.ignored.get(key)
+            if value is not None and value not in harmless:
+                raise ConfigError(f"{key}={value} is not supported yet; remove it")
         self.delays_ms()
         self.namesrvs()
 
+    def properties(self) -> dict[str, str]:
+        """Every key of 5.5.0 with its value as text, sorted; those without a value are left out."""
+        table = IGNORED | self.ignored
+        for field in FIELDS.values():
+            value = getattr(self, field.name)
+            if field.encode_name in SECONDS_KEYS:
+                value //= 1000
+            table[field.encode_name] = str(value).lower() if isinstance(value, bool) else str(value)
+        table["brokerIP1"] = self.host
+        table["brokerIP2"] = table["brokerIP2"] or self.host
+        return {
+            key: table[key] for key in sorted(table) if key not in _ELSEWHERE and (table[key] or key in _MAY_BE_EMPTY)
+        }
 
-# Keys of RocketMQ 5.5.0 that mean nothing here: accepted without a word.
-IGNORED_KEYS = frozenset(
-    """brokerIP2 haListenPort rocketmqHome useReentrantLockWhenPutMessage warmMapedFileEnable
-    flushLeastPagesWhenWarmMapedFile flushCommitLogLeastPages commitCommitLogLeastPages flushConsumeQueueLeastPages
-    flushCommitLogThoroughInterval commitIntervalCommitLog sendMessageThreadPoolNums pullMessageThreadPoolNums
-    queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums consumerManageThreadPoolNums
-    heartbeatThreadPoolNums endTransactionThreadPoolNums serverWorkerThreads serverCallbackExecutorThreads
-    serverSelectorThreads deleteWhen fileReservedTime diskMaxUsedSpaceRatio maxTransferCountOnMessageInDisk
-    maxTransferBytesOnMessageInDisk accessMessageInMemoryMaxRatio  fetchNamesrvAddrByAddressServer
-    brokerFastFailureEnable waitTimeMillsInSendQueue osPageCacheBusyTimeOutMills timerWheelEnable
-    checkCRCOnRecover forceRegister
-    compressedRegister storePathConsumeQueue storePathIndex storeCheckpoint abortFile slaveReadEnable
-    enableConsumeQueueExt mappedFileSizeConsumeQueueExt haSendHeartbeatInterval maxDelayTime""".split()
-)
+
+# The fields that have a key, by it.
+FIELDS = {f.encode_name: f for f in msgspec.structs.fields(BrokerSettings) if f.encode_name != f.name}
+SECONDS_KEYS = frozenset({"serverChannelMaxIdleTimeSeconds"})
+# Not among the broker's own settings in 5.5.0.
+_ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
+_MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default) | {"metricsPromExporterHost"}
 
 
 def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list[str]]:
@@ -173,32 +199,46 @@ def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    settings, unknown = settings_from(parse_properties(text, str(path)))
+    settings.conf_path = str(path)
+    return settings, [f"{path}: unknown key {key!r} is ignored" for key in unknown]
+
+
+def parse_properties(text: str, where: str) -> dict[str, str]:
+    """Keys and values of lines `key=value`. Raises ConfigError naming `where` and the line that is none."""
     values: dict[str, str] = {}
-    warnings: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line[0] in "#!":
             continue
         key, equals, value = line.partition("=")
         if not equals:
-            raise ConfigError(f"{path} line {number}: {line!r} is no key=value")
+            raise ConfigError(f"{where} line {number}: {line!r} is no key=value")
         values[key.strip()] = value.strip()
-    settings, unknown = settings_from(values)
-    warnings.extend(f"{path}: unknown key {key!r} is ignored" for key in unknown)
-    return settings, warnings
+    return values
 
 
 def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
     """(settings, unknown keys) from broker.conf's keys and text values. Raises ConfigError naming a wrong value."""
-    known = {f.encode_name: f for f in msgspec.structs.fields(BrokerSettings)}
-    taken: dict[str, object] = {}
+    taken, ignored, unknown = convert(values)
+    settings = BrokerSettings(**taken, ignored=ignored)
+    settings.check()
+    return settings, unknown
+
+
+def convert(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """(fields and their values, keys without effect, unknown keys). Raises ConfigError naming a wrong value."""
+    taken: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
     unknown = []
     for key, value in values.items():
         # RocketMQ wrote both spellings over the years.
-        name = key.replace("mapedFile", "mappedFile") if key not in known else key
-        field = known.get(name)
+        name = key if key in FIELDS or key in IGNORED else key.replace("mapedFile", "mappedFile")
+        field = FIELDS.get(name)
         if field is None:
-            if key not in IGNORED_KEYS and name not in IGNORED_KEYS:
+            if name in IGNORED or name in UNKEPT_PROMISES:
+                ignored[name] = value
+            elif name not in IGNORED_UNSET:
                 unknown.append(key)
             continue
         try:
@@ -206,8 +246,6 @@ def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
         except msgspec.ValidationError:
             kind = {int: "a whole number", bool: "true or false"}.get(field.type, "text")
             raise ConfigError(f"{key}={value!r}: {kind} is needed") from None
-    if "client_idle_ms" in taken:
-        taken["client_idle_ms"] = int(str(taken["client_idle_ms"])) * 1000
-    settings = BrokerSettings(**taken)  # type: ignore[arg-type]
-    settings.check()
-    return settings, unknown
+        if name in SECONDS_KEYS:
+            taken[field.name] *= 1000
+    return taken, ignored, unknown

@@ -1,0 +1,171 @@
+"""Settings of RocketMQ 5.5.0 that are accepted and have no effect here, with their defaults there.
+
+Rule: a key that gains a meaning moves to BrokerSettings; docs/settings.md says so for every key.
+"""
+
+from __future__ import annotations
+
+# Those that depend on the machine stand as a 2-core one has them: sendMessageThreadPoolNums, clientWorkerThreads, …
+IGNORED: dict[str, str] = dict(
+    pair.split("=", 1)
+    for pair in """
+    accessMessageInMemoryHotRatio=26 accessMessageInMemoryMaxRatio=40 accountStatsEnable=true
+    accountStatsPrintZeroValues=true ackMessageThreadPoolNums=16 ackThreadPoolQueueCapacity=100000
+    adminBrokerThreadPoolNums=16 adminBrokerThreadPoolQueueCapacity=10000 allAckInSyncStateSet=false
+    allowRecallWhenBrokerNotWriteable=true appendAckAsync=false appendCkAsync=false
+    appendTopicForTimerDeleteKey=false asyncLearner=false asyncSendEnable=true autoDeleteUnusedStats=true
+    autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums=16 bitMapLengthConsumeQueueExt=64
+    bottomMostCompressionTypeForConsumeQueueStore=zstd broadcastOffsetExpireMaxSecond=300
+    broadcastOffsetExpireSecond=120 brokerElectionPriority=2147483647 brokerFastFailureEnable=true
+    brokerHeartbeatInterval=1000 brokerIP2= brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
+    channelNotActiveInterval=60000 checkCRCOnRecover=true checkCommitLogOffsetOnRecover=false
+    checkSyncStateSetPeriod=5000 cleanFileForciblyEnable=true cleanOfflineBrokerInterval=30000
+    cleanResourceInterval=10000 cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
+    clearRetryTopicWhenDeleteTopic=true clientAsyncSemaphoreValue=65535 clientCallbackExecutorThreads=2
+    clientChannelMaxIdleTimeSeconds=120 clientCloseSocketIfTimeout=true clientManageThreadPoolNums=32
+    clientManagerThreadPoolQueueCapacity=1000000 clientOnewaySemaphoreValue=65535
+    clientPooledByteBufAllocatorEnable=false clientSocketRcvBufSize=0 clientSocketSndBufSize=0
+    clientWorkerThreads=4 coldCtrStrategyEnable=false coldDataFlowControlEnable=false coldDataScanEnable=false
+    combineAssignOffsetCQType=default combineCQEnableCheckSelf=false
+    combineCQLoadingCQTypes=default;defaultRocksDB combineCQMaxExtraSearchCommitLogFiles=3
+    combineCQPreferCQType=default combineCQUseRocksdbForLmq=false commercialBaseCount=1 commercialSizePerMsg=4096
+    commitCommitLogLeastPages=4 commitCommitLogThoroughInterval=200 commitIntervalCommitLog=200
+    commitLogForceSwapMapInterval=43200000 commitLogRecoverMaxNum=10 commitLogSwapMapInterval=3600000
+    commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600
+    compactionScheduleInternal=900000 compactionThreadNum=6 compatibleWithOldNameSrv=true compressedRegister=false
+    configManagerVersion=v1 connectTimeoutMillis=3000 consumerFallbehindThreshold=17179869184
+    consumerManageThreadPoolNums=32 consumerManagerThreadPoolQueueCapacity=1000000
+    consumerOffsetUpdateVersionStep=500 controllerAddr= controllerHeartBeatTimeoutMills=10000
+    correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dataReadAheadEnable=true
+    debugLockEnable=false defaultMessageRequestMode=PULL defaultPopShareQueueNum=-1 defaultQueryMaxNum=32
+    delayOffsetUpdateVersionStep=200 deleteCommitLogFilesInterval=100 deleteConsumeQueueFilesInterval=100
+    deleteFileBatchMax=10 deleteWhen=04 destroyMapedFileIntervalForcibly=120000 disableCallbackExecutor=false
+    disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false disappearTimeAfterStart=-1
+    diskFallRecorded=true diskMaxUsedSpaceRatio=75 diskSpaceCleanForciblyRatio=85 diskSpaceWarningLevelRatio=90
+    dispatchCqCacheNum=4096 dispatchCqThreads=10 dispatchFromSenderThread=false duplicationEnable=false
+    enableAcceleratedRecovery=false enableAsyncReput=true enableAutoInSyncReplicas=false enableBatchPush=false
+    enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
+    enableCleanExpiredOffset=false enableCompaction=true enableConnectionMetrics=true enableConsumeQueueExt=false
+    enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
+    enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false enableLmq=false
+    enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
+    enableMessageStoreMetrics=true enableMixedMessageType=false enableMultiDispatch=false
+    enableNetWorkFlowControl=false enableNotifyAfterPopOrderLockRelease=true
+    enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false enablePopLog=false
+    enablePopMessageThreshold=false enablePopMetrics=true enableReconnectForGoAway=true
+    enableRegisterProducer=true enableRemoteEscape=false enableRemotingMetrics=true enableRequestMetrics=true
+    enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush=false
+    enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
+    enableSingleTopicRegister=false enableSkipLongAwaitingAck=false enableSplitMetadata=true
+    enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true enabledAppendPropCRC=false
+    endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 estimateAccumulation=true
+    expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
+    fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
+    fileReservedTime=72 filterDataCleanTimeSpan=86400000 filterSupportRetry=false flushCommitLogLeastPages=4
+    flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushConsumeQueueLeastPages=2
+    flushConsumeQueueThoroughInterval=60000 flushConsumerOffsetHistoryInterval=60000
+    flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true forceVerifyPropCRC=false forwardTimeout=3000
+    globalColdReadThreshold=104857600 haFlowControlEnable=false haHousekeepingInterval=20000 haListenPort=10912
+    haMaxGapNotInSync=268435456 haMaxTimeSlaveNotCatchup=15000 haSendHeartbeatInterval=5000
+    haTransferBatchSize=32768 heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
+    inSyncReplicas=1 indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
+    initPopOffsetByCheckMsgInMem=true isBrokerContainer=false isInBrokerContainer=false
+    isScanAvailableNameSrv=true isolateLogEnable=false iteratorWhenUseRocksdbConsumeQueue=true
+    liteEventCheckInterval=10000 liteEventFullDispatchDelayTime=10000
+    liteEventFullDispatchDelayTimeForWildcardGroup=10000 liteLagCountMetricsEnable=false
+    liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false liteLagLatencyTopK=50
+    litePullMessageEnable=true litePullMessageThreadPoolNums=20 litePullThreadPoolQueueCapacity=100000
+    liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000 liteTtlCheckInterval=120000
+    loadBalancePollNameServerInterval=30000 loadBalanceProcessorThreadPoolNums=32
+    loadBalanceThreadPoolQueueCapacity=100000 lockInStrictMode=false logicQueueForceSwapMapInterval=43200000
+    logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
+    logicalDiskSpaceCleanForciblyThreshold=0.8 mappedFileSizeConsumeQueueExt=50331648
+    mappedFileSizeTimerLog=104857600 mappedFileSwapEnable=true mapperFileSizeBatchConsumeQueue=13800000
+    maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
+    maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
+    maxHaTransferByteInSecond=104857600 maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
+    maxMessageFilterNumForNotification=64 maxMsgsNumBatch=64 maxOffsetMapSize=104857600 maxPopPollingSize=100000
+    maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
+    maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
+    maxTransferBytesOnMessageInDisk=65536 maxTransferCountOnMessageInDisk=8 memTableFlushIntervalMs=3600000
+    messageIndexSafe=false messageStorePlugIn= metricGrpcExporterIntervalInMills=60000
+    metricGrpcExporterTimeOutInMills=3000 metricLoggingExporterIntervalInMills=10000
+    metricsExportBatchMaxDataPoints=1000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
+    metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 minInSyncReplicas=1 minLiteTTl=900000
+    offsetCheckInSlave=false osPageCacheBusyTimeOutMills=1000 persistConsumerOffsetIncrementally=false
+    popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
+    popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
+    popConsumerKVServiceLog=false popFromRetryProbability=20 popFromRetryProbabilityForPriority=0
+    popInflightMessageThreshold=10000 popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600
+    popPollingMapSize=100000 popPollingSize=1024 popResponseReturnActualRetryTopic=false popReviveConcurrency=32
+    popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384 popReviveSkipIfGroupAbsent=true
+    printChannelGroups=false printChannelGroupsMinNum=5 priorityOrderAsc=true processReplyMessageThreadPoolNums=20
+    pullBatchMaxMessageCount=160 pullMessageThreadPoolNums=20 pullThreadPoolQueueCapacity=100000
+    putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums=2 putMessageTimeout=8000
+    putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums=10
+    queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimeNotifyConsumerChange=true
+    realTimePersistRocksDBConfig=true recallMessageEnable=false recheckReputOffsetFromCq=false
+    recoverConcurrently=false recoverThreadPoolNums=32 redeleteHangedFileInterval=120000
+    registerBrokerTimeoutMills=24000 rejectPullConsumerEnable=false replicasPerDiskPartition=1
+    replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
+    reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000 rocketmqHome=
+    rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
+    rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
+    scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
+    searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000 sendMessageThreadPoolNums=2
+    sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
+    serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
+    serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
+    serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
+    shortPollingTimeMills=1000 shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
+    slaveReadEnable=false slaveTimeout=3000 socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
+    splitMetadataSize=2000 splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
+    subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000 syncBrokerMetadataPeriod=5000
+    syncControllerMetadataPeriod=10000 syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false
+    timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647
+    timerEnableCheckMetrics=true timerEnableDisruptor=false timerEnableRetryUntilSuccess=false
+    timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerInterceptDelayLevel=false timerMaxDelaySec=259200
+    timerMetricSmallThreshold=1000000 timerPrecisionMs=1000 timerProgressLogIntervalMs=10000
+    timerPutMessageThreadNum=3 timerRecallToTimeWheelEnable=true timerRecallToTimelineEnable=true
+    timerReputServiceCorePoolSize=6 timerReputServiceMaxPoolSize=6 timerReputServiceQueueCapacity=10000
+    timerRocksDBEnable=false timerRocksDBPrecisionMs=1000 timerRocksDBRollIntervalHours=1
+    timerRocksDBRollMaxTps=8000.0 timerRocksDBRollRangeHours=2 timerRocksDBStopScan=false
+    timerRocksDBTimeExpiredMaxTps=200000.0 timerRollWindowSlot=172800 timerSkipUnknownError=false
+    timerStopDequeue=false timerStopEnqueue=false timerWarmEnable=false timerWheelEnable=true
+    timerWheelSnapshotFlush=false timerWheelSnapshotIntervalMs=10000 topicQueueLockNum=32 totalReplicas=1
+    transRocksDBEnable=false transWriteOriginTransHalfEnable=true transactionCheckRocksdbCoreThreads=2
+    transactionCheckRocksdbMaxThreads=5 transactionCheckRocksdbQueueCapacity=2000
+    transactionMetricFlushInterval=10000 transactionOpBatchInterval=3000 transactionOpMsgMaxSize=4096
+    transferMsgByHeap=true transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1
+    updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
+    useMessageFilterForNotification=true usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
+    useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false useServerSideResetOffset=true
+    useSingleRocksDBForAllConfigs=false useStaticSubscription=false useTLS=false
+    validateSystemTopicWhenUpdateTopic=true waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000
+    waitTimeMillsInHeartbeatQueue=31000 waitTimeMillsInLitePullQueue=5000 waitTimeMillsInPullQueue=5000
+    waitTimeMillsInSendQueue=200 waitTimeMillsInTransactionQueue=3000 wakeCommitWhenPutMessage=true
+    wakeFlushWhenPutMessage=false warmMapedFileEnable=false writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
+    writeWithoutMmap=false
+    """.split()
+)
+
+# Known to 5.5.0 without a value of their own, and keys of 4.x.
+IGNORED_UNSET = frozenset(
+    """preferredLeaderId dLegerGroup dLegerPeers dLegerSelfId storePathDLedgerCommitLog storePathEpochFile
+    storePathBrokerIdentity haMasterAddress brokerConfigPath storePathConsumeQueue storePathIndex storeCheckpoint
+    abortFile maxDelayTime""".split()
+)
+
+# Promises of safety that nothing here keeps: key -> the values that promise nothing.
+UNKEPT_PROMISES: dict[str, frozenset[str]] = {
+    "totalReplicas": frozenset({"0", "1"}),
+    "inSyncReplicas": frozenset({"0", "1"}),
+    "minInSyncReplicas": frozenset({"0", "1"}),
+    "allAckInSyncStateSet": frozenset({"false"}),
+    "duplicationEnable": frozenset({"false"}),
+    "enabledAppendPropCRC": frozenset({"false"}),
+    "forceVerifyPropCRC": frozenset({"false"}),
+    "useTLS": frozenset({"false"}),
+    "rejectPullConsumerEnable": frozenset({"false"}),
+    "readOnlyCommitLogStorePaths": frozenset({""}),
+}
