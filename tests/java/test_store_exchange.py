@@ -143,6 +143,11 @@ def commit(java: JavaDriver, server: Server, offsets: list[int]) -> None:
     with java.started("pull", namesrv=server.namesrv, group=GROUP) as puller:
         for place, offset in zip(QUEUES, offsets, strict=True):
             java.call("commit_offset", name=puller, queue=place, offset=offset)
+    # The client commits one-way: wait until it has arrived.
+    deadline = time.monotonic() + 10
+    while committed(java, server) != offsets:
+        assert time.monotonic() < deadline, "the commits did not arrive"
+        time.sleep(0.02)
 
 
 def committed(java: JavaDriver, server: Server) -> list[int]:
