@@ -61,11 +61,16 @@ def decode(text: str) -> dict[str, str]:
 
     A pair counts if its name and value are not empty (rule: wire.md 2.2, MessageDecoder 5.x).
     """
-    found = {}
-    for pair in text.split(PAIR_END):
-        name, _, value = pair.partition(NAME_END)
-        if name and value:
-            found[name] = value
+    try:
+        found = dict([pair.split(NAME_END, 1) for pair in text.split(PAIR_END) if pair])
+    except ValueError:  # A part that is no pair.
+        found = {"": ""}
+    if "" in found or "" in found.values():
+        found = {}
+        for pair in text.split(PAIR_END):
+            name, _, value = pair.partition(NAME_END)
+            if name and value:
+                found[name] = value
     return found
 
 

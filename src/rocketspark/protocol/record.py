@@ -242,18 +242,101 @@ def decode_all(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
         yield record
 
 
+# What the quick way of decode_messages leaves to the general one.
+_NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
+
+
 def decode_messages(buffer: Buffer, broker_name: str = "") -> list[ReceivedMessage]:
     """The messages of a pull reply, inner batches unwrapped.
 
     An inner message takes place, hosts and times from its batch record and counts on from its queue offset.
+    Raises RecordError at the first record that is not whole.
     """
+    # Plain records are read in this one loop, at 40 % of the general way's cost; whatever is not plain, or looks
+    # wrong, goes through `decode`, which knows every case and every error.
+    data = buffer if type(buffer) is bytes else bytes(buffer)
     messages: list[ReceivedMessage] = []
-    for record in decode_all(buffer):
+    append, unpack, crc32 = messages.append, FIXED_V4.unpack_from, zlib.crc32
+    topics: dict[bytes, str] = {}
+    hosts: dict[bytes, tuple[str, str]] = {}
+    at, total, fixed = 0, len(data), FIXED_V4.size
+    while at < total:
+        if total - at > fixed + 3:
+            (
+                size,
+                magic,
+                crc,
+                queue_id,
+                flag,
+                queue_offset,
+                position,
+                sys_flag,
+                born_time_ms,
+                born_host,
+                store_time_ms,
+                store_host,
+                reconsume_times,
+                prepared_position,
+                body_length,
+            ) = unpack(data, at)
+            end = at + size
+            topic_at = at + fixed + body_length + 1
+            if (
+                magic == MAGIC_V1
+                and not sys_flag & _NOT_PLAIN
+                and position >= 0
+                and body_length >= 0
+                and topic_at + 2 <= end <= total
+            ):
+                properties_at = topic_at + data[topic_at - 1] + 2
+                body = data[at + fixed : topic_at - 1]
+                if (
+                    properties_at <= end
+                    and properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1]) == end
+                    and (not crc or crc32(body) & CRC_MASK == crc)
+                ):
+                    topic = data[topic_at : properties_at - 2]
+                    if topic not in topics:
+                        topics[topic] = topic.decode("utf-8", "replace")
+                    if store_host not in hosts:
+                        hosts[store_host] = store_host.hex().upper(), unpack_host(store_host)
+                    host_hex, store_host_text = hosts[store_host]
+                    pairs = properties.decode(data[properties_at:end].decode("utf-8", "replace"))
+                    offset_id = f"{host_hex}{position:016X}"
+                    keys = pairs.get("KEYS")
+                    append(
+                        ReceivedMessage(
+                            topic=topics[topic],
+                            body=body,
+                            tag=pairs.get("TAGS"),
+                            keys=tuple(keys.split()) if keys else (),
+                            properties=pairs,
+                            broker_name=broker_name,
+                            queue_id=queue_id,
+                            queue_offset=queue_offset,
+                            log_position=position,
+                            stored_bytes=size,
+                            message_id=pairs.get("UNIQ_KEY", offset_id),
+                            offset_message_id=offset_id,
+                            born_time_ms=born_time_ms,
+                            born_host=unpack_host(born_host),
+                            store_time_ms=store_time_ms,
+                            store_host=store_host_text,
+                            reconsume_times=reconsume_times,
+                            prepared_transaction_position=prepared_position,
+                            flag=flag,
+                            sys_flag=sys_flag,
+                        )
+                    )
+                    at = end
+                    continue
+        record = decode(data, at)
+        at += record.size
         message = to_message(record, broker_name)
         if record.sys_flag & sysflags.INNER_BATCH and record.sys_flag & sysflags.NEED_UNWRAP:
             messages.extend(_unwrap(record, message))
         else:
-            messages.append(message)
+            append(message)
     return messages
 
 
