@@ -6,7 +6,8 @@ Nothing is kept across calls but connections; it is never pickled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.client import requests
@@ -55,7 +56,7 @@ class Cluster:
         found: list[MessageQueue] = []
         for topic in topics:
             try:
-                found += (await self._routes.refresh(topic)).read_queues()
+                found += (await _again(partial(self._routes.refresh, topic))).read_queues()
             except RouteNotFound:
                 names = ", ".join(self._routes.addresses)
                 text = f"no topic {topic!r} at {names}: check the name, or create it (rocketspark topic create)"
@@ -67,20 +68,13 @@ class Cluster:
         return self._run(self._all_bounds(list(queues)))
 
     async def _all_bounds(self, queues: list[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        return dict(zip(queues, await asyncio.gather(*map(self._bounds, queues)), strict=True))
+        found = await asyncio.gather(*(_again(partial(self._bounds, queue)) for queue in queues))
+        return dict(zip(queues, found, strict=True))
 
     async def _bounds(self, queue: MessageQueue) -> Bounds:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                broker = await self._connections.get(await self._routes.find_readable(queue))
-                oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
-                return Bounds(oldest, await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS))
-            except (TransportError, ServerError) as e:
-                if not e.retriable or attempt == ATTEMPTS:
-                    raise
-                await asyncio.sleep(0.1 * attempt)
-                await self._routes.refresh(queue.topic)
-        raise AssertionError("unreachable")
+        broker = await self._connections.get(await self._routes.find_readable(queue))
+        oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        return Bounds(oldest, await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS))
 
     def addresses(self, broker_name: str, topic: str) -> tuple[str, ...]:
         """Where a broker can be read, its master first. Raises ConfigError for one that is not known."""
@@ -95,3 +89,21 @@ class Cluster:
         self._run(self._connections.close())
         self._run(self._routes.close())
         self._runner.close()
+
+
+async def _again(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call, again if it failed in a way that may pass.
+
+    The loop stands still between the driver's questions: a connection that the server closed meanwhile shows only when
+    it is used.
+    """
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return await call()
+        except RouteNotFound:
+            raise
+        except (TransportError, ServerError) as e:
+            if not e.retriable:
+                raise
+        await asyncio.sleep(0.1 * (attempt - 1))
+    return await call()

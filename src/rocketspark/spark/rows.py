@@ -74,10 +74,10 @@ class Rows:
     def _text(self, name: str) -> list[str | None] | None:
         column = self._columns[name]
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            bad = pc.match_substring_regex(column.flatten().cast(pa.string()), r"^$|\s")
-            if pc.any(bad).as_py():
+            keys = column.flatten().cast(pa.string())
+            if keys.null_count or pc.any(pc.match_substring_regex(keys, r"^$|\s")).as_py():
                 raise MessageIllegal(
-                    "a row's keys hold an empty one or one with a blank: RocketMQ parts keys by blanks"
+                    "a row's keys hold a null, an empty one or one with a blank: RocketMQ parts keys by blanks"
                 )
             column = pc.binary_join(column.cast(pa.list_(pa.string())), " ")
         column = column.cast(pa.string())

@@ -112,8 +112,7 @@ class _Sender:
     async def close(self) -> None:
         for task in self._in_flight:
             task.cancel()
-        if self._in_flight:
-            await asyncio.wait(self._in_flight)
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
         await self._producer.close()
 
     async def send(self, batch: pa.RecordBatch) -> None:
@@ -194,8 +193,8 @@ class _Sender:
     async def _wait(self) -> None:
         """Wait until one is stored. Raises what one failed with."""
         done, self._in_flight = await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        if errors := [error for task in done if (error := task.exception()) is not None]:
+            raise errors[0]
 
     async def finish(self) -> None:
         """Send what is gathered, wait for all."""

@@ -1,0 +1,107 @@
+"""What the driver asks of a cluster, over connections that end while it is busy elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketspark.errors import NotSent, RouteNotFound
+from rocketspark.model import MessageQueue
+from rocketspark.protocol import bodies
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import OffsetReply, RouteHeader
+from rocketspark.spark.cluster import Bounds, Cluster
+from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.server import Server
+
+
+class Both:
+    """A NameServer and broker in one server, which knows topic T of one queue with offsets [3, 10)."""
+
+    def __init__(self) -> None:
+        self.asked: set[Peer] = set()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(10)
+
+    async def _serve(self) -> None:
+        routes = Routes()
+        routes.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        routes.add(
+            RequestCode.GET_MIN_OFFSET, lambda peer, request, body: reply(request.opaque, 0, OffsetReply(offset=3))
+        )
+        routes.add(
+            RequestCode.GET_MAX_OFFSET, lambda peer, request, body: reply(request.opaque, 0, OffsetReply(offset=10))
+        )
+        self._server = Server(routes)
+        await self._server.start("127.0.0.1", 0)
+        self.address = self._server.address
+        self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
+        self._started.set()
+        await self._done.wait()
+        await self._server.close()
+
+    def _route(self, peer: Peer, request: Any, body: bytes) -> bytes:
+        self.asked.add(peer)
+        header: RouteHeader = request.ext
+        if header.topic != "T":
+            return reply(request.opaque, ResponseCode.TOPIC_NOT_EXIST)
+        brokers = [bodies.BrokerDataBody(cluster="c", broker_name="broker-a", broker_addrs={0: self.address})]
+        queues = [bodies.QueueDataBody(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1, perm=6)]
+        return reply(request.opaque, 0, None, bodies.encode_route(brokers, queues))
+
+    def hang_up(self) -> None:
+        """Close every connection, and wait until they are."""
+        self._loop.call_soon_threadsafe(lambda: [peer.close() for peer in list(self._server.peers)])
+        deadline = time.monotonic() + 5
+        while self._server.peers:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(10)
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    made = Both()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(both: Both) -> Iterator[Cluster]:
+    made = Cluster(both.address)
+    yield made
+    made.close()
+
+
+def test_connections_that_were_closed_meanwhile_are_made_again(both: Both, cluster: Cluster) -> None:
+    queue = MessageQueue("T", "broker-a", 0)
+    for _ in range(3):
+        assert cluster.queues(["T"]) == [queue]
+        assert cluster.bounds([queue]) == {queue: Bounds(3, 10)}
+        assert cluster.addresses("broker-a", "T") == (both.address,)
+        both.hang_up()
+    assert len(both.asked) == 3
+
+
+def test_unknown_topic_is_named(cluster: Cluster) -> None:
+    with pytest.raises(RouteNotFound, match="no topic 'absent'"):
+        cluster.queues(["T", "absent"])
+
+
+def test_no_nameserver() -> None:
+    cluster = Cluster("127.0.0.1:1")
+    try:
+        with pytest.raises(NotSent, match=r"cannot connect to 127.0.0.1:1"):
+            cluster.queues(["T"])
+    finally:
+        cluster.close()
