@@ -80,7 +80,10 @@ def check(
     return [
         Check("flights acknowledged", len(source), replayed.count),
         Check("flights in Parquet", len(source), len(read)),
-        *(Check(f"flights of month {m}", int(expected_per_month.get(m, 0)), int(per_month.get(m, 0))) for m in range(1, 13)),
+        *(
+            Check(f"flights of month {m}", int(expected_per_month.get(m, 0)), int(per_month.get(m, 0)))
+            for m in range(1, 13)
+        ),
         Check("flights that departed", int(source["dep_delay"].count()), int(read["dep_delay"].count())),
         Check("checksum of all flights", checksum(source), checksum(read[COLUMNS])),
         Check("planes out of order", 0, planes_out_of_order(read)),

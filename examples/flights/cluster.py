@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from examples.flights.stages import Interrupts, stderr_to
+from rocketspark import RocketSparkError
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.testing import ServerProcess
 
@@ -65,6 +67,10 @@ def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession
             jvm = spark.sparkContext._gateway.proc
         yield spark
         spark.stop()
+    except PySparkException as e:
+        # Here, for its text comes from the JVM, which is about to end.
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+        raise RocketSparkError(f"Spark: {lines[-1]}; the rest is in {folder / 'spark.log'}") from None
     finally:
         if jvm is not None:
             _end(jvm)

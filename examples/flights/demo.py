@@ -24,10 +24,10 @@ def main() -> int:
         from examples.flights.run import run
         from rocketspark import RocketSparkError
 
+        folder = Path(os.environ.get("DEMO_OUT", "demo-out")).resolve()
         try:
-            folder = Path(os.environ.get("DEMO_OUT", "demo-out")).resolve()
             return run(folder, interrupts, int(os.environ.get("DEMO_FLIGHTS", "0")) or None)
-        except RocketSparkError as e:
+        except (RocketSparkError, OSError) as e:
             console.print(f"error: {e}", style="red", soft_wrap=True, markup=False)
             return 1
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ def test_producer_and_consumer(tmp_path: Path) -> None:
                     lines.add(line)
                 if len(lines) == 10:
                     break
-            rest, errors = running.communicate("\n", timeout=30)
+            _, errors = running.communicate("\n", timeout=30)
         finally:
             running.kill()
     assert lines == {f"fruit {n} apples\n" for n in range(10)}

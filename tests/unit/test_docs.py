@@ -1,0 +1,28 @@
+"""The documents tell no tales: every test and file that they name is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "DESIGN.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_every_test_that_is_named_exists(document: Path) -> None:
+    missing = []
+    for path, name in re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", document.read_text("utf-8")):
+        found = ROOT / path
+        if not found.exists() or (name and f"def {name}(" not in found.read_text("utf-8")):
+            missing.append(f"{path}::{name}")
+    assert missing == []
+
+
+def test_the_file_map_names_every_package() -> None:
+    design = (ROOT / "DESIGN.md").read_text("utf-8")
+    packages = [p.name for p in (ROOT / "src" / "rocketspark").iterdir() if (p / "__init__.py").exists()]
+    assert len(packages) > 10
+    assert [p for p in packages if f"      {p}/ " not in design] == []
