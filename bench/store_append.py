@@ -79,7 +79,8 @@ def measure(options: argparse.Namespace, root: str) -> None:
     cpu = time.thread_time() - cpu_begun
     done.set()
     print(
-        f"append            {spent / count * 1e6:8.2f} us each, {count / spent:10,.0f}/s, CPU {cpu / count * 1e6:5.2f} us"
+        f"append            {spent / count * 1e6:8.2f} us each, {count / spent:10,.0f}/s,"
+        f" {cpu / count * 1e6:5.2f} us of CPU"
     )
     print(f"slowest 64        {slowest * 1e3:8.2f} ms")
     for size in (32, 800):
@@ -114,7 +115,8 @@ def read_all(store: Store, queues: int, count: int, size: int) -> None:
     spent, cpu = time.perf_counter() - begun, time.thread_time() - cpu_begun
     assert seen == count
     print(
-        f"read, {size:3} a time  {spent / count * 1e6:8.2f} us each, {count / spent:10,.0f}/s, CPU {cpu / count * 1e6:5.2f} us"
+        f"read, {size:3} a time  {spent / count * 1e6:8.2f} us each, {count / spent:10,.0f}/s,"
+        f" {cpu / count * 1e6:5.2f} us of CPU"
     )
 
 

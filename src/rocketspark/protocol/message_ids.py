@@ -30,7 +30,7 @@ def unpack_host(packed: bytes) -> str:
 
 def offset_message_id(store_host: bytes, log_position: int) -> str:
     """The broker's id of a record: 32 hex digits, 56 with IPv6. `store_host` as stored."""
-    return (store_host + log_position.to_bytes(8, "big")).hex().upper()
+    return (store_host + log_position.to_bytes(8, "big", signed=True)).hex().upper()
 
 
 def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:

@@ -341,7 +341,10 @@ def decode_messages(buffer: Buffer, broker_name: str = "") -> list[ReceivedMessa
 
 
 def _unwrap(record: Record, outer: ReceivedMessage) -> Iterator[ReceivedMessage]:
-    base = int(outer.properties.get(properties.INNER_BASE, record.queue_offset))
+    try:
+        base = int(outer.properties.get(properties.INNER_BASE, record.queue_offset))
+    except ValueError as e:
+        raise RecordError(f"inner batch at position {record.position}: {properties.INNER_BASE} is no number") from e
     for i, inner in enumerate(batch.decode(outer.body)):
         yield to_message(
             record._replace(

@@ -100,14 +100,18 @@ class OsFiles:
             os.close(fd)
 
     def any_data(self, path: str, at: int) -> bool:
-        """Whether a byte from `at` on is other than zero; when in doubt, true."""
+        """Whether a byte from `at` on is other than zero."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            page_end = at - at % PAGE + PAGE
-            if os.pread(fd, page_end - at, at).strip(b"\0"):
-                return True
-            os.lseek(fd, page_end, os.SEEK_DATA)
-            return True
+            while True:
+                # Only what the file system holds is read, not the holes of a sparse file.
+                end = os.lseek(fd, at, os.SEEK_HOLE)
+                while at < end:
+                    chunk = os.pread(fd, min(end - at, 1 << 20), at)
+                    if chunk != bytes(len(chunk)):
+                        return True
+                    at += len(chunk) or end
+                at = os.lseek(fd, end, os.SEEK_DATA)
         except OSError as e:
             if e.errno == errno.ENXIO:
                 return False

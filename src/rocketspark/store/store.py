@@ -376,6 +376,12 @@ class Store:
         queue = self.queue_index.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min, queue.next)
 
+    def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
+        """(log position, record size, tags code) of `count` messages, which must be in the queue."""
+        queue = self.queue_index.find(topic, queue_id)
+        assert queue is not None and queue_offset + count <= queue.next
+        return list(queue.units(queue_offset, count))
+
     def queues(self) -> Mapping[str, Collection[int]]:
         """Topics and the queue ids that have a consume queue."""
         return self.queue_index.queues()
