@@ -106,6 +106,11 @@ class Delays:
         self._offsets[level] = max(found.next_offset, self._offsets.get(level, 0))
         return 0
 
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """(next offset to deliver, end of the queue) of each level that ever had a message."""
+        ends = {level: self._store.queue_range(names.SCHEDULE_TOPIC, level - 1)[1] for level in self._offsets}
+        return {level: (offset, ends[level]) for level, offset in sorted(self._offsets.items()) if ends[level]}
+
     def save(self) -> None:
         """Write delayOffset.json if a level moved since."""
         if self._offsets != self._saved:

@@ -32,9 +32,7 @@ class Durability:
 
     def __init__(self, store: Store, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
         self._store = store
-        self._interval_s = interval_ms / 1000
-        self._queue_interval_s = queue_interval_ms / 1000
-        self._timeout_s = timeout_ms / 1000
+        self.set_times(interval_ms=interval_ms, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._wanted = threading.Event()
         self._stop_wanted = threading.Event()
@@ -43,6 +41,12 @@ class Durability:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.failed: StoreError | None = None
+
+    def set_times(self, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
+        """Change the times from the next flush on."""
+        self._interval_s = interval_ms / 1000
+        self._queue_interval_s = queue_interval_ms / 1000
+        self._timeout_s = timeout_ms / 1000
 
     def start(self) -> None:
         """Start the threads."""

@@ -52,11 +52,15 @@ class Intake:
         self._arrivals = arrivals
         self._delays = delays
         self._stats = stats
+        self.configure(body_bytes_max=body_bytes_max, marks=marks)
+        self._topic_bytes: dict[str, bytes] = {}
+        self._tag_codes: dict[bytes, int] = {}
+
+    def configure(self, *, body_bytes_max: int, marks: dict[str, str]) -> None:
+        """Change the limit and the marks from the next message on."""
         self._body_bytes_max = body_bytes_max
         self._marks = properties.encode(marks).encode()
         self._first_mark = next(iter(marks), "").encode()
-        self._topic_bytes: dict[str, bytes] = {}
-        self._tag_codes: dict[bytes, int] = {}
 
     def tag_code(self, tags: bytes | None) -> int:
         """The hash that filters by tag; 0 without tags."""

@@ -13,6 +13,7 @@ from rocketspark.broker.config import JsonFile, now_ms
 from rocketspark.broker.delays import Delays, encode_delay_offsets
 from rocketspark.broker.durability import Durability
 from rocketspark.broker.groups import Groups
+from rocketspark.broker.handlers.admin import AdminHandler
 from rocketspark.broker.handlers.clients import ClientHandler
 from rocketspark.broker.handlers.consumers import ConsumerHandler
 from rocketspark.broker.handlers.groups import GroupHandler
@@ -24,6 +25,7 @@ from rocketspark.broker.handlers.send import SendHandler
 from rocketspark.broker.handlers.topics import TopicHandler
 from rocketspark.broker.handlers.transactions import TransactionHandler
 from rocketspark.broker.intake import Intake
+from rocketspark.broker.live_settings import LiveSettings
 from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.registration import Registration
@@ -80,9 +82,9 @@ class BrokerServer:
             self._delays.start(self._send.deliver)
             self._transactions.start()
             self._every("client scan", CLIENT_SCAN_S, lambda: self._clients.expire(now_ms()))
-            self._every("consumer offsets", s.flush_offsets_interval_ms / 1000, self._offsets.save)
+            self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
+            self._every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
             self._every("statistics", STATS_S, self._count)
-            self._every("delay offsets", s.flush_delay_offset_interval_ms / 1000, self._delays.save)
             self._started = True
             await self._registration.start(self.address)
         except BaseException:
@@ -105,10 +107,9 @@ class BrokerServer:
             queue_interval_ms=s.flush_queue_interval_ms,
             timeout_ms=s.flush_timeout_ms,
         )
-        marks = {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         intake = Intake(
-            self.store, self._arrivals, self._delays, self._stats, body_bytes_max=s.message_bytes_max, marks=marks
+            self.store, self._arrivals, self._delays, self._stats, body_bytes_max=s.message_bytes_max, marks=_marks(s)
         )
         self._clients = Clients(
             lambda group: client_handler.notify(group) if s.notify_group_changes else None,
@@ -150,7 +151,14 @@ class BrokerServer:
             pulls,
             client_handler,
             OffsetHandler(self.store, self._offsets, self._topics),
-            TopicHandler(s.broker_name, self.store, self._topics, self._offsets, self._registration.settled),
+            TopicHandler(
+                s.broker_name,
+                self.store,
+                self._topics,
+                self._offsets,
+                self._registration.settled,
+                self._stats.forget_topic,
+            ),
             QueryHandler(self.store),
             TransactionHandler(s, self._transactions, self._durability),
             GroupHandler(
@@ -164,24 +172,79 @@ class BrokerServer:
                 self._arrivals,
             ),
             ConsumerHandler(s.broker_name, self.store, self._clients),
+            AdminHandler(
+                s,
+                self._live_settings(intake),
+                self.address,
+                self.store,
+                self._topics,
+                self._groups,
+                self._clients,
+                self._offsets,
+                self._delays,
+                self._transactions,
+                self._stats,
+                self._registration.settled,
+            ),
             ReplyHandler(s, intake, self._topics, self._clients, store_host),
         ):
             handler.routes(routes)
+
+    def _live_settings(self, intake: Intake) -> LiveSettings:
+        """Which part hears of which change."""
+        s = self.settings
+        live = LiveSettings(s, {"listenPort": str(self._server.port)})
+        # Asked for each time by those who use them.
+        live.watch(
+            "autoCreateSubscriptionGroup rejectTransactionMessage longPollingEnable enablePropertyFilter".split()
+        )
+        live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
+        live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable".split())
+        live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
+
+        def limits() -> None:
+            self.store.settings.message_bytes_max = s.message_bytes_max
+            intake.configure(body_bytes_max=s.message_bytes_max, marks=_marks(s))
+
+        live.watch("maxMessageSize regionId traceOn".split(), limits)
+        live.watch("regionId traceOn brokerPermission".split(), self._send.configure)
+        live.watch("brokerPermission autoCreateTopicEnable".split(), self._topics.announce)
+        live.watch(
+            "flushIntervalCommitLog flushIntervalConsumeQueue syncFlushTimeout".split(),
+            lambda: self._durability.set_times(
+                interval_ms=s.flush_interval_ms,
+                queue_interval_ms=s.flush_queue_interval_ms,
+                timeout_ms=s.flush_timeout_ms,
+            ),
+        )
+        live.watch(
+            "transactionTimeOut transactionCheckInterval transactionCheckMax".split(),
+            lambda: self._transactions.set_limits(
+                timeout_ms=s.transaction_timeout_ms,
+                interval_ms=s.transaction_check_interval_ms,
+                checks_max=s.transaction_checks_max,
+            ),
+        )
+        return live
 
     def _count(self) -> None:
         self._stats.tick(now_ms())
         self._send.time_puts(TIMED_PUTS)
 
-    def _every(self, name: str, interval_s: float, act: Callable[[], None]) -> None:
+    def _every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 act()
             except RocketSparkError as e:
                 log.error("%s: %s", name, e)
             if not self._closing:
-                self._timers[name] = asyncio.get_running_loop().call_later(interval_s, run)
+                arm()
 
-        self._timers[name] = asyncio.get_running_loop().call_later(interval_s, run)
+        def arm() -> None:
+            seconds = interval_s if isinstance(interval_s, float) else interval_s()
+            self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
+
+        arm()
 
     def _peer_closed(self, peer: Peer) -> None:
         if self._started:
@@ -209,3 +272,8 @@ class BrokerServer:
                 except RocketSparkError as e:
                     log.error("%s", e)
         self.store.close()
+
+
+def _marks(s: BrokerSettings) -> dict[str, str]:
+    """Properties put into every message."""
+    return {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}

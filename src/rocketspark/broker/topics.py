@@ -120,6 +120,12 @@ class Topics:
             table[c.topic_name] = c
         return TopicConfigTable(topic_config_table=table, data_version=self.version)
 
+    def announce(self) -> None:
+        """Something that all topics inherit changed (the broker's permission, what may be made): tell of it."""
+        for config in self._system_topics():
+            self.table.setdefault(config.topic_name, config)
+        self._changed(list(self.table.values()))
+
     def _changed(self, configs: list[TopicConfig]) -> None:
         self.version = next_version(self.version)
         self.save()

@@ -80,15 +80,22 @@ class Transactions:
         self._stats = stats
         self._broker_name = broker_name
         self._store_host = store_host
-        self._timeout_ms = timeout_ms
-        self._interval_s = interval_ms / 1000
-        self._checks_max = checks_max
+        self._timer: asyncio.TimerHandle | None = None
+        self.set_limits(timeout_ms=timeout_ms, interval_ms=interval_ms, checks_max=checks_max)
         self._open: dict[str, Half] = {}
         self._marks: list[int] = []
         # (offset in the op queue, highest half offset it marks): the op queue is done up to where all are behind.
         self._marked: deque[tuple[int, int]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
         self._turn = 0
+
+    def set_limits(self, *, timeout_ms: int, interval_ms: int, checks_max: int) -> None:
+        """Change when and how often half messages are checked; a new interval begins at once."""
+        self._timeout_ms = timeout_ms
+        self._interval_s = interval_ms / 1000
+        self._checks_max = checks_max
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
 
     @property
     def open_count(self) -> int:
@@ -341,6 +348,26 @@ class Transactions:
             stored.reconsume_times,
             delayed=False,
         )
+
+    def resume(self, position: int) -> None:
+        """Check the message at a log position again, from the first time on, e.g. one that was given up.
+
+        Raises ServerError 1 if there is no such half message.
+        """
+        found = self._store.record_at(position)
+        stored = record.decode(found) if found is not None else None
+        pairs = properties.decode(stored.properties.decode("utf-8", "replace")) if stored is not None else {}
+        if stored is None or properties.REAL_TOPIC not in pairs:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"no half message at log position {position}")
+        if stored.topic.decode() != names.CHECK_MAX_TOPIC and pairs.get(properties.UNIQUE_ID) not in self._open:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half message at log position {position} was ended")
+        pairs[CHECK_TIMES] = "0"
+        new_position, queue_offset, _ = self._store_again(names.HALF_TOPIC, stored, pairs)
+        key = pairs.get(properties.UNIQUE_ID, str(queue_offset))
+        before = self._open.get(key)
+        if before is not None:
+            self._mark(before.queue_offset)
+        self._open[key] = _half(queue_offset, new_position, now_ms(), pairs)
 
     def _producer(self, group: str) -> Client | None:
         members = [c for c in self._clients.producers.get(group, {}).values() if c.peer.is_open]

@@ -21,7 +21,10 @@ QUEUES_MAX = 65_536
 
 
 class TopicHandler:
-    """Serves the requests about topics. `settled`: waits until the NameServers know of every change."""
+    """Serves the requests about topics.
+
+    `settled`: waits until the NameServers know of every change; `deleted`: told of a topic that is gone.
+    """
 
     def __init__(
         self,
@@ -30,12 +33,14 @@ class TopicHandler:
         topics: Topics,
         offsets: ConsumerOffsets,
         settled: Callable[[], Awaitable[None]],
+        deleted: Callable[[str], None] = lambda topic: None,
     ) -> None:
         self._broker_name = broker_name
         self._store = store
         self._topics = topics
         self._offsets = offsets
         self._settled = settled
+        self._deleted = deleted
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -48,15 +53,7 @@ class TopicHandler:
     async def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
         """UPDATE_AND_CREATE_TOPIC (17). Who has the reply finds the topic's route (rule: the 5.5.0 broker)."""
         h = request.ext
-        names.check_topic(h.topic)
-        if names.is_system_topic(h.topic):
-            raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{h.topic}] is conflict with system topic.")
-        if not (0 <= h.read_queue_count <= QUEUES_MAX and 0 <= h.write_queue_count <= QUEUES_MAX):
-            raise ServerError(
-                ResponseCode.INVALID_PARAMETER,
-                f"topic[{h.topic}]: {h.read_queue_count} read and {h.write_queue_count} write queues asked,"
-                f" 0 to {QUEUES_MAX} are allowed",
-            )
+        check_new(h.topic, h.read_queue_count, h.write_queue_count)
         known = self._topics.get(h.topic)
         self._topics.put(
             TopicConfig(
@@ -67,7 +64,7 @@ class TopicHandler:
                 topic_filter_type=h.filter_type,
                 topic_sys_flag=h.topic_sys_flag or 0,
                 order=h.order,
-                attributes=_attributes(known.attributes if known else {}, h.attributes),
+                attributes=merged_attributes(known.attributes if known else {}, h.attributes),
             )
         )
         await self._settled()
@@ -82,6 +79,7 @@ class TopicHandler:
         self._topics.delete(topic)
         self._offsets.delete_topic(topic)
         self._store.delete_topic(topic)
+        self._deleted(topic)
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
@@ -113,7 +111,20 @@ class TopicHandler:
         return config
 
 
-def _attributes(known: dict[str, str], change: str | None) -> dict[str, str]:
+def check_new(topic: str, read_queue_count: int, write_queue_count: int) -> None:
+    """Raise ServerError 29 for what no operator may create."""
+    names.check_topic(topic)
+    if names.is_system_topic(topic):
+        raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+    if not (0 <= read_queue_count <= QUEUES_MAX and 0 <= write_queue_count <= QUEUES_MAX):
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: {read_queue_count} read and {write_queue_count} write queues asked,"
+            f" 0 to {QUEUES_MAX} are allowed",
+        )
+
+
+def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, str]:
     """A topic's attributes after "+name=value,-name"."""
     attributes = dict(known)
     for part in (change or "").split(","):

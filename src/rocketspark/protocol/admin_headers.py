@@ -1,0 +1,46 @@
+"""Ext fields of the requests about a broker itself: its settings, statistics and queues."""
+
+from __future__ import annotations
+
+from rocketspark.protocol.headers import Header
+
+
+class ConfigReply(Header, kw_only=True, gc=False):
+    """Reply to GET_BROKER_CONFIG (26). `version`: a DataVersion as JSON."""
+
+    version: str
+
+
+class StatsHeader(Header, kw_only=True, gc=False, rename={"name": "statsName", "key": "statsKey"}):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    name: str
+    key: str
+
+
+class BrokerConsumeStatsHeader(Header, kw_only=True, gc=False, rename={"order": "isOrder"}):
+    """GET_BROKER_CONSUME_STATS (317). `order`: topics whose messages keep an order only."""
+
+    order: bool = False
+
+
+class QueueUnitsHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={"queue_id": "queueId", "queue_offset": "index", "group": "consumerGroup"},
+):
+    """QUERY_CONSUME_QUEUE (321): `count` units from `queue_offset` on."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    count: int
+    group: str | None = None
+
+
+class ResumeCheckHeader(Header, kw_only=True, gc=False, rename={"message_id": "msgId"}):
+    """RESUME_CHECK_HALF_MESSAGE (323). `message_id`: an offset message id."""
+
+    topic: str | None = None
+    message_id: str
