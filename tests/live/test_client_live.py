@@ -159,6 +159,8 @@ def test_order_within_a_sharding_key(cluster: Cluster) -> None:
 def test_long_poll_brings_a_message_at_once(cluster: Cluster) -> None:
     arrived: list[float] = []
     come = threading.Event()
+    with SyncOperations(cluster.namesrv) as operations:
+        operations.create_topic("polled", queue_count=2)
     consumer = PushConsumer(cluster.namesrv, "poll-group", consume_from="first")
     consumer.subscribe("polled")
 

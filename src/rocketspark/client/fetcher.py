@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ log = logging.getLogger("rocketspark.client")
 REPLY_SPARE_MS = 15_000
 TROUBLE_PAUSE_S = 1.0
 REFUSED_PAUSE_S = 3.0
+UNHELD_PAUSE_S = 0.05
 GROUP_UNKNOWN = frozenset(
     (
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -105,6 +107,7 @@ class Fetcher:
                     if asking is None:
                         await backlog.room()
                         asking = asyncio.ensure_future(self._pull(backlog.next_offset))
+                    asked_s = time.monotonic()
                     pulled = await asking
                     asking = None
                     if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -112,7 +115,11 @@ class Fetcher:
                         return
                     self._broker_id = pulled.header.suggested_broker_id
                     if pulled.code != ResponseCode.SUCCESS:
+                        stays = backlog.next_offset == pulled.header.next_offset
                         backlog.next_offset = pulled.header.next_offset
+                        if stays and time.monotonic() - asked_s < UNHELD_PAUSE_S:
+                            # A broker that does not hold pulls must not be asked in a tight loop.
+                            await asyncio.sleep(UNHELD_PAUSE_S)
                         continue
                     if len(backlog) + how.count_max < how.backlog_count_max and backlog.has_room:
                         # The broker looks for the next ones while these are decoded.

@@ -98,7 +98,12 @@ class LoopThread:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
-        assert threading.current_thread() is not self._thread, "a synchronous client was called on its own loop"
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise StateError(
+                "a synchronous client was called in a coroutine or callback that runs on its own thread, and would wait"
+                " for ever: use the Async client there"
+            )
         waiter: Waiter[T] = Waiter()
         self._put(coroutine, waiter)
         try:

@@ -25,6 +25,8 @@ log = logging.getLogger("rocketspark.client")
 ConsumeFrom = Literal["last", "first"] | int
 TROUBLE_S = 1.0
 JOIN_S = 3.0
+# A topic that does not exist yet is looked for this often.
+MISSING_S = 3.0
 
 
 class Membership:
@@ -148,7 +150,7 @@ class Membership:
                 whole = False
             self.balanced.set()
             wait_s = self._rebalance_interval_s if whole else again_s
-            again_s = TROUBLE_S if whole else min(2 * again_s, self._rebalance_interval_s)
+            again_s = TROUBLE_S if whole else min(2 * again_s, MISSING_S, self._rebalance_interval_s)
             try:
                 # Not wait_for: before Python 3.12 it may swallow a cancellation.
                 async with asyncio.timeout(wait_s):

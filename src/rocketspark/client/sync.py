@@ -18,7 +18,8 @@ from rocketspark.client.routes import DEFAULT_TOPIC
 from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageQueue
 
-FUTURES_IN_FLIGHT_MAX = 65535
+# Enough for any broker; with many more in flight, Python's garbage collector looks at them again and again.
+FUTURES_IN_FLIGHT_MAX = 4096
 
 
 class Core(Protocol):
@@ -217,7 +218,7 @@ class Producer(Facade[AsyncProducer]):
     ) -> Future[SendResult]:
         """Send one message without waiting; the future becomes its result, or the error `send` raises.
 
-        Raises MessageIllegal at once. With 65535 in flight it waits until one of them ends. Callbacks of the future
+        Raises MessageIllegal at once. With 4096 in flight it waits until one of them ends. Callbacks of the future
         run on the client's own thread: they must not block.
         """
         loop = self._loop

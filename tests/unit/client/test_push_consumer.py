@@ -364,6 +364,25 @@ async def test_a_broker_that_forgot_the_group_is_told_again(monkeypatch: pytest.
 
 
 @in_loop
+async def test_a_broker_that_does_not_hold_pulls_is_not_asked_in_a_tight_loop() -> None:
+    async with Fake(t=1) as fake:
+        fake.broker.rules[PULL] = lambda header, body: (20, "at once")
+        async with consumer(fake, lambda m: None):
+            await asyncio.sleep(0.3)
+        assert 2 <= fake.broker.requests[PULL] <= 20
+
+
+@in_loop
+async def test_a_topic_that_is_made_later_is_found() -> None:
+    async with Fake() as fake:
+        got: list[bytes] = []
+        async with consumer(fake, lambda m: got.append(m.body)):
+            fake.names.topics["t"] = {"broker-a": 2}
+            fake.broker.put("t", 1, b"x")
+            await until(lambda: got, 5)
+
+
+@in_loop
 async def test_a_broken_record_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketspark.client.fetcher.REFUSED_PAUSE_S", 0.01)
     async with Fake(t=1) as fake:

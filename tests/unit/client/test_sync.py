@@ -157,6 +157,23 @@ def test_push_consumer_with_a_coroutine(fake: Fake) -> None:
     assert names == ["rocketspark-client"]
 
 
+def test_a_synchronous_call_on_the_clients_own_thread_is_refused(fake: Fake) -> None:
+    with Producer(fake.namesrv, "pg") as producer:
+        outcome: list[BaseException] = []
+        done = threading.Event()
+
+        def callback(_: Future[SendResult]) -> None:
+            try:
+                producer.send("u", b"y")
+            except StateError as e:
+                outcome.append(e)
+            done.set()
+
+        producer.send_future("u", b"x").add_done_callback(callback)
+        assert done.wait(5)
+        assert "use the Async client" in str(outcome[0])
+
+
 def test_pull_consumer_iterates(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg") as producer:
         for i in range(10):
