@@ -139,6 +139,16 @@ class Queue:
                     break
         self.min = low
 
+    def expire(self, min_position: int) -> None:
+        """Removes the files whose units all lie before log position `min_position`, but never the last."""
+        segments = self.segments
+        while len(segments.starts) > 1 and segments.starts[0] < self.start:
+            last = segments.starts[0] + segments.size - UNIT_BYTES
+            if self.unit(last // UNIT_BYTES)[0] >= min_position:
+                break
+            segments.remove(segments.starts[0])
+        self.find_min(min_position)
+
     def make_room(self) -> int:
         """Maps the file for the next unit, a new one if need be, with blocks for some; returns `at`.
 
@@ -370,6 +380,15 @@ class QueueIndex:
             pass
         except OSError as e:
             raise failure(e, "remove", f"{self.directory}/{topic}") from e
+
+    def expire(self, min_position: int) -> None:
+        """After the log lost what lies before `min_position`: queue files go, oldest offsets rise."""
+        self.min_position = min_position
+        for topic, ids in list(self._known.items()):
+            for queue_id in ids:
+                queue = self.find(topic, queue_id)
+                if queue is not None:
+                    queue.expire(min_position)
 
     def release(self) -> None:
         """Lets every map go."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rocketspark.errors import MessageIllegal, StoreUnwritable
 from rocketspark.protocol import record, sysflags
-from rocketspark.store import checkpoint, recovery
+from rocketspark.store import checkpoint, recovery, retention
 from rocketspark.store.clock import Clock, SystemClock
 from rocketspark.store.files import OsFiles, failure
 from rocketspark.store.key_index import PENDING_MAX, KeyIndex
@@ -379,7 +379,8 @@ class Store:
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log position, record size, tags code) of `count` messages, which must be in the queue."""
         queue = self.queue_index.find(topic, queue_id)
-        assert queue is not None and queue_offset + count <= queue.next
+        assert queue is not None
+        assert queue_offset + count <= queue.next
         return list(queue.units(queue_offset, count))
 
     def queues(self) -> Mapping[str, Collection[int]]:
@@ -493,6 +494,13 @@ class Store:
     def populate_ahead(self) -> None:
         """Prepares blocks and pages for the next appends. For a thread. Raises StoreFull, StoreUnwritable."""
         self.log.populate_ahead()
+
+    def expire(self, before_ms: int, count_max: int = 10) -> int:
+        """Removes up to `count_max` log files whose records were all stored before a time; how many went.
+
+        Call where `append` is called. Raises StoreUnwritable if a file cannot be removed.
+        """
+        return retention.expire(self.log, self.queue_index, self.key_index, before_ms, count_max)
 
     def delete_topic(self, topic: str) -> None:
         """Removes the topic's consume queues; its records stay in the log until that is deleted."""

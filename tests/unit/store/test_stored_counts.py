@@ -14,9 +14,7 @@ V6 = b"\x00" * 15 + b"\x01\x00\x00\x00\x01"
 
 def opened(path: Path) -> Store:
     store = Store(
-        StoreSettings(
-            root=str(path), log_file_bytes=1 << 20, queue_file_units=1000, index_slots=100, index_entries=400
-        )
+        StoreSettings(root=str(path), log_file_bytes=1 << 20, queue_file_units=1000, index_slots=100, index_entries=400)
     )
     store.open()
     return store
