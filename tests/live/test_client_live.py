@@ -178,7 +178,7 @@ def test_long_poll_brings_a_message_at_once(cluster: Cluster) -> None:
             sent_s = time.monotonic()
             producer.send("polled", b"second")
             assert come.wait(10)
-    assert arrived[-1] - sent_s < 0.5
+    assert arrived[-1] - sent_s < 3  # The broker looks by itself only every 5 s.
 
 
 def test_topics_by_hand(cluster: Cluster) -> None:
@@ -228,7 +228,7 @@ def test_a_killed_and_restarted_broker_loses_nothing_acknowledged(server: Server
         consumer = AsyncPushConsumer(server.namesrv, "kill-group", consume_from="first", commit_interval_ms=100)
         consumer.subscribe("killed")
         consumer.listen(lambda message: got.update([message.body]))
-        async with AsyncProducer(server.namesrv, "pg", send_timeout_ms=8000, retries=5) as producer:
+        async with AsyncProducer(server.namesrv, "pg", send_timeout_ms=20_000, retries=40) as producer:
             await producer.send("killed", b"0")
             acknowledged.add(b"0")
             async with consumer:
@@ -252,7 +252,7 @@ def test_a_killed_and_restarted_broker_loses_nothing_acknowledged(server: Server
                     await asyncio.to_thread(server.kill)
                     before = len(acknowledged)
                     await asyncio.to_thread(server.start)
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(20):
                         while len(acknowledged) < before + 50:
                             await asyncio.sleep(0.01)
                 stop.set()
@@ -269,7 +269,7 @@ def test_a_killed_and_restarted_broker_loses_nothing_acknowledged(server: Server
 def test_pull_consumer_goes_on_after_a_restart(server: ServerProcess) -> None:
     async def run() -> None:
         async with (
-            AsyncProducer(server.namesrv, "pg", send_timeout_ms=8000, retries=5) as producer,
+            AsyncProducer(server.namesrv, "pg", send_timeout_ms=20_000, retries=40) as producer,
             AsyncPullConsumer(server.namesrv, "pull-group", consume_from="first") as consumer,
             Operations(server.namesrv) as operations,
         ):
