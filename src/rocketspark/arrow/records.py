@@ -30,6 +30,9 @@ _INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 _SIZE = struct.Struct(">i").unpack_from
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), np.uint16)
 OFFSET_END = (1 << 63) - 1
+# Fewer records of equal size in a row than this: the next ones are walked one by one.
+_RUN_LEAST = 16
+_WALK = 1024
 
 # Fields after the born host; an IPv6 host before them moves them on by 12 bytes.
 _AT_BORN_HOST = record.AT_BORN_TIME + 8
@@ -38,21 +41,50 @@ _AT_STORE_HOST = _AT_STORE_TIME + 8
 _AT_RECONSUME_TIMES = _AT_STORE_HOST + 8
 
 
-def find_records(buffer: Buffer, span: Span) -> list[int]:
+def find_records(buffer: Buffer, span: Span) -> Ints:
     """Where each record of a span of whole records begins. Raises RecordError for an impossible size."""
-    at_byte, end = span
+    start, end = span
+    found: list[Ints] = []
+    while start + 4 <= end:
+        run = _equal_run(buffer, start, end)
+        if len(run) < _RUN_LEAST:
+            run = np.array(_walk(buffer, start, end, _WALK), np.int64)
+        found.append(run)
+        last = int(run[-1])
+        start = last + int(_SIZE(buffer, last)[0])
+    if start != end:
+        raise RecordError(f"the last record, at {found[-1][-1] if found else start}, is cut off at {end}")
+    return found[0] if len(found) == 1 else np.concatenate(found or [np.zeros(0, np.int64)])
+
+
+def _equal_run(buffer: Buffer, start: int, end: int) -> Ints:
+    """The records from `start` on that all have the size of the first: found at once, which messages often are."""
+    size = _SIZE(buffer, start)[0]
+    if size < record.RECORD_BYTES_MIN or start + size > end:
+        return np.zeros(0, np.int64)
+    count = (end - start) // size
+    sizes = np.ndarray((count,), ">i4", memoryview(buffer)[start:end], strides=(size,))
+    unequal = sizes != size
+    if unequal.any():
+        count = int(np.argmax(unequal))
+    run: Ints = start + size * np.arange(count, dtype=np.int64)
+    return run
+
+
+def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> list[int]:
+    """The next records one by one, 80 ns each: quicker than any search for the magic numbers."""
     least = record.RECORD_BYTES_MIN
     starts: list[int] = []
     add = starts.append
-    # 80 ns a record: quicker than any search for the magic numbers.
-    while at_byte + 4 <= end:
-        add(at_byte)
-        size = _SIZE(buffer, at_byte)[0]
+    stop = start + 4
+    while stop <= end and count_max:
+        count_max -= 1
+        add(start)
+        size = _SIZE(buffer, start)[0]
         if size < least:
-            raise RecordError(f"record at {at_byte} states {size} bytes, fewer than any record has")
-        at_byte += size
-    if at_byte != end:
-        raise RecordError(f"the last record, at {starts[-1] if starts else span[0]}, is cut off at {end}")
+            raise RecordError(f"record at {start} states {size} bytes, fewer than any record has")
+        start += size
+        stop = start + 4
     return starts
 
 
@@ -84,7 +116,8 @@ def decode(
 
     Raises RecordError for bytes that are no records, bodies that don't inflate, or a wrong CRC.
     """
-    starts = np.array([s for span in spans or [(0, len(buffer))] for s in find_records(buffer, span)], np.int64)
+    found = [find_records(buffer, span) for span in ([(0, len(buffer))] if spans is None else spans)]
+    starts = np.concatenate(found) if found else np.zeros(0, np.int64)
     rows = _Rows(buffer, starts, broker, topic)
     if (rows.sys_flags & _INNER == _INNER).any():
         return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags, ascending)
@@ -338,7 +371,7 @@ def _decode_slowly(
     view = memoryview(buffer)
     messages = [
         message
-        for start, end in spans or [(0, len(view))]
+        for start, end in ([(0, len(view))] if spans is None else spans)
         for message in record.decode_messages(view[start:end], broker)
         if offset_first <= message.queue_offset < offset_end
     ]

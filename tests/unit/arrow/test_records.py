@@ -140,6 +140,19 @@ def test_spans_offsets_and_tags_choose_rows() -> None:
     assert chosen.column("queueOffset").to_pylist() == [i for i in range(10, 90) if i % 3 == 1]
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=8), st.integers(1, 50))
+def test_records_of_equal_and_other_sizes(runs: list[tuple[int, int]], walk: int) -> None:
+    bodies = [b"x" * length for length, count in runs for _ in range(count)]
+    made = [make(i, body=body, properties=b"") for i, body in enumerate(bodies)]
+    before, records._WALK = records._WALK, walk
+    try:
+        decoded = records.decode(b"".join(made), columns=["queueOffset", "body"])
+    finally:
+        records._WALK = before
+    assert decoded.column("queueOffset").to_pylist() == list(range(len(bodies)))
+    assert decoded.column("body").to_pylist() == bodies
+
+
 def test_tags_leave_out_messages_without_one() -> None:
     data = make(0, properties=b"") + make(1) + make(2, properties=b"TAGS\x01tag12\x02")
     assert records.decode(data, columns=["queueOffset"], tags=frozenset({"tag1"})).column(0).to_pylist() == [1]
