@@ -1,0 +1,326 @@
+"""The broker's small parts on their own: who waits, who holds a lock, who flushes, names, offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import run, until
+
+from rocketspark.broker import names
+from rocketspark.broker.arrivals import Arrivals
+from rocketspark.broker.config import JsonFile, next_version
+from rocketspark.broker.delays import Delays, encode_delay_offsets
+from rocketspark.broker.durability import Durability
+from rocketspark.broker.intake import any_queue, pairs_of
+from rocketspark.broker.locks import QueueLocks
+from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
+from rocketspark.errors import ConfigError, ServerError, StoreUnwritable
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.bodies import DataVersion, DelayOffsetTable, OffsetTable
+
+QUEUES = [MessageQueue("T", "a", i) for i in range(4)]
+
+
+def test_locks_by_time() -> None:
+    locks = QueueLocks(expiry_ms=100)
+    assert locks.lock("G", "c1", QUEUES[:2], 1000) == QUEUES[:2]
+    assert locks.lock("G", "c2", QUEUES[:3], 1050) == QUEUES[2:3]
+    assert locks.lock("H", "c2", QUEUES[:2], 1050) == QUEUES[:2], "another group's locks are its own"
+    assert locks.lock("G", "c1", QUEUES[:1], 1080) == QUEUES[:1], "renewed"
+    assert locks.lock("G", "c2", QUEUES[:2], 1100) == [], "60 s are over only when they are over"
+    assert locks.lock("G", "c2", QUEUES[:2], 1101) == QUEUES[1:2]
+    assert locks.lock("G", "c2", QUEUES[:2], 1181) == QUEUES[:2]
+
+
+def test_only_the_holder_gives_a_lock_back() -> None:
+    locks = QueueLocks()
+    locks.lock("G", "c1", QUEUES, 0)
+    locks.unlock("G", "c2", QUEUES)
+    assert locks.lock("G", "c2", QUEUES, 1) == []
+    locks.unlock("G", "c1", QUEUES[1:])
+    assert locks.lock("G", "c2", QUEUES, 2) == QUEUES[1:]
+    locks.unlock("Unknown", "c1", QUEUES)
+
+
+class Asked:
+    """A waiter that says what it was asked and answers on demand."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers = list(answers)
+        self.asked: list[bool] = []
+
+    def __call__(self, final: bool) -> bool:
+        self.asked.append(final)
+        return self.answers.pop(0) if self.answers else final
+
+
+def test_a_waiter_is_asked_once_for_a_burst_and_until_it_answers() -> None:
+    async def main() -> None:
+        arrivals = Arrivals()
+        waiter, other = Asked(False, True), Asked()
+        arrivals.wait(("T", 0), 60, waiter)
+        arrivals.wait(("T", 1), 60, other)
+        for _ in range(100):
+            arrivals.mark("T", 0)
+        assert waiter.asked == []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiter.asked == [False]
+        assert arrivals.waiting == 2
+        arrivals.mark("T", 0)
+        arrivals.mark("U", 0)
+        await until(lambda: arrivals.waiting == 1)
+        assert (waiter.asked, other.asked) == ([False, False], [])
+        arrivals.mark("T", 0)
+        arrivals.close()
+        assert (waiter.asked, other.asked, arrivals.waiting) == ([False, False], [True], 0)
+
+    run(main())
+
+
+def test_a_waiter_is_asked_a_last_time_when_its_time_is_over() -> None:
+    async def main() -> None:
+        arrivals = Arrivals()
+        waiter, dropped = Asked(), Asked()
+        arrivals.wait(("T", 0), 0.02, waiter)
+        arrivals.drop(arrivals.wait(("T", 0), 0.02, dropped))
+        await until(lambda: waiter.asked)
+        await asyncio.sleep(0.03)
+        assert (waiter.asked, dropped.asked, arrivals.waiting) == ([True], [], 0)
+
+    run(main())
+
+
+def test_a_waiter_that_waits_again_while_it_is_asked() -> None:
+    async def main() -> None:
+        arrivals = Arrivals()
+        second = Asked()
+        answered = []
+
+        def first(final: bool) -> bool:
+            arrivals.wait(("T", 0), 60, second)
+            answered.append(final)
+            return True
+
+        arrivals.wait(("T", 0), 60, first)
+        arrivals.mark("T", 0)
+        await until(lambda: answered)
+        assert arrivals.waiting == 1
+        assert second.asked == []
+        arrivals.mark("T", 0)
+        await until(lambda: second.asked)
+        arrivals.close()
+
+    run(main())
+
+
+class Disk:
+    """A store of which only the flushing is there."""
+
+    def __init__(self) -> None:
+        self.written_position = 0
+        self.flushes = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def flush_log(self) -> int:
+        upto = self.written_position
+        self.gate.wait(5)
+        if self.error:
+            raise self.error
+        self.flushes += 1
+        return upto
+
+    def flush_queues(self) -> None: ...
+
+    def flush_indexes(self) -> None: ...
+
+    def write_checkpoint(self) -> None: ...
+
+    def populate_ahead(self) -> None: ...
+
+
+def durability(disk: Disk, timeout_ms: int = 5000) -> Durability:
+    store: Any = disk
+    made = Durability(store, interval_ms=60_000, queue_interval_ms=60_000, timeout_ms=timeout_ms)
+    made.start()
+    return made
+
+
+def test_one_flush_serves_all_who_wait() -> None:
+    async def main() -> None:
+        disk = Disk()
+        made = durability(disk)
+        told: list[tuple[int, bool]] = []
+        disk.gate.clear()
+        for position in range(1, 101):
+            disk.written_position = position
+            made.reached(position, lambda done, p=position: told.append((p, done)))  # type: ignore[misc]
+        assert told == []
+        disk.gate.set()
+        await until(lambda: len(told) == 100)
+        assert told == [(p, True) for p in range(1, 101)]
+        assert disk.flushes <= 3
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_a_flush_that_takes_too_long_or_fails_is_told_as_such() -> None:
+    async def main() -> None:
+        disk = Disk()
+        disk.written_position = 1
+        made = durability(disk, timeout_ms=50)
+        told: list[bool] = []
+        disk.gate.clear()
+        started = time.monotonic()
+        made.reached(1, told.append)
+        await until(lambda: told)
+        assert told == [False]
+        assert time.monotonic() - started < 2
+        disk.error = StoreUnwritable("gone")
+        disk.written_position = 2
+        made.reached(2, told.append)
+        disk.gate.set()
+        await until(lambda: len(told) == 2)
+        assert told == [False, False]
+        await until(lambda: made.failed)
+        made.reached(3, told.append)
+        assert told == [False] * 3
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_those_who_wait_at_the_end_are_told_by_the_last_flush() -> None:
+    async def main() -> None:
+        disk = Disk()
+        made = durability(disk)
+        made.stop_threads()
+        told: list[bool] = []
+        disk.written_position = 5
+        made.reached(5, told.append)
+        made.reached(9, told.append)
+        made.finish()
+        assert told == [True, False]
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["T", "a-b_c%d|e", "0", "T" * 127, "%RETRY%G"])
+def test_topics_that_may_be(name: str) -> None:
+    names.check_topic(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a.b", "a/b", "ü", "T\n", "\nT", "T\x00", "T" * 128, "a\u0661"])
+def test_topics_that_may_not_be(name: str) -> None:
+    with pytest.raises(ServerError) as e:
+        names.check_topic(name)
+    assert e.value.code == 29
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "G\n", "G" * 256, "../G"])
+def test_groups_that_may_not_be(name: str) -> None:
+    with pytest.raises(ServerError) as e:
+        names.check_group(name)
+    assert e.value.code == 29
+    names.check_group("G" * 255)
+
+
+def test_names_the_broker_makes() -> None:
+    assert (names.retry_topic("G"), names.dead_letter_topic("G")) == ("%RETRY%G", "%DLQ%G")
+    assert names.is_system_topic("rmq_sys_anything")
+    assert names.is_system_topic("TBW102")
+    assert not names.is_system_topic("%RETRY%G")
+
+
+def test_properties_as_they_were_sent() -> None:
+    assert pairs_of(b"a\x01b\x02c\x01d") == {b"a": b"b", b"c": b"d"}
+    assert pairs_of(b"a\x01\x02\x01x\x02noise\x02c\x01d\x02") == {b"c": b"d"}
+    assert pairs_of(b"") == {}
+    assert pairs_of(b"a\x011\x02a\x012\x02") == {b"a": b"2"}
+
+
+def test_any_queue_is_one_of_them() -> None:
+    assert {any_queue(3) for _ in range(200)} == {0, 1, 2}
+    assert any_queue(0) == any_queue(-1) == 0
+
+
+def offsets_file(tmp_path: Path) -> JsonFile[OffsetTable]:
+    return JsonFile(tmp_path / "consumerOffset.json", OffsetTable, encode_offsets)
+
+
+def test_offsets_are_written_in_rocketmq_s_form_and_read_again(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(offsets_file(tmp_path))
+    offsets.save()
+    assert not (tmp_path / "consumerOffset.json").exists(), "nothing changed"
+    offsets.commit("G", "T", 0, 5)
+    offsets.commit("G", "T", 10, 7)
+    offsets.commit("H", "%RETRY%H", 0, 1)
+    offsets.save()
+    text = (tmp_path / "consumerOffset.json").read_bytes()
+    assert b'"offsetTable":{"T@G":{0:5,10:7},"%RETRY%H@H":{0:1}}' in text
+    again = ConsumerOffsets(offsets_file(tmp_path))
+    assert again.of("G", "T") == {0: 5, 10: 7}
+    assert (again.get("G", "T", 10), again.get("G", "T", 1), again.get("X", "T", 0)) == (7, None, None)
+    assert (again.topics_of("G"), again.groups_of("T")) == (["T"], ["G"])
+    assert again.version.counter == 1
+    again.delete_topic("T")
+    again.save()
+    assert ConsumerOffsets(offsets_file(tmp_path)).of("G", "T") == {}
+
+
+def test_offsets_of_a_broker_that_quotes_its_keys_are_read(tmp_path: Path) -> None:
+    (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"T@G":{"0":"5"}},"groupTopicMap":{}}')
+    assert ConsumerOffsets(offsets_file(tmp_path)).of("G", "T") == {0: 5}
+
+
+def test_delay_offsets_are_written_in_rocketmq_s_form() -> None:
+    table = DelayOffsetTable(offset_table={1: 7, 18: 2}, data_version=DataVersion(counter=3))
+    assert encode_delay_offsets(table) == (
+        b'{"dataVersion":{"counter":3,"stateVersion":0,"timestamp":0},"offsetTable":{1:7,18:2}}'
+    )
+
+
+def test_delay_levels_and_due_times(tmp_path: Path) -> None:
+    store: Any = None
+    file = JsonFile(tmp_path / "delayOffset.json", DelayOffsetTable, encode_delay_offsets)
+    delays = Delays(store, (1000, 5000, 60_000), file)
+    assert [delays.level(text) for text in (b"1", b"3", b"4", b"999999999999", b"0", b"-2", b"x", b"", b"1.5")] == [
+        *(1, 3, 3, 3, 0, 0, 0, 0, 0),
+    ]
+    assert [delays.due_ms(level, 100) for level in (1, 2, 3)] == [1100, 5100, 60_100]
+
+
+def test_a_version_grows_with_each_change() -> None:
+    before = DataVersion(state_version=2, timestamp=5, counter=9)
+    after = next_version(before)
+    assert (after.state_version, after.counter) == (2, 10)
+    assert after.timestamp >= int(time.time() * 1000) - 1000
+    assert after != before
+
+
+def test_a_config_file_that_was_cut_off_is_read_from_its_bak(tmp_path: Path) -> None:
+    file = offsets_file(tmp_path)
+    assert file.load() is None
+    for offset in (1, 2):
+        file.save(OffsetTable(offset_table={"T@G": {0: offset}}))
+    path = tmp_path / "consumerOffset.json"
+    path.write_text('{"offsetTable":{"T@')
+    found = file.load()
+    assert found is not None
+    assert found.offset_table == {"T@G": {0: 1}}
+    path.with_suffix(".json.bak").write_text("[]")
+    with pytest.raises(ConfigError, match="mend or remove them"):
+        file.load()
+    path.unlink()
+    path.with_suffix(".json.bak").unlink()
+    assert file.load() is None

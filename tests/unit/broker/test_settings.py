@@ -1,0 +1,180 @@
+"""broker.conf: RocketMQ's keys, what is unknown, wrong, or promised and not kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import broker, connected, run, sent, settings
+
+from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.settings import BrokerSettings, read_broker_conf, settings_from
+from rocketspark.errors import ConfigError, StoreError
+
+
+def conf(tmp_path: Path, text: str) -> tuple[BrokerSettings, list[str]]:
+    path = tmp_path / "broker.conf"
+    path.write_text(text, "utf-8")
+    return read_broker_conf(path)
+
+
+def test_a_broker_conf_of_rocketmq_s_is_read(tmp_path: Path) -> None:
+    found, warnings = conf(
+        tmp_path,
+        """
+# a comment
+! another
+brokerClusterName = Prod
+brokerName=broker-b
+brokerId = 0
+listenPort=10921
+namesrvAddr=10.0.0.1:9876;10.0.0.2:9876
+brokerIP1=10.0.0.9
+storePathRootDir=/data/rocketmq=store
+deleteWhen = 04
+fileReservedTime=48
+brokerRole = ASYNC_MASTER
+flushDiskType = SYNC_FLUSH
+autoCreateTopicEnable=false
+messageDelayLevel=1s 2m 3h 4d
+mappedFileSizeCommitLog=1048576
+mapedFileSizeConsumeQueue=100
+maxMessageSize=65536
+serverChannelMaxIdleTimeSeconds=60
+""",
+    )
+    assert warnings == []
+    assert (found.cluster_name, found.broker_name, found.broker_id, found.listen_port) == ("Prod", "broker-b", 0, 10921)
+    assert found.namesrvs() == ["10.0.0.1:9876", "10.0.0.2:9876"]
+    assert (found.host, found.store_root, found.sync_flush) == ("10.0.0.9", "/data/rocketmq=store", True)
+    assert found.auto_create_topic is False
+    assert found.delays_ms() == (1000, 120_000, 10_800_000, 345_600_000)
+    assert (found.log_file_bytes, found.queue_file_bytes, found.message_bytes_max) == (1 << 20, 100, 65536)
+    assert found.client_idle_ms == 60_000
+    store = found.store_settings()
+    assert (store.root, store.log_file_bytes, store.queue_file_units) == ("/data/rocketmq=store", 1 << 20, 5)
+    assert (store.message_bytes_max, store.delay_ms) == (65536, found.delays_ms())
+
+
+@pytest.mark.parametrize("key", ["mappedFileSizeCommitLog", "mapedFileSizeCommitLog"])
+def test_both_spellings_of_mapped(key: str) -> None:
+    found, unknown = settings_from({key: "65536"})
+    assert (found.log_file_bytes, unknown) == (65536, [])
+
+
+def test_both_spellings_of_an_ignored_key(tmp_path: Path) -> None:
+    assert conf(tmp_path, "warmMapedFileEnable=true\nflushLeastPagesWhenWarmMapedFile=4\nhaListenPort=1")[1] == []
+
+
+def test_unknown_keys_are_named_and_ignored(tmp_path: Path) -> None:
+    found, warnings = conf(tmp_path, "brokerNam=x\nlistenPort=1\nfoo=bar")
+    path = tmp_path / "broker.conf"
+    assert warnings == [f"{path}: unknown key 'brokerNam' is ignored", f"{path}: unknown key 'foo' is ignored"]
+    assert (found.listen_port, found.broker_name) == (1, "broker-a")
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    assert conf(tmp_path, "") == (BrokerSettings(conf_path=str(tmp_path / "broker.conf")), [])
+
+
+WRONG: list[tuple[str, str]] = [
+    ("listenPort=abc", "listenPort='abc': a whole number is needed"),
+    ("listenPort=1.5", "listenPort='1.5': a whole number is needed"),
+    ("listenPort=", "listenPort='': a whole number is needed"),
+    ("autoCreateTopicEnable=maybe", "autoCreateTopicEnable='maybe': true or false is needed"),
+    ("mapedFileSizeCommitLog=1G", "mapedFileSizeCommitLog='1G': a whole number is needed"),
+    ("serverChannelMaxIdleTimeSeconds=long", "serverChannelMaxIdleTimeSeconds='long': a whole number is needed"),
+    ("listenPort=65536", "listenPort 65536 is no port"),
+    ("listenPort=-1", "listenPort -1 is no port"),
+    ("brokerRole=SLAVE", "brokerRole SLAVE needs replication, which is not supported yet"),
+    ("brokerRole=SYNC_MASTER", "brokerRole SYNC_MASTER needs replication"),
+    ("brokerId=1", "brokerId 1 is a slave's"),
+    ("flushDiskType=SOMETIMES", "flushDiskType 'SOMETIMES': ASYNC_FLUSH or SYNC_FLUSH is needed"),
+    ("storeType=defaultRocksDB", "storeType 'defaultRocksDB' is not supported"),
+    ("enableDLegerCommitLog=true", "enableDLegerCommitLog=true is not supported yet; remove it or set it to false"),
+    ("enableControllerMode=true", "enableControllerMode=true is not supported yet"),
+    ("aclEnable=true", "aclEnable=true is not supported yet"),
+    ("authenticationEnabled=true", "authenticationEnabled=true is not supported yet"),
+    ("authorizationEnabled=true", "authorizationEnabled=true is not supported yet"),
+    ("enableSlaveActingMaster=true", "enableSlaveActingMaster=true is not supported yet"),
+    ("messageDelayLevel=1s 5x", "messageDelayLevel '1s 5x': numbers with s, m, h or d are needed"),
+    ("messageDelayLevel=s", "messageDelayLevel 's': numbers"),
+    ("namesrvAddr=nowhere", "'nowhere' is no address: host:port is needed"),
+    ("mappedFileSizeCommitLog=100", "mappedFileSizeCommitLog needs 4096 bytes or more"),
+    ("just a line", "line 1: 'just a line' is no key=value"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG, ids=lambda v: v.split("=")[0][:30])
+def test_what_cannot_be_is_an_error_that_names_the_key(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        conf(tmp_path, line + "\n")
+    assert message in str(e.value)
+
+
+@pytest.mark.parametrize("key", ["enableDLegerCommitLog", "aclEnable", "enableControllerMode"])
+def test_a_promise_that_is_not_asked_for_is_no_matter(tmp_path: Path, key: str) -> None:
+    assert conf(tmp_path, f"{key}=false")[1] == []
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.conf cannot be read: No such file"):
+        read_broker_conf(tmp_path / "missing.conf")
+    (tmp_path / "latin").write_bytes(b"brokerName=\xff\n")
+    with pytest.raises(ConfigError, match="latin cannot be read"):
+        read_broker_conf(tmp_path / "latin")
+
+
+def test_the_address_clients_are_told() -> None:
+    assert BrokerSettings().host == "127.0.0.1"
+    assert BrokerSettings(listen_host="0.0.0.0").host == "127.0.0.1"
+    assert BrokerSettings(listen_host="10.1.1.1").host == "10.1.1.1"
+    assert BrokerSettings(listen_host="0.0.0.0", advertised_host="broker.example").host == "broker.example"
+
+
+def test_queue_files_are_rounded_up_to_whole_units() -> None:
+    assert BrokerSettings(queue_file_bytes=101).store_settings().queue_file_units == 6
+
+
+def refused(root: Path, kind: type[Exception], match: str, **changes: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(kind, match=match):
+            async with broker(root, **changes):
+                pass
+
+    run(main())
+
+
+def test_a_port_in_use_is_named_and_the_store_left_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path / "one") as server:
+            port = int(server.address.split(":")[1])
+            with pytest.raises(ConfigError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
+                async with broker(tmp_path / "two", listen_port=port):
+                    pass
+            assert not (tmp_path / "two").exists()
+
+    run(main())
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file" / "store", StoreError, "file/store")
+
+
+def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Port and directory are free again: the next start works."""
+
+    async def main() -> None:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "topics.json").write_text("{")
+        failed = BrokerServer(settings(tmp_path))
+        with pytest.raises(ConfigError, match=r"topics\.json"):
+            await failed.start()
+        (tmp_path / "config" / "topics.json").unlink()
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert await sent(peer) == 0
+        await failed.close()
+
+    run(main())

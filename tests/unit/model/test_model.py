@@ -1,0 +1,109 @@
+"""Values: subscriptions, queues, routes, Java's string hash."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.protocol.golden import hashes
+
+from rocketspark.model import BrokerData, MessageQueue, QueueData, ReceivedMessage, TopicRoute, subscribe
+from rocketspark.model.java import string_hash
+
+
+@pytest.mark.parametrize("row", hashes()["string_hash"], ids=lambda row: ascii(row["s"])[:20])
+def test_java_s_string_hash(row: dict[str, object]) -> None:
+    assert string_hash(str(row["s"])) == row["hash"]
+
+
+@pytest.mark.parametrize("row", hashes()["index_key_hash"], ids=lambda row: ascii(row["index_key"])[:30])
+def test_the_hash_of_index_keys(row: dict[str, object]) -> None:
+    found = string_hash(str(row["index_key"]))
+    assert found == row["hash"]
+    assert (0 if found == -(2**31) else abs(found)) == row["index_hash"]
+
+
+@given(st.text(max_size=40))
+def test_the_hash_is_the_sum_of_powers_of_31_over_utf_16_units(text: str) -> None:
+    data = text.encode("utf-16-be", "surrogatepass")
+    units = [int.from_bytes(data[i : i + 2], "big") for i in range(0, len(data), 2)]
+    total = sum(unit * 31**power for power, unit in enumerate(reversed(units)))
+    assert string_hash(text) == (total + 2**31) % 2**32 - 2**31
+
+
+@pytest.mark.parametrize("expression", [None, "", " ", "*", " * ", "||", " || "])
+def test_everything(expression: str | None) -> None:
+    found = subscribe("T", expression, version=4)
+    assert found.is_all
+    assert (found.topic, found.expression, found.tags, found.codes, found.version) == (
+        *("T", "*", frozenset(), frozenset()),
+        4,
+    )
+
+
+def test_tags() -> None:
+    found = subscribe("T", " TagA||TagB  || ")
+    assert not found.is_all
+    assert found.expression == "TagA||TagB  ||"
+    assert found.tags == {"TagA", "TagB"}
+    assert found.codes == {2598919, 2598920}
+    # A star among tags is a tag like any other, as RocketMQ's own parser has it.
+    assert not subscribe("T", "TagA || *").is_all
+
+
+def test_sql_is_kept_as_it_is() -> None:
+    found = subscribe("T", " a > 5 ", kind="SQL92")
+    assert (found.expression, found.expression_type, found.is_all, found.tags) == ("a > 5", "SQL92", False, frozenset())
+    assert not subscribe("T", "*", kind="SQL92").is_all
+
+
+ROUTE = TopicRoute(
+    "T",
+    (
+        BrokerData("c", "b", {0: "h:2", 1: "h:3"}),
+        BrokerData("c", "a", {0: "h:1"}),
+        BrokerData("c", "slave", {1: "h:4"}),
+    ),
+    (
+        QueueData("b", 3, 1, 6),
+        QueueData("a", 1, 2, 6),
+        QueueData("slave", 1, 1, 6),
+        QueueData("gone", 1, 1, 2),
+        QueueData("c", 2, 2, 4),
+    ),
+)
+
+
+def test_queues_to_send_to_have_a_live_master_and_may_be_written() -> None:
+    assert ROUTE.write_queues() == (MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("T", "b", 0))
+
+
+def test_queues_to_read_from_may_be_read() -> None:
+    assert [(q.broker_name, q.queue_id) for q in ROUTE.read_queues()] == [
+        *(("a", 0), ("b", 0), ("b", 1), ("b", 2), ("c", 0), ("c", 1), ("slave", 0)),
+    ]
+
+
+def test_brokers_of_a_route() -> None:
+    broker = ROUTE.broker("b")
+    assert broker is not None
+    assert broker.master == "h:2"
+    slave = ROUTE.broker("slave")
+    assert slave is not None
+    assert slave.master is None
+    assert ROUTE.broker("nobody") is None
+
+
+def test_queues_are_ordered_by_topic_broker_and_id() -> None:
+    queues = [MessageQueue(t, b, i) for t in "TU" for b in ("a", "b") for i in (2, 10)]
+    assert sorted(queues[::-1]) == queues
+    assert len({*queues, MessageQueue("T", "a", 2)}) == 8
+
+
+def test_a_received_message_knows_its_queue() -> None:
+    message = ReceivedMessage(
+        topic="T", body=b"", tag=None, keys=(), properties={}, broker_name="a", queue_id=3, queue_offset=7,
+        log_position=0, stored_bytes=0, message_id="", offset_message_id="", born_time_ms=0, born_host="",
+        store_time_ms=0, store_host="",
+    )  # fmt: skip
+    assert message.queue == ("T", "a", 3)
