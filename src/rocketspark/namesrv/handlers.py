@@ -10,6 +10,7 @@ from typing import Any
 from rocketspark.errors import ServerError
 from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
 from rocketspark.namesrv.registry import Registry
+from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol import bodies, java_json
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
@@ -43,14 +44,13 @@ def now_ms() -> int:
 class NameServerHandlers:
     """The requests of one NameServer over its registry and key-value tables."""
 
-    def __init__(self, registry: Registry, kv: KvConfig, *, order_topics: bool = False) -> None:
+    def __init__(self, registry: Registry, kv: KvConfig, settings: Settings) -> None:
         self._registry = registry
         self._kv = kv
-        self._order_topics = order_topics
+        self._settings = settings
 
-    def routes(self) -> Routes:
-        """The request table."""
-        routes = Routes()
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
         add = routes.add
         add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route)
         add(RequestCode.REGISTER_BROKER, self.register)
@@ -68,7 +68,6 @@ class NameServerHandlers:
         add(RequestCode.PUT_KV_CONFIG, self.put_value)
         add(RequestCode.DELETE_KV_CONFIG, self.delete_value)
         add(RequestCode.GET_KVLIST_BY_NAMESPACE, self.values)
-        return routes
 
     def route(self, peer: Peer, request: Request[RouteHeader], body: bytes) -> bytes:
         """GET_ROUTEINFO_BY_TOPIC: TopicRouteData, or code 17."""
@@ -82,7 +81,7 @@ class NameServerHandlers:
             request.opaque,
             body=bodies.encode_route(
                 *found,
-                order_conf=self._kv.get(ORDER_TOPICS, topic) if self._order_topics else None,
+                order_conf=self._kv.get(ORDER_TOPICS, topic) if self._settings.order_topics else None,
                 quoted_ids=request.version >= QUOTED_IDS_VERSION or request.ext.standard_json,
             ),
         )
@@ -113,7 +112,7 @@ class NameServerHandlers:
         header = RegisterBrokerReply(
             ha_address=master.ha_address if master else None, master_address=master.address if master else None
         )
-        orders = self._kv.table(ORDER_TOPICS)
+        orders = self._kv.table(ORDER_TOPICS) if self._settings.return_order_topics else None
         return reply(request.opaque, header=header, body=bodies.encode(bodies.KvTable(table=orders)) if orders else b"")
 
     def unregister(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:

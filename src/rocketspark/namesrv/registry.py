@@ -174,6 +174,10 @@ class Registry:
         """Every topic some broker registered."""
         return list(self._topics)
 
+    def topic_flags(self) -> list[tuple[str, int]]:
+        """Every topic with its system flag, as the first of its brokers has it."""
+        return [(topic, next(iter(queues.values())).topic_sys_flag) for topic, queues in self._topics.items() if queues]
+
     def topics_of_cluster(self, cluster: str) -> list[str]:
         """The topics that a broker of the cluster carries."""
         names = {n for n, d in self._brokers.items() if d.cluster == cluster}

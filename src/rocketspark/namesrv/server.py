@@ -6,10 +6,12 @@ import asyncio
 import logging
 from pathlib import Path
 
+from rocketspark.namesrv.admin_handlers import AdminHandlers
 from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
 from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.registry import Registry
-from rocketspark.transport.peer import Peer
+from rocketspark.namesrv.settings import Settings
+from rocketspark.transport.peer import Peer, Routes
 from rocketspark.transport.server import Server
 
 log = logging.getLogger("rocketspark.namesrv")
@@ -35,10 +37,12 @@ class NameServer:
     ) -> None:
         self._host = host
         self._port = port
-        self._scan_s = scan_s
         self.registry = Registry()
         kv = KvConfig(Path(kv_path) if kv_path else None)
-        routes = NameServerHandlers(self.registry, kv, order_topics=order_topics).routes()
+        self.settings = Settings(order_topics=order_topics, scan_s=scan_s, kv_path=str(kv_path or ""))
+        routes = Routes()
+        NameServerHandlers(self.registry, kv, self.settings).routes(routes)
+        AdminHandlers(self.registry, self.settings).routes(routes)
         self._server = Server(routes, on_close=self._peer_closed)
         self._scanner: asyncio.TimerHandle | None = None
 
@@ -50,13 +54,14 @@ class NameServer:
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had."""
         await self._server.start(self._host, self._port)
-        self._scanner = asyncio.get_running_loop().call_later(self._scan_s, self._scan)
+        self.settings.listening(self.address)
+        self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
         log.info("NameServer listens on %s", self.address)
 
     def _scan(self) -> None:
         for broker in self.registry.expire(now_ms()):
             log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
-        self._scanner = asyncio.get_running_loop().call_later(self._scan_s, self._scan)
+        self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
 
     def _peer_closed(self, peer: Peer) -> None:
         for broker in self.registry.disconnected(peer):
