@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.clients import Clients
@@ -40,6 +41,9 @@ from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes
 from rocketspark.transport.server import Server
 
+if TYPE_CHECKING:
+    from rocketspark.broker.metrics import MetricsServer
+
 log = logging.getLogger("rocketspark.broker")
 
 CLIENT_SCAN_S = 10.0
@@ -56,6 +60,7 @@ class BrokerServer:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closing = False
         self._started = False
+        self.metrics: MetricsServer | None = None
 
     @property
     def address(self) -> str:
@@ -85,7 +90,11 @@ class BrokerServer:
             self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
             self._every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
             self._every("statistics", STATS_S, self._count)
+            self._send.time_puts(TIMED_PUTS)
             self._started = True
+            if s.metrics_exporter == "PROM":
+                self.metrics = self._metrics_server()
+                self.metrics.start(s.metrics_host, s.metrics_port)
             await self._registration.start(self.address)
         except BaseException:
             await self.close()
@@ -190,6 +199,21 @@ class BrokerServer:
         ):
             handler.routes(routes)
 
+    def _metrics_server(self) -> MetricsServer:
+        from rocketspark.broker.metrics import Metrics, MetricsServer
+
+        metrics = Metrics(
+            self.settings,
+            self.store,
+            self._topics,
+            self._groups,
+            self._clients,
+            self._offsets,
+            self._transactions,
+            self._stats,
+        )
+        return MetricsServer(metrics, asyncio.get_running_loop())
+
     def _live_settings(self, intake: Intake) -> LiveSettings:
         """Which part hears of which change."""
         s = self.settings
@@ -257,6 +281,8 @@ class BrokerServer:
         self._closing = True
         for timer in self._timers.values():
             timer.cancel()
+        if self.metrics is not None:
+            await self.metrics.close()
         if self._started:
             self._delays.stop()
             self._transactions.stop()

@@ -1,0 +1,339 @@
+"""Prometheus metrics over HTTP, under the names and labels of RocketMQ 5.5.0. Rule: counted nowhere but in the broker's
+own state; a scrape reads it. Only loaded when metricsExporterType=PROM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import TimeoutError as CallTimeout
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from rocketspark.broker import names
+from rocketspark.broker.clients import Clients
+from rocketspark.broker.config import now_ms
+from rocketspark.broker.groups import SYSTEM_GROUPS, Groups
+from rocketspark.broker.offsets import ConsumerOffsets
+from rocketspark.broker.runtime_info import earliest_ms
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.stats import Flow, Stats
+from rocketspark.broker.topics import Topics
+from rocketspark.broker.transactions import Transactions
+from rocketspark.errors import ConfigError
+from rocketspark.store.store import Store
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.core import Metric
+
+log = logging.getLogger("rocketspark.broker")
+
+SCRAPE_TIMEOUT_S = 10.0
+SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
+# Nothing waits in a queue of a thread pool here; the names are what dashboards look for.
+_PROCESSORS = (
+    *("ack", "admin", "async_put", "client_manager", "consumer_manager", "heartbeat"),
+    *("lite_pull", "pull", "query_message", "reply", "send", "transaction"),
+)
+_CONSUME_MODES = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
+_STORAGE = {"storage_medium": "disk", "storage_type": "local"}
+
+_V4, _PER_MAJOR = 213, 200
+
+Row = tuple[dict[str, str], float]
+
+
+class Metrics:
+    """What a scrape answers: counters and gauges of one broker."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: ConsumerOffsets,
+        transactions: Transactions,
+        stats: Stats,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._transactions = transactions
+        self._stats = stats
+        self._labels = {
+            "cluster": settings.cluster_name,
+            "node_type": "broker",
+            "node_id": settings.broker_name,
+        }
+
+    def collect(self) -> list[Metric]:
+        """All metrics; to be called in the broker's loop."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        self._stats.collect()
+        found: list[Metric] = []
+
+        def add(kind: Any, name: str, help_text: str, rows: Iterable[Row]) -> None:
+            rows = list(rows)
+            if not rows:
+                return
+            labels = sorted({key for row, _ in rows for key in row} | self._labels.keys())
+            family = kind(name, help_text, labels=labels)
+            for row, value in rows:
+                text = self._labels | row
+                family.add_metric([text.get(label, "") for label in labels], value)
+            found.append(family)
+
+        into = list(self._into())
+        out = list(self._out())
+        lag = list(self._lag())
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+        add(counter, "rocketmq_messages_in", "Messages stored.", ((r, f.messages) for r, f in into))
+        add(counter, "rocketmq_throughput_in", "Bytes of messages stored.", ((r, f.bytes) for r, f in into))
+        add(counter, "rocketmq_messages_out", "Messages given to consumers.", ((r, f.messages) for r, f in out))
+        add(counter, "rocketmq_throughput_out", "Bytes given to consumers.", ((r, f.bytes) for r, f in out))
+        add(counter, "rocketmq_send_to_dlq_messages", "Messages given up to dead letters.", self._dead())
+        add(counter, "rocketmq_commit_messages", "Half messages committed.", self._ended(self._stats.committed))
+        rolled_back = {topic: Flow(count, 0) for topic, count in self._stats.rolled_back.items()}
+        add(counter, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back))
+        add(gauge, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)])
+        add(gauge, "rocketmq_consumer_lag_messages", "Messages not committed yet.", ((r, v[0]) for r, v in lag))
+        add(
+            gauge,
+            "rocketmq_consumer_lag_latency_milliseconds",
+            "Age of the oldest message not committed.",
+            ((r, v[1]) for r, v in lag),
+        )
+        add(
+            gauge, "rocketmq_consumer_inflight_messages", "Messages pulled, not committed.", ((r, v[2]) for r, v in lag)
+        )
+        add(gauge, "rocketmq_consumer_ready_messages", "Messages not pulled yet.", ((r, v[3]) for r, v in lag))
+        add(
+            gauge,
+            "rocketmq_consumer_queueing_latency_milliseconds",
+            "Age of the oldest message not pulled.",
+            ((r, v[4]) for r, v in lag),
+        )
+        add(gauge, "rocketmq_producer_connections", "Producers connected.", self._producers())
+        add(gauge, "rocketmq_consumer_connections", "Consumers connected.", self._consumers())
+        add(gauge, "rocketmq_topic_number", "Topics.", [({}, len(self._topics.table))])
+        add(gauge, "rocketmq_consumer_group_number", "Consumer groups.", [({}, len(self._groups.table))])
+        add(gauge, "rocketmq_broker_permission", "Read 4, write 2.", [({}, self._settings.broker_permission)])
+        add(gauge, "rocketmq_processor_watermark", "Requests that wait.", (({"processor": p}, 0) for p in _PROCESSORS))
+        for name, help_text, value in self._storage():
+            add(gauge, name, help_text, [(_STORAGE, value)])
+        return found
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _into(self) -> Iterator[tuple[dict[str, str], Flow]]:
+        """By topic and kind: what producers sent, a delayed or half message under the topic it is meant for."""
+        s = self._stats
+        none = Flow()
+        for topic, stored in s.by_topic.items():
+            if topic in (names.SCHEDULE_TOPIC, names.HALF_TOPIC, names.OP_HALF_TOPIC) or _is_retry(topic):
+                continue
+            delivered, committed = s.delivered.get(topic, none), s.committed.get(topic, none)
+            plain = Flow(
+                stored.messages - delivered.messages - committed.messages,
+                stored.bytes - delivered.bytes - committed.bytes,
+            )
+            if plain.messages > 0:
+                yield self._topic(topic, message_type=self._kind(topic)), plain
+        for kind, flows in (("delay", s.parked), ("transaction", s.prepared)):
+            for topic, flow in flows.items():
+                if not _is_retry(topic):
+                    yield self._topic(topic, message_type=kind), flow
+        delivered = _sum(s.delivered.values())
+        if delivered.messages:
+            yield self._topic(names.SCHEDULE_TOPIC, message_type="delay"), delivered
+
+    def _out(self) -> Iterator[tuple[dict[str, str], Flow]]:
+        for (topic, group), flow in self._stats.read.items():
+            yield self._topic(topic, group), flow
+        delivered = _sum(self._stats.delivered.values())
+        if delivered.messages:
+            yield self._topic(names.SCHEDULE_TOPIC, SCHEDULE_GROUP), delivered
+
+    def _dead(self) -> Iterator[Row]:
+        for (topic, group), count in self._stats.dead.items():
+            yield self._topic(topic, group), count
+
+    def _ended(self, flows: dict[str, Flow]) -> Iterator[Row]:
+        for topic, flow in flows.items():
+            yield self._topic(topic), flow.messages
+
+    def _kind(self, topic: str) -> str:
+        """The topic's message.type in lower case; FIFO is told by it alone, not message by message."""
+        config = self._topics.get(topic)
+        kind = config.attributes.get("message.type", "NORMAL") if config is not None else "NORMAL"
+        return "fifo" if kind == "FIFO" else "normal"
+
+    def _topic(self, topic: str, group: str | None = None, **more: str) -> dict[str, str]:
+        labels = {"topic": topic, "is_system": _text(names.is_system_topic(topic)), **more}
+        return labels if group is None else labels | {"consumer_group": group}
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def _lag(self) -> Iterator[tuple[dict[str, str], tuple[float, float, float, float, float]]]:
+        """(not committed, age of the oldest, pulled, not pulled, age of the oldest) by live group and topic."""
+        now = now_ms()
+        for name, group in self._clients.consumers.items():
+            if group.message_model == "BROADCASTING":
+                continue
+            for topic in group.subscriptions:
+                config = self._topics.get(topic)
+                if config is None:
+                    continue
+                lag = inflight = ready = 0
+                oldest = waiting = now
+                for queue_id in range(config.write_queue_nums):
+                    low, high = self._store.queue_range(topic, queue_id)
+                    committed = self._offsets.get(name, topic, queue_id)
+                    done = high if committed is None else min(max(committed, low), high)
+                    pulled = min(max(self._offsets.pulled(name, topic, queue_id), done), high)
+                    lag += high - done
+                    inflight += pulled - done
+                    ready += high - pulled
+                    if done < high:
+                        oldest = min(oldest, self._store.store_time_at(topic, queue_id, done))
+                    if pulled < high:
+                        waiting = min(waiting, self._store.store_time_at(topic, queue_id, pulled))
+                labels = self._topic(topic, name) | {"is_retry": _text(_is_retry(topic))}
+                yield labels, (lag, max(0, now - oldest), inflight, ready, max(0, now - waiting))
+
+    def _producers(self) -> Iterator[Row]:
+        counts: dict[tuple[str, str], set[str]] = {}
+        for members in self._clients.producers.values():
+            for client in members.values():
+                counts.setdefault((client.language, _version(client.version)), set()).add(client.client_id)
+        for (language, version), ids in counts.items():
+            yield {"language": language.lower(), "version": version, "protocol_type": "remoting"}, len(ids)
+
+    def _consumers(self) -> Iterator[Row]:
+        for name, group in self._clients.consumers.items():
+            counts: dict[tuple[str, str], int] = {}
+            for client in group.clients.values():
+                key = client.language, _version(client.version)
+                counts[key] = counts.get(key, 0) + 1
+            for (language, version), count in counts.items():
+                yield (
+                    {
+                        "consumer_group": name,
+                        "consume_mode": _CONSUME_MODES.get(group.consume_type, group.consume_type.lower()),
+                        "language": language.lower(),
+                        "version": version,
+                        "protocol_type": "remoting",
+                        "is_system": _text(name in SYSTEM_GROUPS),
+                    },
+                    count,
+                )
+
+    # -- storage ---------------------------------------------------------------------------------------------------
+
+    def _storage(self) -> Iterator[tuple[str, str, float]]:
+        store = self._store
+        yield "rocketmq_storage_size_bytes", "Bytes in the log.", store.written_position - store.min_position
+        behind = store.written_position - store.flushed_position
+        yield "rocketmq_storage_flush_behind_bytes", "Bytes not on the disk yet.", behind
+        yield "rocketmq_storage_dispatch_behind_bytes", "Bytes not in queues and index yet.", 0
+        oldest = earliest_ms(store)
+        kept = now_ms() - oldest if oldest > 0 else 0
+        yield "rocketmq_storage_message_reserve_time_milliseconds", "Age of the oldest message.", kept
+
+
+class MetricsServer:
+    """Serves the metrics of a broker; `port` is the one it listens on."""
+
+    def __init__(self, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
+        self._metrics = metrics
+        self._loop = loop
+        self._server: WSGIServer | None = None
+        self._thread: Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        assert self._server is not None
+        return self._server.server_port
+
+    def start(self, host: str, port: int) -> None:
+        """Listen. Raises ConfigError if prometheus-client is missing or the port cannot be had."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as e:
+            raise ConfigError(
+                "metricsExporterType=PROM needs prometheus-client: pip install 'rocketspark[metrics]'"
+            ) from e
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(self._in_loop))
+        try:
+            self._server, self._thread = start_http_server(port, addr=host or "127.0.0.1", registry=registry)
+        except OSError as e:
+            raise ConfigError(
+                f"metricsPromExporterPort {port} on {host or '127.0.0.1'} cannot be had: {e.strerror or e}"
+            ) from e
+        log.info("metrics on http://%s:%d/metrics", host or "127.0.0.1", self.port)
+
+    def _in_loop(self) -> list[Metric]:
+        """The broker's state belongs to its loop: it is read there."""
+        if not self._loop.is_running():
+            return []
+        asked = asyncio.run_coroutine_threadsafe(self._collect(), self._loop)
+        try:
+            return asked.result(SCRAPE_TIMEOUT_S)
+        except CallTimeout:
+            asked.cancel()
+            return []
+
+    async def _collect(self) -> list[Metric]:
+        return self._metrics.collect()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._stop)
+            self._server = None
+
+    def _stop(self) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(SCRAPE_TIMEOUT_S)
+
+
+class _Collector:
+    def __init__(self, collect: Callable[[], list[Metric]]) -> None:
+        self.collect = collect
+
+
+def _is_retry(topic: str) -> bool:
+    return topic.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX))
+
+
+def _sum(flows: Iterable[Flow]) -> Flow:
+    total = Flow()
+    for flow in flows:
+        total.add(flow.messages, flow.bytes)
+    return total
+
+
+def _text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _version(number: int) -> str:
+    """A client's version as RocketMQ names it in labels: 513 is v5_5_0, from 4.0.0 on two for each release."""
+    if number < _V4:
+        return str(number)
+    major, rest = divmod(number - _V4, _PER_MAJOR)
+    return f"v{4 + major}_{rest // 20}_{rest % 20 // 2}"
