@@ -78,7 +78,7 @@ def check(
     expected_days, expected_months = delays(source, BY_DAY), delays(source, BY_MONTH)
     per_month, expected_per_month = read["month"].value_counts(), source["month"].value_counts()
     return [
-        Check("flights acknowledged", len(source), replayed.count),
+        Check("flights acknowledged", len(source), replayed.message_count),
         Check("flights in Parquet", len(source), len(read)),
         *(
             Check(f"flights of month {m}", int(expected_per_month.get(m, 0)), int(per_month.get(m, 0)))

@@ -64,7 +64,9 @@ def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession
     try:
         with interrupts.held(), stderr_to(folder / "spark.log"):
             spark = builder.getOrCreate()
-            jvm = spark.sparkContext._gateway.proc
+            gateway = spark.sparkContext._gateway
+            assert gateway is not None
+            jvm = gateway.proc
         yield spark
         spark.stop()
     except PySparkException as e:

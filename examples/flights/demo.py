@@ -28,6 +28,8 @@ def main() -> int:
         try:
             return run(folder, interrupts, int(os.environ.get("DEMO_FLIGHTS", "0")) or None)
         except (RocketSparkError, OSError) as e:
+            if interrupts.happened:
+                raise KeyboardInterrupt from None
             console.print(f"error: {e}", style="red", soft_wrap=True, markup=False)
             return 1
     except KeyboardInterrupt:

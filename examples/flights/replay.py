@@ -18,7 +18,7 @@ PROGRESS_EVERY = 1000
 class Replayed(NamedTuple):
     """How many messages were stored, and the offset of the first one in each queue."""
 
-    count: int
+    message_count: int
     first_offsets: dict[MessageQueue, int]
 
     def as_starting_offsets(self) -> dict[str, dict[str, dict[str, int]]]:

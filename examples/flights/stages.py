@@ -55,29 +55,30 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into KeyboardInterrupt and ignores the rest, so that tidying up is not cut."""
+    """Turns the first Ctrl-C or SIGTERM into KeyboardInterrupt and ignores the rest, so that tidying up is not cut.
+
+    `happened`: there was one. A terminal sends Ctrl-C to the server too: errors that follow are no news then.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
+        self.happened = False
         self._held = False
-        self._pending = False
-        self.install()
+        self._install()
 
-    def install(self) -> None:
-        """Take the signals; once more after a library took them."""
+    def _install(self) -> None:
         for number in self.SIGNALS:
             signal.signal(number, self._interrupt)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         for other in self.SIGNALS:
             signal.signal(other, signal.SIG_IGN)
+        self.happened = True
         # Libraries would log at length that they were cut short.
         logging.disable()
         console.print("stopping …", style="yellow")
-        if self._held:
-            self._pending = True
-        else:
+        if not self._held:
             raise KeyboardInterrupt
 
     @contextmanager
@@ -88,9 +89,10 @@ class Interrupts:
             yield
         finally:
             self._held = False
-        if self._pending:
-            raise KeyboardInterrupt
-        self.install()
+            if self.happened:
+                raise KeyboardInterrupt
+        # PySpark puts a handler of its own in place of ours.
+        self._install()
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def test_it_runs_on_a_cluster_that_exists_and_holds_other_messages(demos: Demos,
         assert server.is_running
 
 
-@pytest.mark.parametrize("stage", ["Replay the flights", "Start Spark", "Stream the flights"])
+@pytest.mark.parametrize("stage", ["Start NameServer", "Replay the flights", "Start Spark", "Stream the flights"])
 def test_ctrl_c_leaves_no_process_behind(demos: Demos, stage: str) -> None:
     demo = demos.start(200_000 if stage.startswith("Replay") else FLIGHTS)
     demo.read_until(stage)

@@ -86,10 +86,14 @@ class Sending:
             self.empty += 1
             return
         self._room.acquire()
-        if self.error is not None:
+        try:
+            if self.error is not None:
+                raise self.error
+            future = self._producer.send_future(self._topic, body, **self._fields)
+        except BaseException:
             self._room.release()
-            raise self.error
-        self._producer.send_future(self._topic, body, **self._fields).add_done_callback(self._done)
+            raise
+        future.add_done_callback(self._done)
 
     def _done(self, future: Future[Any]) -> None:
         error = future.exception()
