@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import struct
 from time import time
 
 from rocketspark.broker import names
@@ -20,7 +21,8 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message_ids import unique_ids
 from rocketspark.store.store import BatchMessage, Store
 
-_PAIR = re.compile(rb"([^\x01\x02]+)\x01([^\x02]+)")
+# Names begin at the start or after 0x02: tried at every byte, a long text without 0x01 would cost its length squared.
+_PAIR = re.compile(rb"(?:^|\x02)([^\x01\x02]+)\x01([^\x02]+)")
 _TAG_CODES_MAX = 100_000
 
 Accepted = tuple[int, int, int]
@@ -163,6 +165,10 @@ class Intake:
         except (StoreError, MessageIllegal) as e:
             self._stats.put_failures += 1
             raise refused(e) from e
+        except struct.error as e:
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a number of its header is out of range: {e}"
+            ) from e
         self._arrivals.mark(topic, queue_id)
         if topic is names.SCHEDULE_TOPIC:
             self._delays.arrived(queue_id + 1)

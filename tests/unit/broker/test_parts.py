@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.live.support import run, until
 
 from rocketspark.broker import names
@@ -21,6 +23,7 @@ from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.errors import ConfigError, ServerError, StoreUnwritable
 from rocketspark.model import MessageQueue
+from rocketspark.protocol import properties
 from rocketspark.protocol.bodies import DataVersion, DelayOffsetTable, OffsetTable
 
 QUEUES = [MessageQueue("T", "a", i) for i in range(4)]
@@ -247,6 +250,22 @@ def test_properties_as_they_were_sent() -> None:
     assert pairs_of(b"a\x01\x02\x01x\x02noise\x02c\x01d\x02") == {b"c": b"d"}
     assert pairs_of(b"") == {}
     assert pairs_of(b"a\x011\x02a\x012\x02") == {b"a": b"2"}
+    # A name stands at the start or after 0x02; a value may hold 0x01.
+    assert pairs_of(b"\x01x\x01y\x02a\x01b\x01c") == {b"a": b"b\x01c"}
+
+
+@given(st.text("\x01\x02ab", max_size=30))
+def test_properties_as_bytes_are_those_of_the_text(text: str) -> None:
+    assert pairs_of(text.encode()) == {k.encode(): v.encode() for k, v in properties.decode(text).items()}
+
+
+@pytest.mark.parametrize(
+    "text", [b"k" * 10**6, b"k\x02" * 10**6, b"k\x01" * 10**6, b"k" * 10**6 + b"\x01", b"\x01" * 10**6]
+)
+def test_properties_cost_no_more_than_their_length(text: bytes) -> None:
+    started = time.perf_counter()
+    pairs_of(text)
+    assert time.perf_counter() - started < 2
 
 
 def test_any_queue_is_one_of_them() -> None:
