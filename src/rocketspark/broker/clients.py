@@ -65,11 +65,11 @@ class Clients:
         group = self.consumers.get(data.group_name)
         if group is None:
             group = self.consumers[data.group_name] = ConsumerGroup(
-                data.group_name, data.consume_type, data.message_model, data.consume_from_where, {}, {}
+                data.group_name, str(data.consume_type), str(data.message_model), str(data.consume_from_where), {}, {}
             )
-        group.consume_type = data.consume_type
-        group.message_model = data.message_model
-        group.consume_from = data.consume_from_where
+        group.consume_type = str(data.consume_type)
+        group.message_model = str(data.message_model)
+        group.consume_from = str(data.consume_from_where)
         changed = client.peer not in group.clients
         # A client that reconnects has a new connection while the old one may not have ended yet.
         for peer in [p for p, c in group.clients.items() if c.client_id == client.client_id and p is not client.peer]:

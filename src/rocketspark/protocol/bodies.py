@@ -201,15 +201,35 @@ class ProducerData(Body):
     group_name: str
 
 
+_CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+_MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING", "LITE_SELECTIVE")
+_CONSUME_FROM = (
+    *("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST"),
+    *("CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP"),
+)
+
+
+def _name(value: str | int, names: tuple[str, ...]) -> str:
+    if isinstance(value, str):
+        return value
+    return names[value] if 0 <= value < len(names) else names[0]
+
+
 class ConsumerData(Body):
     """A consumer group in a heartbeat."""
 
     group_name: str
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    # The C++ client writes these by their numbers.
+    consume_type: str | int = "CONSUME_PASSIVELY"
+    message_model: str | int = "CLUSTERING"
+    consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
     unit_mode: bool = False
     subscription_data_set: list[SubscriptionBody] = []
+
+    def __post_init__(self) -> None:
+        self.consume_type = _name(self.consume_type, _CONSUME_TYPES)
+        self.message_model = _name(self.message_model, _MESSAGE_MODELS)
+        self.consume_from_where = _name(self.consume_from_where, _CONSUME_FROM)
 
 
 class Heartbeat(Body):
