@@ -42,7 +42,7 @@ PAGE = """<!doctype html>
 
 def delay_table(summaries: Sequence[Summary], names: Mapping[str, str]) -> Table:
     """Mean departure delay in minutes, carriers down and months across."""
-    table = Table(title="Mean departure delay in minutes, from topic flight-delays", box=SIMPLE, padding=(0, 0, 0, 1))
+    table = Table(title="Mean departure delay in minutes, from topic flight-delays", box=None, padding=(0, 0, 0, 1))
     table.add_column("carrier", no_wrap=True)
     for month in MONTHS:
         table.add_column(month, justify="right", min_width=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from examples.flights import report, source
 from examples.flights.check import BY_DAY, BY_MONTH, Check, check, delays
 from examples.flights.replay import Replayed
 from examples.flights.summaries import Summary
+from rich.console import Console
 
 from rocketspark import MessageQueue
 
@@ -154,3 +156,13 @@ def test_the_report_shows_what_differs(tmp_path: Path, flights: pd.DataFrame) ->
     assert "<td>Replay</td><td>1.2</td>" in text
     assert "United Air Lines" in text
     assert 'src="delays.png"' in text
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    full_year = [Summary(c, m, 100, 90, 9000, 80) for c in source.carrier_names() for m in range(1, 13)]
+    console = Console(width=80, file=io.StringIO())
+    console.print(report.delay_table(full_year, source.carrier_names()))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[-1] for line in lines if "Dec" in line] == ["Dec"]
+    assert sum(line.split()[-12:] == ["100"] * 12 for line in lines) == 16
