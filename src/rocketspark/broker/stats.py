@@ -6,6 +6,7 @@ Names, keys and windows: BrokerStatsManager and StatsItem, 5.x.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -225,7 +226,7 @@ class Stats:
         self._put_ms.append(took_ms)
         whole = int(took_ms)
         self.put_longest_ms = max(self.put_longest_ms, whole)
-        row = next((i for i, bound in enumerate(PUT_TIME_BOUNDS_MS) if whole <= bound), len(PUT_TIME_BOUNDS_MS))
+        row = bisect_right(PUT_TIME_BOUNDS_MS, whole) if whole > 0 else 0
         self.put_times[row] += 1
 
     def put_percentile_ms(self, share: float) -> float:
