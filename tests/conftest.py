@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Machines are shared: how long one example takes says nothing.
+settings.register_profile("shared-machine", deadline=None)
+settings.load_profile("shared-machine")
 
 HERE = Path(__file__).resolve().parent
 HEAVY_FOLDERS = ("java", "spark")

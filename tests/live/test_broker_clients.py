@@ -177,7 +177,7 @@ async def lock(peer: Peer, client: str, *queues: int, release: bool = False) -> 
 
 def test_a_queue_has_one_holder(tmp_path: Path) -> None:
     async def main() -> None:
-        async with broker(tmp_path, lock_expiry_ms=150) as server, connected(server.address) as peer:
+        async with broker(tmp_path, lock_expiry_ms=800) as server, connected(server.address) as peer:
             await create(peer)
             assert await lock(peer, "c1", 0, 1) == [0, 1]
             assert await lock(peer, "c2", 0, 1, 2) == [2]
@@ -187,7 +187,7 @@ def test_a_queue_has_one_holder(tmp_path: Path) -> None:
             await lock(peer, "c1", 0, release=True)
             assert await lock(peer, "c2", 0, 1) == [0]
             # A holder that says nothing any more loses its queue.
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.9)
             assert await lock(peer, "c3", 0, 1, 2) == [0, 1, 2]
             assert await lock(peer, "c1", 0) == []
             reply = await peer.request(RequestCode.LOCK_BATCH_MQ, None, b"nope")

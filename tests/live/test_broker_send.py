@@ -144,6 +144,8 @@ def test_batches_that_are_none_are_refused_whole(tmp_path: Path) -> None:
                 assert (reply.code, reply.header(headers.NoHeader)) == (13, headers.NoHeader()), body
                 assert reply.remark is not None
                 assert reply.remark.startswith("the message is illegal: ")
+            reply = await send(peer, good, code=RequestCode.SEND_BATCH_MESSAGE, born_time_ms=2**70)
+            assert (reply.code, "out of range" in (reply.remark or "")) == (13, True)
             too_large = batch.encode([BatchItem(0, bytes(2 << 20), b"")] * 2)
             assert (await send(peer, too_large, code=RequestCode.SEND_BATCH_MESSAGE)).code == 13
             reply = await send(peer, good, "%RETRY%G", code=RequestCode.SEND_BATCH_MESSAGE)

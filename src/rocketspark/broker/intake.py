@@ -166,9 +166,7 @@ class Intake:
             self._stats.put_failures += 1
             raise refused(e) from e
         except struct.error as e:
-            raise ServerError(
-                ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a number of its header is out of range: {e}"
-            ) from e
+            raise out_of_range(e) from e
         self._arrivals.mark(topic, queue_id)
         if topic is names.SCHEDULE_TOPIC:
             self._delays.arrived(queue_id + 1)
@@ -217,6 +215,8 @@ class Intake:
         except (StoreError, MessageIllegal) as e:
             self._stats.put_failures += 1
             raise refused(e) from e
+        except struct.error as e:
+            raise out_of_range(e) from e
         self._arrivals.mark(topic, queue_id)
         self._stats.batched(topic, len(rows))
         return accepted
@@ -228,6 +228,11 @@ def refused(error: StoreError | MessageIllegal) -> ServerError:
         return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
     what = "the disk is full" if isinstance(error, StoreFull) else "the store is not writable"
     return ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {what}: {error}")
+
+
+def out_of_range(error: struct.error) -> ServerError:
+    """The reply to a sender whose header holds a number that no record can."""
+    return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a number is out of range: {error}")
 
 
 def any_queue(count: int) -> int:

@@ -435,10 +435,10 @@ def test_an_idle_connection_is_closed_an_active_one_is_not() -> None:
     async def main() -> None:
         routes = Routes()
         routes.add(ECHO, lambda peer, request, body: reply(request.opaque))
-        server = Server(routes, idle_s=0.2)
+        server = Server(routes, idle_s=0.5)
         await server.start("127.0.0.1", 0)
         idle, active = await dial(server.address), await dial(server.address)
-        end = time.monotonic() + 0.6
+        end = time.monotonic() + 1.3
         while time.monotonic() < end:
             await active.request(ECHO)
             await asyncio.sleep(0.02)
