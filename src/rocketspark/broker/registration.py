@@ -10,7 +10,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol import bodies
-from rocketspark.protocol.bodies import RegisterBrokerBody, TopicConfig
+from rocketspark.protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader
 from rocketspark.transport.dial import Connections
@@ -49,7 +49,7 @@ class Registration:
         while True:
             wait_s = interval_s
             try:
-                await self._register(namesrv, None)
+                await self._register(namesrv, self._topics.wrapper())
                 failing = False
             except RocketSparkError as e:
                 if not failing:
@@ -63,7 +63,8 @@ class Registration:
                 continue
             # A connection that ends means a NameServer that forgot this broker: register again soon.
             try:
-                await asyncio.wait_for(peer.wait_closed(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await peer.wait_closed()
                 await asyncio.sleep(min(0.1, wait_s))
             except TimeoutError:
                 pass
@@ -72,8 +73,10 @@ class Registration:
         """Tell every NameServer of changed topics at once."""
         if not self._address:
             return
+        # Now, with the version of this very change: a later one would make the two look alike.
+        table = self._topics.wrapper(configs)
         for namesrv in self._settings.namesrvs():
-            task = asyncio.get_running_loop().create_task(self._tell(namesrv, configs))
+            task = asyncio.get_running_loop().create_task(self._tell(namesrv, table))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -82,15 +85,14 @@ class Registration:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=SETTLE_S)
 
-    async def _tell(self, namesrv: str, configs: list[TopicConfig]) -> None:
+    async def _tell(self, namesrv: str, table: TopicConfigTable) -> None:
         try:
-            await self._register(namesrv, configs)
+            await self._register(namesrv, table)
         except RocketSparkError as e:
             log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
 
-    async def _register(self, namesrv: str, configs: list[TopicConfig] | None) -> None:
+    async def _register(self, namesrv: str, table: TopicConfigTable) -> None:
         s = self._settings
-        table = self._topics.wrapper(configs)
         body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=table))
         host, _, port = self._address.rpartition(":")
         header = RegisterBrokerHeader(

@@ -52,7 +52,7 @@ def runtime_info(
         "getFoundTps": _rates(found),
         "getMessageEntireTimeMax": stats.reads.longest_ms,
         "getMissTps": _rates(missed),
-        "getTotalTps": _rates(totals + [0.0] * (3 - len(totals))),
+        "getTotalTps": (_rates(totals) + "0.0 " * (3 - len(totals))).rstrip(),
         "getTransferredTps": _rates(stats.rates(lambda t: t.messages)),
         "msgGetTotalTodayMorning": stats.get_mornings[0],
         "msgGetTotalTodayNow": stats.get_today(),

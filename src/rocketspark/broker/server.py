@@ -227,7 +227,7 @@ class BrokerServer:
         live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
 
         def limits() -> None:
-            self.store.settings.message_bytes_max = s.message_bytes_max
+            self.store.limit_bodies(s.message_bytes_max)
             intake.configure(body_bytes_max=s.message_bytes_max, marks=_marks(s))
 
         live.watch("maxMessageSize regionId traceOn".split(), limits)

@@ -1,7 +1,8 @@
 """Which brokers live and what they carry. Pure: no sockets, the time is an argument.
 
 Rules (RouteInfoManager, 5.x): a registration merges, it never drops topics; a broker's queue data is taken when it is
-a master's and its data version changed; a broker is dropped when it leaves, is silent too long or its connection ends.
+a master's and its data version changed or the topic is new; a broker is dropped when it leaves, is silent too long or
+its connection ends.
 """
 
 from __future__ import annotations
@@ -80,9 +81,11 @@ class Registry:
         key = (cluster, address)
         known = self._live.get(key)
         changed = first or known is None or known.version != topics.data_version
-        if broker_id == MASTER_ID and changed:
+        if broker_id == MASTER_ID:
             for config in topics.topic_config_table.values():
-                self._set_queues(broker_name, config)
+                # A topic that is missing is taken under a known version too: registrations overtake each other.
+                if changed or broker_name not in self._topics.get(config.topic_name, ()):
+                    self._set_queues(broker_name, config)
         self._live[key] = LiveBroker(
             cluster,
             broker_name,

@@ -157,6 +157,10 @@ class Store:
 
     # -- writing
 
+    def limit_bodies(self, bytes_max: int) -> None:
+        """Change how large a message's body may be (maxMessageSize)."""
+        self.settings.message_bytes_max = self._body_bytes_max = bytes_max
+
     def append(
         self,
         topic: bytes,
