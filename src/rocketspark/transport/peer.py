@@ -33,6 +33,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # A peer that does not read its replies is not read from; after this long it is closed.
 STALLED_WRITE_S = 60.0
 WRITE_BYTES_HIGH = 4 << 20
+# Small replies are bounded by what one read brings; only larger ones are counted.
+LARGE_REPLY_BYTES = 4096
 
 
 class Reply(NamedTuple):
@@ -101,6 +103,7 @@ class Peer(asyncio.Protocol):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] | None = None
+        self._held: list[tuple[int, bytes, bytes]] | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
         self._closed = asyncio.get_running_loop().create_future()
@@ -163,7 +166,14 @@ class Peer(asyncio.Protocol):
             self._stalled = None
         if self._writable:
             self._writable.set()
-        if self._transport:
+        # Not from within: what is written then may pause the connection again.
+        self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        held, self._held = self._held, None
+        if held and self._transport is not None:
+            self._take_all(held)
+        if self._held is None and self._transport is not None and self.is_writable:
             self._transport.resume_reading()
 
     def _drop_stalled(self) -> None:
@@ -172,10 +182,24 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_read_s = self.loop.time()
+        try:
+            received = self._splitter.feed(data)
+        except FrameError as e:
+            self._drop_broken(e)
+            return
+        if self._held is not None:
+            self._held.extend(received)
+        else:
+            self._take_all(received)
+
+    def _take_all(self, received: list[tuple[int, bytes, bytes]]) -> None:
+        """Serve what one read brought; replies leave together, large ones as soon as the bound is reached."""
         out = self._out = []
         by_prefix = self._by_prefix
+        large = at = 0
         try:
-            for serialization, header, body in self._splitter.feed(data):
+            for serialization, header, body in received:
+                at += 1
                 # The hot path: a JSON request whose code stands first, as RocketMQ's clients write it.
                 route = by_prefix.get(header[: header.find(b",", 8, 20)])
                 if route is None or serialization != 0 or self._pending:
@@ -184,17 +208,32 @@ class Peer(asyncio.Protocol):
                     answer = self._serve(route, header, body)
                 if answer is not None:
                     out.append(answer)
+                    if len(answer) > LARGE_REPLY_BYTES:
+                        large += len(answer)
+                        if large > WRITE_BYTES_HIGH:
+                            large = 0
+                            self._flush(out)
+                            out = self._out = []
+                            if self._writable is not None and not self._writable.is_set():
+                                # Not read by the other side: what else it asked for waits until it reads.
+                                self._held = received[at:]
+                                return
         except FrameError as e:
-            log.warning("%s sent a broken frame: %s; connection closed", self.address, e)
             self._flush(out)
-            self.close()
+            self._drop_broken(e)
             return
-        self._flush(out)
+        finally:
+            self._flush(out)
+
+    def _drop_broken(self, error: FrameError) -> None:
+        log.warning("%s sent a broken frame: %s; connection closed", self.address, error)
+        self.close()
 
     def _flush(self, out: list[bytes]) -> None:
         self._out = None
         if out and self._transport is not None:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            out.clear()
 
     # -- requests of the other side ------------------------------------------------------------------------------
 
