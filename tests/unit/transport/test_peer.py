@@ -417,6 +417,27 @@ def test_a_peer_that_does_not_read_is_not_read_from_and_then_closed(
     assert "does not read its replies" in caplog.text
 
 
+def test_pipelined_requests_with_large_replies_wait_for_the_reader() -> None:
+    async def main() -> None:
+        async with pair() as (made, _), raw(made.server) as (reader, writer):
+            count = 60
+            for n in range(count):
+                writer.write(frames.encode(Frame(code=BIG, opaque=n)))
+            writer.write(frames.encode(Frame(code=ECHO, opaque=count, body=b"last")))
+            (asking,) = [p for p in made.server.peers if p.remote_port == writer.get_extra_info("sockname")[1]]
+            await until(lambda: not asking.is_writable)
+            # 60 MiB are asked for; what is made of them is bounded, the rest is held as requests.
+            assert asking._transport is not None
+            assert asking._transport.get_write_buffer_size() < 12 << 20
+            assert made.seen == []
+            found = [await frame_of(reader) for _ in range(count + 1)]
+            assert [f.opaque for f in found] == list(range(count + 1))
+            assert all(f.body == made.big for f in found[:-1])
+            assert made.seen == [(ECHO, b"last")]
+
+    run(main())
+
+
 def test_a_peer_that_reads_slowly_gets_everything() -> None:
     async def main() -> None:
         async with pair() as (made, _), raw(made.server) as (reader, writer):
