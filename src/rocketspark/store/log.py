@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from rocketspark.errors import MessageIllegal, RecordError, StoreUnwritable
+from rocketspark.errors import MessageIllegal, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol import record, sysflags
 from rocketspark.store.files import failure
 from rocketspark.store.segments import Maps, Segments
@@ -43,6 +43,7 @@ class Log:
         self.limit = 0
         self.flushed = 0
         self.failed: StoreUnwritable | None = None
+        self.refused: StoreFull | None = None
         self._names_new = True
         self._populated = 0
         self._populate_from = 0
@@ -71,6 +72,9 @@ class Log:
         with self._room_lock:
             if self.failed is not None:
                 raise StoreUnwritable(str(self.failed)) from self.failed
+            if self.refused is not None:
+                full = self.refused
+                raise StoreFull(str(full), needed_bytes=full.needed_bytes, free_bytes=full.free_bytes)
             segments = self.segments
             at = self.written
             start = at - at % self.file_bytes
@@ -140,6 +144,13 @@ class Log:
         with self._room_lock:
             self.failed = self.failed or reason
             self.limit = 0
+
+    def refuse(self, reason: StoreFull | None) -> None:
+        """While there is a reason each append raises it; the appends themselves do not look: they find no room."""
+        with self._room_lock:
+            self.refused = reason
+            if reason is not None:
+                self.limit = 0
 
     def populate_ahead(self) -> None:
         """Prepares the pages and blocks the next appends will touch. For a thread beside the appends.

@@ -381,14 +381,19 @@ class QueueIndex:
         except OSError as e:
             raise failure(e, "remove", f"{self.directory}/{topic}") from e
 
-    def expire(self, min_position: int) -> None:
-        """After the log lost what lies before `min_position`: queue files go, oldest offsets rise."""
+    def expire(self, min_position: int, step_count: int) -> Iterator[None]:
+        """After the log lost what lies before `min_position`: queue files go, oldest offsets rise.
+
+        `step_count` queues at a time; until its turn a queue's oldest units lead to nothing, and reads pass over them.
+        """
         self.min_position = min_position
-        for topic, ids in list(self._known.items()):
-            for queue_id in ids:
-                queue = self.find(topic, queue_id)
-                if queue is not None:
-                    queue.expire(min_position)
+        known = [(topic, queue_id) for topic, ids in self._known.items() for queue_id in ids]
+        for done, (topic, queue_id) in enumerate(known, 1):
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                queue.expire(min_position)
+            if done % step_count == 0:
+                yield
 
     def release(self) -> None:
         """Lets every map go."""

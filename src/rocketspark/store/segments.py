@@ -51,9 +51,10 @@ class Maps:
                 self._maps.move_to_end(path)
             return found
 
-    def drop(self, path: str) -> None:
+    def drop(self, path: str) -> Mapped | None:
+        """Lets one go and returns it, if it was mapped."""
         with self._lock:
-            self._maps.pop(path, None)
+            return self._maps.pop(path, None)
 
     def clear(self) -> None:
         with self._lock:
@@ -158,11 +159,15 @@ class Segments:
             except OSError as e:
                 raise failure(e, "cut", path) from e
 
+    def detach(self, start: int) -> Mapped | None:
+        """Takes one file out of the row without deleting it; returns its map, if it has one."""
+        self.starts.remove(start)
+        return self.maps.drop(self.path(start))
+
     def remove(self, start: int) -> None:
         """Deletes one file; views of it that are still in use stay readable."""
         path = self.path(start)
-        self.maps.drop(path)
-        self.starts.remove(start)
+        self.detach(start)
         try:
             os.unlink(path)
         except FileNotFoundError:

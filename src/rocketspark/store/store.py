@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rocketspark.errors import MessageIllegal, StoreUnwritable
+from rocketspark.errors import MessageIllegal, StoreFull, StoreUnwritable
 from rocketspark.protocol import record, sysflags
 from rocketspark.store import checkpoint, recovery, retention
 from rocketspark.store.clock import Clock, SystemClock
@@ -499,12 +499,28 @@ class Store:
         """Prepares blocks and pages for the next appends. For a thread. Raises StoreFull, StoreUnwritable."""
         self.log.populate_ahead()
 
-    def expire(self, before_ms: int, count_max: int = 10) -> int:
+    def expire(self, before_ms: int, count_max: int = 10, *, forced: bool = False) -> int:
         """Removes up to `count_max` log files whose records were all stored before a time; how many went.
 
-        Call where `append` is called. Raises StoreUnwritable if a file cannot be removed.
+        `forced`: the oldest even if they are younger. The file being written always stays. Call where `append` is
+        called. Raises StoreUnwritable if a file cannot be removed.
         """
-        return retention.expire(self.log, self.queue_index, self.key_index, before_ms, count_max)
+        removed = 0
+        for remove in self.expire_steps(before_ms, count_max, forced=forced):
+            if remove is not None:
+                remove()
+                removed += 1
+        return removed
+
+    def expire_steps(
+        self, before_ms: int, count_max: int = 10, *, forced: bool = False
+    ) -> Iterator[Callable[[], None] | None]:
+        """`expire` in small steps, for a caller that serves others in between; see `retention.steps`."""
+        return retention.steps(self.log, self.queue_index, self.key_index, before_ms, count_max, forced=forced)
+
+    def refuse_writes(self, reason: StoreFull | None) -> None:
+        """From here on every append raises `reason`, until None is given."""
+        self.log.refuse(reason)
 
     def delete_topic(self, topic: str) -> None:
         """Removes the topic's consume queues; its records stay in the log until that is deleted."""
