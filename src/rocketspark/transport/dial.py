@@ -49,7 +49,8 @@ async def dial(
         return peer
 
     try:
-        _, peer = await asyncio.wait_for(loop.create_connection(make, host, port), timeout_ms / 1000)
+        async with asyncio.timeout(timeout_ms / 1000):
+            _, peer = await loop.create_connection(make, host, port)
     except TimeoutError:
         raise NotSent(f"{address} did not take the connection within {timeout_ms:.0f} ms", address=address) from None
     except OSError as e:
