@@ -24,7 +24,7 @@ from tests.live.support import (
     until,
 )
 
-from rocketspark.protocol import group_headers, headers, java_json, properties
+from rocketspark.protocol import headers, java_json, properties
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.peer import Peer, Reply, Routes, reply
 
@@ -60,7 +60,7 @@ def test_settings_of_groups_are_kept_changed_and_deleted(tmp_path: Path) -> None
             )
             refused = await pull(peer, TOPIC, 0, 0, group="GG")
             assert refused.code == 16
-            header = group_headers.DeleteGroupHeader(group="G2", clean_offsets=True)
+            header = headers.DeleteGroupHeader(group="G2", clean_offsets=True)
             (await peer.request(207, header)).raise_for_code("delete")
             everything = json.loads((await peer.request(201, {"groupSeq": "0"})).body)["subscriptionGroupTable"]
             assert {"GG", "G1"} <= set(everything)
@@ -76,12 +76,12 @@ def test_a_forbidden_group_may_not_read_the_topic(tmp_path: Path) -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             await create(peer)
             await sent(peer)
-            header = group_headers.ForbiddenHeader(group=GROUP, topic=TOPIC, readable=False)
+            header = headers.ForbiddenHeader(group=GROUP, topic=TOPIC, readable=False)
             answer = await peer.request(353, header)
             assert json.loads(answer.body) == {"group": GROUP, "readable": False, "topic": TOPIC}
             assert (await pull(peer)).code == 16
             assert (await pull(peer, group="other")).code == 0
-            await peer.request(353, group_headers.ForbiddenHeader(group=GROUP, topic=TOPIC, readable=True))
+            await peer.request(353, headers.ForbiddenHeader(group=GROUP, topic=TOPIC, readable=True))
             assert (await pull(peer)).code == 0
 
     run(main())
@@ -106,7 +106,7 @@ def test_connections_show_who_lives(tmp_path: Path) -> None:
                 "topic": TOPIC,
             }
             assert sorted(shown["subscriptionTable"][TOPIC]["codeSet"]) == [65, 66]
-            producers = json.loads((await peer.request(204, group_headers.ProducerGroupHeader(group="P"))).body)
+            producers = json.loads((await peer.request(204, headers.ProducerGroupHeader(group="P"))).body)
             assert producers["connectionSet"] == [connection]
             everyone = json.loads((await peer.request(328, {})).body)["data"]
             assert [c["clientId"] for c in everyone["P"]] == ["c1"]
@@ -151,7 +151,7 @@ def test_offsets_set_by_hand_are_told_once_and_commits_wait_for_it(tmp_path: Pat
             await commit(peer, 0, 3)
             held = asyncio.ensure_future(pull(peer, TOPIC, 0, 3, sys_flag=6, suspend_ms=10_000))
             await until(lambda: server._arrivals.waiting == 1)
-            reset = await admin.request(222, group_headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0))
+            reset = await admin.request(222, headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0))
             assert table(reset.body) == {(TOPIC, 0): 0, (TOPIC, 1): 0}
             moved = await asyncio.wait_for(held, 3)
             assert (moved.code, moved.remark, moved.header(headers.PullReply).next_offset) == (21, "OFFSET_RESET", 0)
@@ -159,11 +159,11 @@ def test_offsets_set_by_hand_are_told_once_and_commits_wait_for_it(tmp_path: Pat
             assert (await commit(peer, 1, 7)).remark == "Offset has been previously reset"
             assert (await pull(peer, TOPIC, 1, 7)).code == 21
             assert (await pull(peer, TOPIC, 0, 0)).code == 0
-            end = group_headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=-1, force=True)
+            end = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=-1, force=True)
             assert table((await admin.request(222, end)).body) == {(TOPIC, 0): 3, (TOPIC, 1): 0}
-            one = group_headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, offset=1)
+            one = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, offset=1)
             assert table((await admin.request(222, one)).body) == {(TOPIC, 0): 1}
-            beyond = group_headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, offset=4)
+            beyond = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, offset=4)
             assert (await admin.request(222, beyond)).code == 1
 
     run(main())
@@ -175,13 +175,13 @@ def test_offsets_are_cloned_to_another_group(tmp_path: Path) -> None:
             await create(peer)
             await commit(peer, 0, 5)
             await commit(peer, 2, 7)
-            header = group_headers.CloneOffsetsHeader(source=GROUP, target="new", topic=TOPIC, offline=True)
+            header = headers.CloneOffsetsHeader(source=GROUP, target="new", topic=TOPIC, offline=True)
             (await peer.request(314, header)).raise_for_code("clone")
             for queue_id, offset in ((0, 5), (2, 7)):
                 asked = headers.QueryConsumerOffsetHeader(group="new", topic=TOPIC, queue_id=queue_id)
                 assert (await peer.request(14, asked)).header(headers.OffsetReply).offset == offset
             await commit(peer, 0, 3, "third")
-            correction = group_headers.CorrectionHeader(compared=GROUP, filtered="new", topic=TOPIC)
+            correction = headers.CorrectionHeader(compared=GROUP, filtered="new", topic=TOPIC)
             answer = await peer.request(308, correction)
             assert answer.body == b'{"correctionOffsets":{0:3,2:7}}'
 
@@ -202,9 +202,9 @@ def test_questions_about_a_consumer_are_passed_on_to_it(tmp_path: Path) -> None:
             }
             return reply(request.opaque, body=text[request.code], remark="told")
 
-        client.add(307, answer, group_headers.RunningInfoHeader)
-        client.add(309, answer, group_headers.ConsumeDirectlyHeader)
-        client.add(221, answer, group_headers.ConsumerStatusHeader)
+        client.add(307, answer, headers.RunningInfoHeader)
+        client.add(309, answer, headers.ConsumeDirectlyHeader)
+        client.add(221, answer, headers.ConsumerStatusHeader)
         async with (
             broker(tmp_path) as server,
             connected(server.address, client) as consumer,
@@ -213,21 +213,21 @@ def test_questions_about_a_consumer_are_passed_on_to_it(tmp_path: Path) -> None:
             await create(admin)
             await sent(admin, b"again")
             await beat(consumer, client_id="c1")
-            info = await admin.request(307, group_headers.RunningInfoHeader(group=GROUP, client_id="c1", stacks=True))
+            info = await admin.request(307, headers.RunningInfoHeader(group=GROUP, client_id="c1", stacks=True))
             assert (info.code, info.body, info.remark) == (0, b'{"properties":{"x":"1"}}', "told")
             assert asked[0][1].stacks is True
             (stored,) = records(await pull(admin))
             message_id = f"7F000001{server._server.port:08X}{stored.position:016X}"
-            direct = group_headers.ConsumeDirectlyHeader(
+            direct = headers.ConsumeDirectlyHeader(
                 group=GROUP, client_id="c1", message_id=message_id, topic=TOPIC
             )
             assert (await admin.request(309, direct)).body == b'{"consumeResult":"CR_SUCCESS"}'
             assert b"again" in asked[1][2]
-            status = await admin.request(223, group_headers.ConsumerStatusHeader(group=GROUP, topic=TOPIC, client=""))
+            status = await admin.request(223, headers.ConsumerStatusHeader(group=GROUP, topic=TOPIC, client=""))
             assert status.body == (
                 b'{"consumerTable":{"c1":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:3}},"messageQueueTable":{}}'
             )
-            absent = group_headers.RunningInfoHeader(group=GROUP, client_id="nobody", stacks=False)
+            absent = headers.RunningInfoHeader(group=GROUP, client_id="nobody", stacks=False)
             assert (await admin.request(307, absent)).code == 1
 
     run(main())
@@ -242,7 +242,7 @@ def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
             came.append((request.ext, body))
             return reply(request.opaque)
 
-        client.add(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, take, group_headers.PushReplyHeader)
+        client.add(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, take, headers.PushReplyHeader)
         async with (
             broker(tmp_path) as server,
             connected(server.address, client) as asking,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rocketspark.broker.clients import Client, Clients
 from rocketspark.errors import ServerError, TransportError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.group_headers import ConsumeDirectlyHeader, ConsumerStatusHeader, RunningInfoHeader
-from rocketspark.protocol.headers import Header, Request
+from rocketspark.protocol.headers import ConsumeDirectlyHeader, ConsumerStatusHeader, Header, Request, RunningInfoHeader
 from rocketspark.protocol.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Reply, Routes, reply

@@ -17,16 +17,20 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol import bodies, java_json
 from rocketspark.protocol.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.group_headers import (
+from rocketspark.protocol.headers import (
     CloneOffsetsHeader,
+    ConsumerListHeader,
+    ConsumerStatsHeader,
     CorrectionHeader,
     DeleteGroupHeader,
     ForbiddenHeader,
+    GroupHeader,
     GroupTopicHeader,
     ProducerGroupHeader,
+    Request,
     ResetOffsetHeader,
+    TopicHeader,
 )
-from rocketspark.protocol.headers import ConsumerListHeader, ConsumerStatsHeader, GroupHeader, Request, TopicHeader
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes, reply
 

@@ -12,8 +12,7 @@ from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError, TransportError
 from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.group_headers import PushReplyHeader
-from rocketspark.protocol.headers import Request, SendHeader, SendHeaderV1, SendReply
+from rocketspark.protocol.headers import PushReplyHeader, Request, SendHeader, SendHeaderV1, SendReply
 from rocketspark.protocol.message_ids import offset_message_id, unpack_host
 from rocketspark.transport.peer import Peer, Routes, reply
 

@@ -1,8 +1,21 @@
-"""Ext fields of the requests about consumer groups and live clients."""
+"""Headers of the requests about groups and live clients, as an operator makes them."""
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers.codec import Header
+
+
+class GroupHeader(Header, kw_only=True, gc=False):
+    """GET_SUBSCRIPTIONGROUP_CONFIG (352), QUERY_TOPICS_BY_CONSUMER (343)."""
+
+    group: str
+
+
+class ConsumerStatsHeader(Header, kw_only=True, gc=False, rename={"group": "consumerGroup"}):
+    """GET_CONSUME_STATS (208)."""
+
+    group: str
+    topic: str | None = None
 
 
 class ProducerGroupHeader(Header, kw_only=True, gc=False, rename={"group": "producerGroup"}):
@@ -103,39 +116,3 @@ class ConsumeDirectlyHeader(
     topic: str | None = None
     topic_sys_flag: int | None = None
     group_sys_flag: int | None = None
-
-
-class PushReplyHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "producer_group": "producerGroup",
-        "default_topic": "defaultTopic",
-        "default_topic_queue_count": "defaultTopicQueueNums",
-        "queue_id": "queueId",
-        "sys_flag": "sysFlag",
-        "born_time_ms": "bornTimestamp",
-        "reconsume_times": "reconsumeTimes",
-        "unit_mode": "unitMode",
-        "born_host": "bornHost",
-        "store_host": "storeHost",
-        "store_time_ms": "storeTimestamp",
-    },
-):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply on its way to who asked; hosts as "ip:port"."""
-
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_count: int
-    queue_id: int
-    sys_flag: int
-    born_time_ms: int
-    flag: int
-    properties: str = ""
-    reconsume_times: int = 0
-    unit_mode: bool = False
-    born_host: str
-    store_host: str
-    store_time_ms: int

@@ -1,0 +1,129 @@
+"""Typed ext fields: the base of all headers, and how they become text and come back.
+
+A header is a Struct whose fields are renamed to the wire's. `request_decoder` makes the decoder that reads a
+whole JSON header in one pass; `to_ext` and `from_ext` turn a header into text fields and back.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rocketspark.errors import FrameError
+from rocketspark.protocol.frames import Frame, language_name
+
+H = TypeVar("H", bound="Header")
+
+
+class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+    """Base of all typed headers. Ext fields that a header does not name are ignored."""
+
+
+class NoHeader(Header, kw_only=True, gc=False):
+    """No ext fields of interest."""
+
+
+class Request(msgspec.Struct, Generic[H], rename={"ext": "extFields"}, gc=False):
+    """A request's whole JSON header with its ext fields typed.
+
+    `language` is a name, or a number as some clients write it; `version` the ordinal of the sender's release.
+    """
+
+    code: int
+    ext: H
+    opaque: int = 0
+    flag: int = 0
+    language: str | int = "OTHER"
+    version: int = 0
+
+
+class ReplyHead(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
+    """What a frame's header says about itself, its ext fields left as they are."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    language: str | int = "OTHER"
+    version: int = 0
+    ext: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+@lru_cache(maxsize=256)
+def request_decoder(kind: type[H]) -> msgspec.json.Decoder[Request[H]]:
+    """The decoder of whole JSON headers whose ext fields are a `kind`; values in text become what they are."""
+    if any(f.required for f in msgspec.structs.fields(kind)):
+        return msgspec.json.Decoder(Request[kind], strict=False)  # type: ignore[valid-type]
+    # Clients leave extFields out when there is none.
+    lenient = msgspec.defstruct(
+        f"Request_{kind.__name__}",
+        [
+            ("code", int),
+            ("ext", kind, msgspec.field(default_factory=kind)),
+            ("opaque", int, 0),
+            ("flag", int, 0),
+            ("language", str | int, "OTHER"),
+            ("version", int, 0),
+        ],
+        rename={"ext": "extFields"},
+        gc=False,
+    )
+    return msgspec.json.Decoder(lenient, strict=False)
+
+
+head_decoder = msgspec.json.Decoder(ReplyHead, strict=False)
+
+
+@lru_cache(maxsize=256)
+def _ext_decoder(kind: type[H]) -> msgspec.json.Decoder[H]:
+    return msgspec.json.Decoder(kind, strict=False)
+
+
+def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
+    """A header from the JSON text of its ext fields. Raises FrameError naming the field that is wrong."""
+    try:
+        header: H = _ext_decoder(kind).decode(ext)
+        return header
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise FrameError(f"{kind.__name__}: {e}") from e
+
+
+def from_ext(kind: type[H], ext: dict[str, str] | None) -> H:
+    """A header from text fields. Raises FrameError naming the field that is missing or wrong."""
+    try:
+        return msgspec.convert(ext or {}, kind, strict=False)
+    except msgspec.ValidationError as e:
+        raise FrameError(f"{kind.__name__}: {e}") from e
+
+
+def from_frame(kind: type[H], frame: Frame) -> Request[H]:
+    """A typed request from a frame that was read the general way (a binary header)."""
+    return Request(frame.code, from_ext(kind, frame.ext), frame.opaque, frame.flag, frame.language, frame.version)
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: type[Header]) -> tuple[tuple[str, str], ...]:
+    return tuple((f.name, f.encode_name) for f in msgspec.structs.fields(kind))
+
+
+def to_ext(header: Header) -> dict[str, str]:
+    """The header as text fields; None is left out, booleans are "true" and "false"."""
+    ext = {}
+    for name, wire_name in _fields(type(header)):
+        value: Any = getattr(header, name)
+        if value is None:
+            continue
+        if value is True:
+            ext[wire_name] = "true"
+        elif value is False:
+            ext[wire_name] = "false"
+        else:
+            ext[wire_name] = value if type(value) is str else str(value)
+    return ext
+
+
+def sender_language(language: str | int) -> str:
+    """The name of a sender's language, however its header wrote it."""
+    return language if isinstance(language, str) else language_name(language)

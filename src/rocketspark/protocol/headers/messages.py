@@ -1,0 +1,328 @@
+"""Headers of the requests that carry messages: sends, pulls, send-backs, transactions, look-ups."""
+
+from __future__ import annotations
+
+from rocketspark.protocol.headers.codec import Header
+
+
+class SendHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "producer_group": "a",
+        "topic": "b",
+        "default_topic": "c",
+        "default_topic_queue_count": "d",
+        "queue_id": "e",
+        "sys_flag": "f",
+        "born_time_ms": "g",
+        "flag": "h",
+        "properties": "i",
+        "reconsume_times": "j",
+        "unit_mode": "k",
+        "max_reconsume_times": "l",
+        "batch": "m",
+        "broker_name": "n",
+    },
+):
+    """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), SEND_REPLY_MESSAGE_V2 (325): one-letter names.
+
+    `born_time_ms`: ms since 1970; `queue_id` below 0: the broker picks one.
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str = "TBW102"
+    default_topic_queue_count: int = 4
+    queue_id: int
+    sys_flag: int
+    born_time_ms: int
+    flag: int
+    properties: str = ""
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+    batch: bool = False
+    broker_name: str | None = None
+
+
+class SendHeaderV1(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "producer_group": "producerGroup",
+        "default_topic": "defaultTopic",
+        "default_topic_queue_count": "defaultTopicQueueNums",
+        "queue_id": "queueId",
+        "sys_flag": "sysFlag",
+        "born_time_ms": "bornTimestamp",
+        "reconsume_times": "reconsumeTimes",
+        "unit_mode": "unitMode",
+        "max_reconsume_times": "maxReconsumeTimes",
+        "broker_name": "bname",
+    },
+):
+    """SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324): the same fields by their long names."""
+
+    producer_group: str
+    topic: str
+    default_topic: str = "TBW102"
+    default_topic_queue_count: int = 4
+    queue_id: int
+    sys_flag: int
+    born_time_ms: int
+    flag: int
+    properties: str = ""
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+    batch: bool = False
+    broker_name: str | None = None
+
+
+class SendReply(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "message_id": "msgId",
+        "queue_id": "queueId",
+        "queue_offset": "queueOffset",
+        "transaction_id": "transactionId",
+        "region": "MSG_REGION",
+        "trace_on": "TRACE_ON",
+        "recall_handle": "recallHandle",
+    },
+):
+    """Reply to a send. `message_id`: offset message ids, comma separated for a batch."""
+
+    message_id: str
+    queue_id: int
+    queue_offset: int
+    transaction_id: str | None = None
+    region: str | None = None
+    trace_on: bool | None = None
+    recall_handle: str | None = None
+
+
+class PullHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "group": "consumerGroup",
+        "queue_id": "queueId",
+        "queue_offset": "queueOffset",
+        "count_max": "maxMsgNums",
+        "sys_flag": "sysFlag",
+        "commit_offset": "commitOffset",
+        "suspend_ms": "suspendTimeoutMillis",
+        "subscription_version": "subVersion",
+        "expression_type": "expressionType",
+        "bytes_max": "maxMsgBytes",
+        "request_source": "requestSource",
+        "broker_name": "bname",
+    },
+):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag`: the PULL_ bits of sysflags.
+
+    `bulk` is our own: it asks for as much as one frame takes well, beyond the limits that suit a consumer's pulls.
+    Other brokers do not know it and answer as usual.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    count_max: int
+    sys_flag: int
+    commit_offset: int
+    suspend_ms: int
+    subscription: str | None = None
+    subscription_version: int
+    expression_type: str | None = None
+    bytes_max: int | None = None
+    request_source: int | None = None
+    broker_name: str | None = None
+    bulk: bool | None = None
+
+
+class PullReply(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "suggested_broker_id": "suggestWhichBrokerId",
+        "next_offset": "nextBeginOffset",
+        "min_offset": "minOffset",
+        "max_offset": "maxOffset",
+        "topic_sys_flag": "topicSysFlag",
+        "group_sys_flag": "groupSysFlag",
+    },
+):
+    """Reply to a pull: where to read on, and the queue's bounds."""
+
+    suggested_broker_id: int = 0
+    next_offset: int = 0
+    min_offset: int = 0
+    max_offset: int = 0
+    topic_sys_flag: int | None = None
+    group_sys_flag: int | None = None
+
+
+class SendBackHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "log_position": "offset",
+        "delay_level": "delayLevel",
+        "origin_message_id": "originMsgId",
+        "origin_topic": "originTopic",
+        "unit_mode": "unitMode",
+        "max_reconsume_times": "maxReconsumeTimes",
+        "broker_name": "bname",
+    },
+):
+    """CONSUMER_SEND_MSG_BACK (36): deliver the message at `log_position` again later, or give it up."""
+
+    log_position: int
+    group: str
+    delay_level: int
+    origin_message_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+    broker_name: str | None = None
+
+
+class EndTransactionHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "producer_group": "producerGroup",
+        "half_offset": "tranStateTableOffset",
+        "log_position": "commitLogOffset",
+        "outcome": "commitOrRollback",
+        "from_check": "fromTransactionCheck",
+        "message_id": "msgId",
+        "transaction_id": "transactionId",
+        "broker_name": "bname",
+    },
+):
+    """END_TRANSACTION (37). `outcome`: 8 commit, 12 rollback, 0 unknown; `half_offset`: in the half queue."""
+
+    topic: str | None = None
+    producer_group: str
+    half_offset: int
+    log_position: int
+    outcome: int
+    from_check: bool | None = False
+    message_id: str = ""
+    transaction_id: str | None = None
+    broker_name: str | None = None
+
+
+class CheckTransactionHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "half_offset": "tranStateTableOffset",
+        "log_position": "commitLogOffset",
+        "message_id": "msgId",
+        "transaction_id": "transactionId",
+        "offset_message_id": "offsetMsgId",
+        "broker_name": "bname",
+    },
+):
+    """CHECK_TRANSACTION_STATE (39), a broker's question to a producer; the body is the half message's record."""
+
+    topic: str | None = None
+    half_offset: int
+    log_position: int
+    message_id: str | None = None
+    transaction_id: str | None = None
+    offset_message_id: str | None = None
+    broker_name: str | None = None
+
+
+class QueryMessageHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "count_max": "maxNum",
+        "begin_ms": "beginTimestamp",
+        "end_ms": "endTimestamp",
+        "kind": "indexType",
+        "unique": "_UNIQUE_KEY_QUERY",
+    },
+):
+    """QUERY_MESSAGE (12). `kind`: K keys, U unique id, T tag; `unique` marks a query by unique id."""
+
+    topic: str
+    key: str
+    count_max: int
+    begin_ms: int
+    end_ms: int
+    kind: str | None = None
+    unique: bool | None = None
+
+
+class QueryMessageReply(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={"updated_ms": "indexLastUpdateTimestamp", "updated_position": "indexLastUpdatePhyoffset"},
+):
+    """Reply to QUERY_MESSAGE: how far the index had come."""
+
+    updated_ms: int
+    updated_position: int
+
+
+class ViewMessageHeader(Header, kw_only=True, gc=False, rename={"log_position": "offset"}):
+    """VIEW_MESSAGE_BY_ID (33)."""
+
+    topic: str | None = None
+    log_position: int
+
+
+class PushReplyHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "producer_group": "producerGroup",
+        "default_topic": "defaultTopic",
+        "default_topic_queue_count": "defaultTopicQueueNums",
+        "queue_id": "queueId",
+        "sys_flag": "sysFlag",
+        "born_time_ms": "bornTimestamp",
+        "reconsume_times": "reconsumeTimes",
+        "unit_mode": "unitMode",
+        "born_host": "bornHost",
+        "store_host": "storeHost",
+        "store_time_ms": "storeTimestamp",
+    },
+):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply on its way to who asked; hosts as "ip:port"."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_count: int
+    queue_id: int
+    sys_flag: int
+    born_time_ms: int
+    flag: int
+    properties: str = ""
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    born_host: str
+    store_host: str
+    store_time_ms: int
