@@ -8,12 +8,14 @@ from __future__ import annotations
 import random
 import re
 import struct
+from collections.abc import Callable
 from time import time
 
 from rocketspark.broker import names
 from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.delays import Delays
 from rocketspark.broker.stats import Stats, count
+from rocketspark.broker.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.errors import MessageIllegal, ServerError, StoreError, StoreFull
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import batch, properties
@@ -24,6 +26,8 @@ from rocketspark.store.store import BatchMessage, Store
 # Names begin at the start or after 0x02: tried at every byte, a long text without 0x01 would cost its length squared.
 _PAIR = re.compile(rb"(?:^|\x02)([^\x01\x02]+)\x01([^\x02]+)")
 _TAG_CODES_MAX = 100_000
+# Properties that park a message until a time.
+_PARKING = TIMER_PROPERTIES | {b"DELAY"}
 
 Accepted = tuple[int, int, int]
 
@@ -36,7 +40,8 @@ def pairs_of(stored: bytes) -> dict[bytes, bytes]:
 class Intake:
     """Accepts messages into the store and tells those who wait for them.
 
-    `marks`: properties that the broker adds to every message (region, trace, cluster).
+    `marks`: properties that the broker adds to every message (region, trace, cluster); `timer_rules`: None takes no
+    timer messages; `timer_arrived`: called when one was stored.
     """
 
     def __init__(
@@ -48,12 +53,15 @@ class Intake:
         *,
         body_bytes_max: int,
         marks: dict[str, str],
+        timer_rules: TimerRules | None = None,
     ) -> None:
         self._store = store
         self._append = store.append
         self._arrivals = arrivals
         self._delays = delays
         self._stats = stats
+        self._timer_rules = timer_rules
+        self.timer_arrived: Callable[[], None] = lambda: None
         self.configure(body_bytes_max=body_bytes_max, marks=marks)
         self._topic_bytes: dict[str, bytes] = {}
         self._tag_codes: dict[bytes, int] = {}
@@ -125,18 +133,9 @@ class Intake:
             stored = self.marked(stored, pairs)
         tags = pairs.get(b"TAGS")
         now_ms = int(time() * 1000)
-        if delayed and b"DELAY" in pairs:
-            level = self._delays.level(pairs[b"DELAY"])
-            if level > 0:
-                if stored[-1] != 2:
-                    stored += b"\x02"
-                stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
-                pairs[b"REAL_TOPIC"] = topic.encode()
-                topic, queue_id = names.SCHEDULE_TOPIC, level - 1
-                code = self._delays.due_ms(level, now_ms)
-                tags = None
-            else:
-                code = self.tag_code(tags)
+        real_topic = topic
+        if delayed and not _PARKING.isdisjoint(pairs):
+            topic, queue_id, stored, tags, code = self._park(topic, queue_id, stored, pairs, tags, now_ms)
         else:
             code = self.tag_code(tags)
         if len(stored) > properties.BYTES_MAX:
@@ -168,11 +167,56 @@ class Intake:
         except struct.error as e:
             raise out_of_range(e) from e
         self._arrivals.mark(topic, queue_id)
-        if topic is names.SCHEDULE_TOPIC:
-            self._delays.arrived(queue_id + 1)
-            real_topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
+        if topic is not real_topic:
+            if topic is names.SCHEDULE_TOPIC:
+                self._delays.arrived(queue_id + 1)
+            else:
+                self.timer_arrived()
             count(self._stats.parked, real_topic, accepted[2] - accepted[0])
         return accepted
+
+    def _park(
+        self,
+        topic: str,
+        queue_id: int,
+        stored: bytes,
+        pairs: dict[bytes, bytes],
+        tags: bytes | None,
+        now_ms: int,
+    ) -> tuple[str, int, bytes, bytes | None, int]:
+        """(topic, queue, properties, tags, tags code) under which a message that may ask for a later time is stored.
+
+        A delay level goes before a time. Raises ServerError 13 for a time that cannot be kept.
+        """
+        if stored[-1] != 2:
+            stored += b"\x02"
+        timed = not TIMER_PROPERTIES.isdisjoint(pairs)
+        level = self._delays.level(pairs[b"DELAY"]) if b"DELAY" in pairs else 0
+        if level > 0:
+            if timed:
+                stored = without_times(stored)
+            stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+            pairs[b"REAL_TOPIC"] = topic.encode()
+            return names.SCHEDULE_TOPIC, level - 1, stored, None, self._delays.due_ms(level, now_ms)
+        # One with TIMER_OUT_MS was on the wheel before: delivered, or sent back by its consumer.
+        if timed and topic != names.TIMER_TOPIC and b"TIMER_OUT_MS" not in pairs and self._timer_rules is not None:
+            out_ms = self._timer_rules.out_ms(pairs, now_ms)
+            if out_ms is not None:
+                stored += b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (
+                    out_ms,
+                    topic.encode(),
+                    queue_id,
+                )
+                if len(stored) + ADDED_BYTES > properties.BYTES_MAX:
+                    raise ServerError(
+                        ResponseCode.MESSAGE_ILLEGAL,
+                        f"the message is illegal: properties of {len(stored)} bytes, the limit for a timer message is"
+                        f" {properties.BYTES_MAX - ADDED_BYTES}",
+                    )
+                pairs[b"REAL_TOPIC"] = topic.encode()
+                pairs[b"TIMER_OUT_MS"] = b"%d" % out_ms
+                topic, queue_id = names.TIMER_TOPIC, 0
+        return topic, queue_id, stored, tags, self.tag_code(tags)
 
     def accept_batch(
         self,

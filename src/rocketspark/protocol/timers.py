@@ -1,0 +1,72 @@
+"""What timer messages add to the protocol: recalling one, the file of their counts.
+
+Rule for the handle: wire.md 3, RecallMessageHandle 5.4+.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from rocketspark.errors import ProtocolError
+from rocketspark.protocol.bodies import Body, DataVersion
+from rocketspark.protocol.headers import Header
+
+_VERSION = "v1"
+_TEXT = re.compile(r"[A-Za-z0-9_-]+={0,2}")
+
+
+class RecallHeader(Header, kw_only=True, gc=False, rename={"group": "producerGroup", "handle": "recallHandle"}):
+    """RECALL_MESSAGE (370)."""
+
+    group: str | None = None
+    topic: str
+    handle: str
+
+
+class RecallHandle(NamedTuple):
+    """Which timer message is meant. `deliver_ms`: its delivery time on the wheel plus 1, so that it lies within."""
+
+    topic: str
+    broker_name: str
+    deliver_ms: int
+    message_id: str
+
+    def encode(self) -> str:
+        """The text that a sender gets."""
+        text = f"{_VERSION} {self.topic} {self.broker_name} {self.deliver_ms} {self.message_id}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def decode_handle(text: str) -> RecallHandle:
+    """The handle of a text. Raises ProtocolError if it is none; a time that is no number is -1, which has passed."""
+    if not _TEXT.fullmatch(text):
+        raise ProtocolError("recall handle is invalid")
+    try:
+        # Java's decoder takes the text with or without padding.
+        words = base64.b64decode(text + "=" * (-len(text) % 4), b"-_").decode().split(" ")
+    except (binascii.Error, ValueError):
+        raise ProtocolError("recall handle is invalid") from None
+    if len(words) < 5 or words[0] != _VERSION or not all(words[1:5]):
+        raise ProtocolError("recall handle is invalid")
+    _, topic, broker_name, deliver, message_id = words[:5]
+    is_number = deliver.isascii() and deliver.isdigit() and len(deliver) < 19
+    return RecallHandle(topic, broker_name, int(deliver) if is_number else -1, message_id)
+
+
+class TimerCount(Body, rename={"count": "count", "changed_ms": "timeStamp"}):
+    """How many timer messages of a topic wait, and since when it is so."""
+
+    count: int = 0
+    changed_ms: int = 0
+
+
+class TimerCounts(Body, rename={"data_version": "dataVersion", "counts": "timingCount"}):
+    """config/timermetrics: counts by real topic."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    counts: dict[str, TimerCount] = {}
