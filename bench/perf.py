@@ -1,0 +1,324 @@
+"""What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
+
+Cases: sync, future and async (WINDOW in flight), await (one at a time on asyncio), consume and latency, each also as
+consume-async and latency-async. Each line of standard input is one round (seconds for the sends, messages for the
+others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same for
+the Java client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from rocketspark.client import AsyncProducer, AsyncPushConsumer, Producer, PushConsumer
+from rocketspark.model import ReceivedMessage
+
+BODY = b"x" * 128
+LATENCY_PACE_S = 0.002
+ROUND_S_MAX = 120.0
+GROUP = "bench_perf"
+# Who sent it, its number, the sender's clock.
+STAMP = struct.Struct(">qiq")
+
+Result = dict[str, float]
+
+
+def serve(act: Callable[[float], Result]) -> None:
+    """One round per line of standard input."""
+    for line in sys.stdin:
+        print(json.dumps(act(float(line))), flush=True)
+
+
+async def serve_async(act: Callable[[float], Coroutine[Any, Any, Result]]) -> None:
+    """The same on a running loop."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print(json.dumps(await act(float(line))), flush=True)
+
+
+def rate(count: int, started_s: float, failed: int = 0) -> Result:
+    """The result of a round of sends that ends now."""
+    return {"count": count, "seconds": time.perf_counter() - started_s, "failed": failed}
+
+
+def new_group(what: str) -> str:
+    """A group nobody knows yet."""
+    return f"bench_{what}_{os.getpid()}_{time.time_ns()}"
+
+
+# -- sends --------------------------------------------------------------------------------------------------------
+
+
+def sync(namesrv: str, topic: str, window: int) -> None:
+    """One thread, one at a time."""
+    with Producer(namesrv, GROUP) as producer:
+
+        def round_of(seconds: float) -> Result:
+            count = 0
+            started = time.perf_counter()
+            end = started + seconds
+            while time.perf_counter() < end:
+                producer.send(topic, BODY)
+                count += 1
+            return rate(count, started)
+
+        serve(round_of)
+
+
+def future(namesrv: str, topic: str, window: int) -> None:
+    """One thread, futures."""
+    with Producer(namesrv, GROUP) as producer:
+
+        def round_of(seconds: float) -> Result:
+            room = threading.Semaphore(window)
+            failed = itertools.count()
+
+            def ended(done: Future[Any]) -> None:
+                if done.exception() is not None:
+                    next(failed)
+                room.release()
+
+            count = 0
+            started = time.perf_counter()
+            end = started + seconds
+            while time.perf_counter() < end:
+                room.acquire()
+                producer.send_future(topic, BODY).add_done_callback(ended)
+                count += 1
+            for _ in range(window):
+                room.acquire()
+            return rate(count, started, next(failed))
+
+        serve(round_of)
+
+
+async def send_async(namesrv: str, topic: str, window: int) -> None:
+    """As many coroutines as may be in flight, each sends and awaits."""
+    async with AsyncProducer(namesrv, GROUP) as producer:
+
+        async def round_of(seconds: float) -> Result:
+            count = 0
+            started = time.perf_counter()
+            end = started + seconds
+
+            async def work() -> None:
+                nonlocal count
+                while time.perf_counter() < end:
+                    await producer.send(topic, BODY)
+                    count += 1
+
+            await asyncio.gather(*(work() for _ in range(window)))
+            return rate(count, started)
+
+        await serve_async(round_of)
+
+
+# -- consuming ----------------------------------------------------------------------------------------------------
+
+
+class Arrivals:
+    """Counts messages; `first_s` and `last_s`: when the first and the `count`th came."""
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._count = count
+        self._done = done
+        self._numbers = itertools.count(1)
+        self.first_s = self.last_s = 0.0
+
+    def note(self, _: ReceivedMessage) -> None:
+        """One has come; called by any thread."""
+        number = next(self._numbers)
+        if number == self._count:
+            self.last_s = time.perf_counter()
+            self._done()
+        elif number == 1:
+            self.first_s = time.perf_counter()
+
+    def result(self, started_s: float) -> Result:
+        """The result of the round."""
+        return {
+            "count": self._count,
+            "seconds": self.last_s - self.first_s,
+            "failed": 0,
+            "first_ms": (self.first_s - started_s) * 1000,
+        }
+
+
+def consume(namesrv: str, topic: str, window: int) -> None:
+    """A plain listener, from the first message's arrival to the last one's, by a group that is new."""
+
+    def round_of(count: float) -> Result:
+        every = threading.Event()
+        arrivals = Arrivals(int(count), every.set)
+        consumer = PushConsumer(namesrv, new_group("consume"), consume_from="first")
+        consumer.subscribe(topic)
+        consumer.listen(arrivals.note)
+        started = time.perf_counter()
+        with consumer:
+            if not every.wait(ROUND_S_MAX):
+                raise SystemExit(f"not all of {count:.0f} messages came")
+        return arrivals.result(started)
+
+    serve(round_of)
+
+
+async def consume_async(namesrv: str, topic: str, window: int) -> None:
+    """The same with a coroutine as the listener."""
+
+    async def round_of(count: float) -> Result:
+        every = asyncio.Event()
+        arrivals = Arrivals(int(count), every.set)
+        consumer = AsyncPushConsumer(namesrv, new_group("consume"), consume_from="first")
+        consumer.subscribe(topic)
+
+        @consumer.listen
+        async def on_message(message: ReceivedMessage) -> None:
+            arrivals.note(message)
+
+        started = time.perf_counter()
+        async with consumer, asyncio.timeout(ROUND_S_MAX):
+            await every.wait()
+        return arrivals.result(started)
+
+    await serve_async(round_of)
+
+
+# -- latency ------------------------------------------------------------------------------------------------------
+
+
+class Latencies:
+    """Send to listener, by the clock that each body carries."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._mark = time.time_ns() ^ os.getpid()
+        self._done = done
+        self._taken: dict[int, int] = {}
+        self._count = 0
+
+    def begin(self, count: int) -> None:
+        """A new round of so many."""
+        self._taken = {}
+        self._count = count
+
+    def body(self, number: int) -> bytes:
+        """What to send now."""
+        return STAMP.pack(self._mark, number, time.perf_counter_ns()) + BODY[STAMP.size :]
+
+    def note(self, message: ReceivedMessage) -> None:
+        """One has come."""
+        now = time.perf_counter_ns()
+        mark, number, sent = STAMP.unpack_from(message.body)
+        if mark == self._mark and number not in self._taken:
+            self._taken[number] = now - sent
+            if len(self._taken) == self._count:
+                self._done()
+
+    def result(self) -> Result:
+        """The result of the round."""
+        taken = sorted(self._taken.values())
+        count = len(taken)
+        return {"count": count, "p50_us": taken[count // 2] / 1000, "p99_us": taken[int(count * 0.99)] / 1000}
+
+
+def latency(namesrv: str, topic: str, window: int) -> None:
+    """A producer that sends one at a time and a consumer, both in this process."""
+    every = threading.Event()
+    latencies = Latencies(every.set)
+    consumer = PushConsumer(namesrv, new_group("latency"), consume_from="first")
+    consumer.subscribe(topic)
+    consumer.listen(latencies.note)
+    with consumer, Producer(namesrv, GROUP) as producer:
+
+        def round_of(count: float) -> Result:
+            latencies.begin(int(count))
+            every.clear()
+            due = time.perf_counter()
+            for number in range(int(count)):
+                due = max(due + LATENCY_PACE_S, time.perf_counter())
+                while (left := due - time.perf_counter()) > 0:
+                    time.sleep(left)
+                producer.send(topic, latencies.body(number))
+            if not every.wait(ROUND_S_MAX):
+                raise SystemExit(f"not all of {count:.0f} messages came")
+            return latencies.result()
+
+        serve(round_of)
+
+
+async def latency_async(namesrv: str, topic: str, window: int) -> None:
+    """The same on one asyncio loop."""
+    every = asyncio.Event()
+    latencies = Latencies(every.set)
+    consumer = AsyncPushConsumer(namesrv, new_group("latency"), consume_from="first")
+    consumer.subscribe(topic)
+
+    @consumer.listen
+    async def on_message(message: ReceivedMessage) -> None:
+        latencies.note(message)
+
+    async with consumer, AsyncProducer(namesrv, GROUP) as producer:
+
+        async def round_of(count: float) -> Result:
+            latencies.begin(int(count))
+            every.clear()
+            due = time.perf_counter()
+            for number in range(int(count)):
+                due = max(due + LATENCY_PACE_S, time.perf_counter())
+                while (left := due - time.perf_counter()) > 0:
+                    await asyncio.sleep(left)
+                await producer.send(topic, latencies.body(number))
+            async with asyncio.timeout(ROUND_S_MAX):
+                await every.wait()
+            return latencies.result()
+
+        await serve_async(round_of)
+
+
+async def send_await(namesrv: str, topic: str, window: int) -> None:
+    """One coroutine, one at a time."""
+    await send_async(namesrv, topic, 1)
+
+
+CASES: dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]] = {
+    "sync": sync,
+    "future": future,
+    "await": send_await,
+    "async": send_async,
+    "consume": consume,
+    "consume-async": consume_async,
+    "latency": latency,
+    "latency-async": latency_async,
+}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("namesrv")
+    parser.add_argument("topic")
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("window", type=int, nargs="?", default=256)
+    a = parser.parse_args()
+    work = CASES[a.case](a.namesrv, a.topic, a.window)
+    if work is not None:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+
+
+if __name__ == "__main__":
+    main()
