@@ -9,7 +9,7 @@ import zlib
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import RocketSparkError
-from rocketspark.protocol import bodies
+from rocketspark.protocol import bodies, java_json
 from rocketspark.protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader
@@ -79,6 +79,31 @@ class Registration:
             task = asyncio.get_running_loop().create_task(self._tell(namesrv, table))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def created_automatically(self, topic: str) -> None:
+        """A topic was made by its first send, here only: say so if the cluster has other brokers."""
+        task = asyncio.get_running_loop().create_task(self._warn_if_several(topic))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _warn_if_several(self, topic: str) -> None:
+        for namesrv in self._settings.namesrvs()[:1]:
+            try:
+                peer = await self._connections.get(namesrv)
+                answer = await peer.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+                info = java_json.decode(answer.raise_for_code("cluster").body, bodies.ClusterInfo)
+            except RocketSparkError as e:
+                log.info("NameServer %s was not asked for the cluster: %s", namesrv, e)
+                return
+            others = len(info.cluster_addr_table.get(self._settings.cluster_name, [])) - 1
+            if others > 0:
+                log.warning(
+                    "topic %s was created automatically on this broker only; %d other broker(s) of the cluster do not"
+                    " have it: `rocketspark topic create %s` spreads it over all",
+                    topic,
+                    others,
+                    topic,
+                )
 
     async def settled(self) -> None:
         """Wait until the NameServers have heard of every change so far, or do not answer."""

@@ -45,13 +45,22 @@ def server(
     store: Store = None,
     config: Config = None,
     host: Host = None,
+    brokers: Annotated[
+        int,
+        typer.Option(
+            min=1, max=26, help="How many brokers, each a process of its own with a folder of its own below the store."
+        ),
+    ] = 1,
     log_level: Level = LogLevel.info,
 ) -> None:
-    """Run a NameServer and a broker in one process.
+    """Run a NameServer and a broker in one process, or with --brokers N several broker processes of one cluster.
 
-    When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`. SIGTERM or Ctrl-C stops it cleanly.
+    When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`, with several brokers their addresses
+    separated by commas. SIGTERM or Ctrl-C stops it cleanly.
 
     Example: `rocketspark server --store ./store`
+
+    Example: `rocketspark server --store ./store --brokers 2`
     """
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serve import serve
@@ -65,12 +74,33 @@ def server(
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
+        if brokers > 1:
+            addresses = await _fleet(servers, settings, brokers, config, log_level)
+            return f"ready namesrv={nameserver.address} broker={','.join(addresses)}"
         broker = BrokerServer(settings)
         await broker.start()
         servers.push_async_callback(broker.close)
         return f"ready namesrv={nameserver.address} broker={broker.address}"
 
     serve(start, log_level=log_level.value)
+
+
+async def _fleet(
+    servers: AsyncExitStack, settings: BrokerSettings, count: int, config: Path | None, log_level: LogLevel
+) -> list[str]:
+    """Start `count` broker processes; returns their addresses."""
+    from rocketspark.cli.fleet import BrokerProcess, names, ports
+
+    options = ["--log-level", log_level.value, *(["-c", str(config)] if config else [])]
+    addresses = []
+    for name, port in zip(names(settings.broker_name, count), ports(settings.listen_port, count), strict=True):
+        folder = Path(settings.store_root) / name
+        process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, port, options)
+        servers.push_async_callback(process.stop)
+        await process.start()
+        process.keep()
+        addresses.append(process.address)
+    return addresses
 
 
 def namesrv(
@@ -118,6 +148,7 @@ def broker(
     ] = None,
     store: Store = None,
     host: Host = None,
+    name: Annotated[str | None, typer.Option(help="brokerName [default: broker.conf's, else broker-a].")] = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a broker.
@@ -130,6 +161,7 @@ def broker(
     from rocketspark.cli.serve import serve
 
     settings = _settings(config, store=store, host=host, port=port)
+    settings.broker_name = name or settings.broker_name
     settings.namesrv_addresses = namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
 
     async def start(servers: AsyncExitStack) -> str:
