@@ -19,8 +19,8 @@ IGNORED: dict[str, str] = dict(
     broadcastOffsetExpireSecond=120 brokerElectionPriority=2147483647 brokerFastFailureEnable=true
     brokerHeartbeatInterval=1000 brokerIP2= brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
     channelNotActiveInterval=60000 checkCRCOnRecover=true checkCommitLogOffsetOnRecover=false
-    checkSyncStateSetPeriod=5000 cleanFileForciblyEnable=true cleanOfflineBrokerInterval=30000
-    cleanResourceInterval=10000 cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
+    checkSyncStateSetPeriod=5000 cleanOfflineBrokerInterval=30000
+    cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
     clearRetryTopicWhenDeleteTopic=true clientAsyncSemaphoreValue=65535 clientCallbackExecutorThreads=2
     clientChannelMaxIdleTimeSeconds=120 clientCloseSocketIfTimeout=true clientManageThreadPoolNums=32
     clientManagerThreadPoolQueueCapacity=1000000 clientOnewaySemaphoreValue=65535
@@ -38,10 +38,10 @@ IGNORED: dict[str, str] = dict(
     consumerOffsetUpdateVersionStep=500 controllerAddr= controllerHeartBeatTimeoutMills=10000
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dataReadAheadEnable=true
     debugLockEnable=false defaultMessageRequestMode=PULL defaultPopShareQueueNum=-1 defaultQueryMaxNum=32
-    delayOffsetUpdateVersionStep=200 deleteCommitLogFilesInterval=100 deleteConsumeQueueFilesInterval=100
-    deleteFileBatchMax=10 deleteWhen=04 destroyMapedFileIntervalForcibly=120000 disableCallbackExecutor=false
+    delayOffsetUpdateVersionStep=200 deleteConsumeQueueFilesInterval=100
+    destroyMapedFileIntervalForcibly=120000 disableCallbackExecutor=false
     disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false disappearTimeAfterStart=-1
-    diskFallRecorded=true diskMaxUsedSpaceRatio=75 diskSpaceCleanForciblyRatio=85 diskSpaceWarningLevelRatio=90
+    diskFallRecorded=true
     dispatchCqCacheNum=4096 dispatchCqThreads=10 dispatchFromSenderThread=false duplicationEnable=false
     enableAcceleratedRecovery=false enableAsyncReput=true enableAutoInSyncReplicas=false enableBatchPush=false
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
@@ -61,7 +61,7 @@ IGNORED: dict[str, str] = dict(
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 estimateAccumulation=true
     expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
     fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
-    fileReservedTime=72 filterDataCleanTimeSpan=86400000 filterSupportRetry=false flushCommitLogLeastPages=4
+    filterDataCleanTimeSpan=86400000 filterSupportRetry=false flushCommitLogLeastPages=4
     flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushConsumeQueueLeastPages=2
     flushConsumeQueueThoroughInterval=60000 flushConsumerOffsetHistoryInterval=60000
     flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true forceVerifyPropCRC=false forwardTimeout=3000

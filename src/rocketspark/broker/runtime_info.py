@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from rocketspark.broker.delays import Delays
+from rocketspark.broker.retention import disk_used_percent
 from rocketspark.broker.stats import PUT_TIME_NAMES, Stats
 from rocketspark.store.store import Store
 
@@ -95,7 +96,7 @@ def disk(path: str) -> tuple[float, int, int]:
     """(share in use, bytes in all, bytes free) of the disk that a folder is on."""
     found = os.statvfs(path)
     total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
-    return round((total - free) / total, 2) if total else 0.0, total, free
+    return disk_used_percent(path) / 100, total, free
 
 
 def earliest_ms(store: Store) -> int:

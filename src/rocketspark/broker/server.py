@@ -30,6 +30,7 @@ from rocketspark.broker.live_settings import LiveSettings
 from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.registration import Registration
+from rocketspark.broker.retention import Retention, disk_used_percent
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Stats
 from rocketspark.broker.topics import Topics
@@ -52,11 +53,15 @@ TIMED_PUTS = 16
 
 
 class BrokerServer:
-    """One broker. `start` takes the store and the port; `close` gives both back."""
+    """One broker. `start` takes the store and the port; `close` gives both back.
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    `disk_used`: percent in use of the disk that a folder is on.
+    """
+
+    def __init__(self, settings: BrokerSettings, *, disk_used: Callable[[str], float] = disk_used_percent) -> None:
         settings.check()
         self.settings = settings
+        self._disk_used = disk_used
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closing = False
         self._started = False
@@ -83,6 +88,7 @@ class BrokerServer:
             raise
         try:
             self._build(routes, store_host)
+            self._retention.start()
             self._durability.start()
             self._delays.start(self._send.deliver)
             self._transactions.start()
@@ -116,6 +122,7 @@ class BrokerServer:
             queue_interval_ms=s.flush_queue_interval_ms,
             timeout_ms=s.flush_timeout_ms,
         )
+        self._retention = Retention(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         intake = Intake(
             self.store, self._arrivals, self._delays, self._stats, body_bytes_max=s.message_bytes_max, marks=_marks(s)
@@ -194,6 +201,7 @@ class BrokerServer:
                 self._transactions,
                 self._stats,
                 self._registration.settled,
+                self._retention.clean_now,
             ),
             ReplyHandler(s, intake, self._topics, self._clients, store_host),
         ):
@@ -225,6 +233,9 @@ class BrokerServer:
         live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
         live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable".split())
         live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
+        live.watch("fileReservedTime deleteWhen diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio".split())
+        live.watch("diskSpaceWarningLevelRatio cleanFileForciblyEnable cleanResourceInterval".split())
+        live.watch("deleteCommitLogFilesInterval deleteFileBatchMax".split())
 
         def limits() -> None:
             self.store.limit_bodies(s.message_bytes_max)
@@ -284,6 +295,7 @@ class BrokerServer:
         if self.metrics is not None:
             await self.metrics.close()
         if self._started:
+            await self._retention.stop()
             self._delays.stop()
             self._transactions.stop()
             await self._registration.stop()

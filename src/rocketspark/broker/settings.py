@@ -54,6 +54,16 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     flush_timeout_ms: int = msgspec.field(name="syncFlushTimeout", default=5000)
     flush_offsets_interval_ms: int = msgspec.field(name="flushConsumerOffsetInterval", default=5000)
     flush_delay_offset_interval_ms: int = msgspec.field(name="flushDelayOffsetInterval", default=10_000)
+    # In hours; hours of the day separated by semicolons; percent of the disk.
+    reserved_hours: int = msgspec.field(name="fileReservedTime", default=72)
+    delete_when: str = msgspec.field(name="deleteWhen", default="04")
+    disk_clean_percent: int = msgspec.field(name="diskMaxUsedSpaceRatio", default=75)
+    disk_force_percent: int = msgspec.field(name="diskSpaceCleanForciblyRatio", default=85)
+    disk_refuse_percent: int = msgspec.field(name="diskSpaceWarningLevelRatio", default=90)
+    clean_by_force: bool = msgspec.field(name="cleanFileForciblyEnable", default=True)
+    clean_interval_ms: int = msgspec.field(name="cleanResourceInterval", default=10_000)
+    clean_pause_ms: int = msgspec.field(name="deleteCommitLogFilesInterval", default=100)
+    clean_files_max: int = msgspec.field(name="deleteFileBatchMax", default=10)
 
     auto_create_topic: bool = msgspec.field(name="autoCreateTopicEnable", default=True)
     auto_create_group: bool = msgspec.field(name="autoCreateSubscriptionGroup", default=True)
@@ -121,6 +131,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
                 f"messageDelayLevel {self.delay_levels!r}: numbers with s, m, h or d are needed, as in {DELAY_LEVELS!r}"
             ) from None
 
+    def delete_hours(self) -> frozenset[int]:
+        """The hours of the day at which old files go. Raises ConfigError for a text that is none."""
+        words = [word.strip() for word in self.delete_when.split(";") if word.strip()]
+        if not all(word.isascii() and word.isdigit() and int(word) < 24 for word in words):
+            raise ConfigError(f"deleteWhen {self.delete_when!r}: hours from 00 to 23 are needed, as in '04' or '04;16'")
+        return frozenset(map(int, words))
+
     def namesrvs(self) -> list[str]:
         """The NameServer addresses; empty if none are set."""
         return parse_addresses(self.namesrv_addresses) if self.namesrv_addresses.strip() else []
@@ -168,6 +185,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             if value is not None and value not in harmless:
                 raise ConfigError(f"{key}={value} is not supported yet; remove it")
         self.delays_ms()
+        self.delete_hours()
         self.namesrvs()
 
     def properties(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What is old enough to go. Rule: whole files from the oldest on, never the one being written; planned before any goes."""
+"""What is old enough to go. Rule: whole files, oldest first, never the one being written; planned before any goes."""
 
 from __future__ import annotations
 
