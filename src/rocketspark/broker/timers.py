@@ -73,8 +73,9 @@ class Timers:
         self._draining: int | None = None
         self._drain: Iterator[float] | None = None
         self._goal: int | None = None
-        # Records that are on the wheel although the checkpoint's offset is before them.
+        # Records that are on the wheel although the checkpoint's offset is before them; units from there on are theirs.
         self._logged: set[int] = set()
+        self._logged_from = 0
         self._delivered: Delivered | None = None
         self._counts = TimerCounts()
         self._counts_changed = False
@@ -99,7 +100,8 @@ class Timers:
         if self._files.used:
             self._slots = self._files.pending()
             self._known = set(self._slots)
-            self._logged = {u.log_position for u in self._files.log.units(self._version.log_position)}
+            self._logged_from = self._version.log_position
+            self._logged = {u.log_position for u in self._files.log.units(self._logged_from)}
         if self._slots or self._offset < high:
             self._delivered = Delivered(self._store, self._read_ms, self._store.last_store_time_ms)
         self._counts = self._counts_file.load() or TimerCounts()
@@ -365,7 +367,8 @@ class Timers:
         v = self._version
         self._version = Checkpoint(
             self._read_ms,
-            self._files.log.end,
+            # Until the queue is read up to what the last run read, its units are to be known after a kill as well.
+            self._logged_from if self._logged else self._files.log.end,
             self._offset,
             self._offset,
             v.state_version,
