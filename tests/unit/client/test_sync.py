@@ -39,6 +39,12 @@ PAIRS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _no_shared_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process, such as Spark's, may hold the shared loop: these count threads on their own."""
+    monkeypatch.setattr(LoopThread, "_shared", None)
+
+
 def public(kind: type) -> dict[str, inspect.Signature]:
     return {
         name: inspect.signature(function)
