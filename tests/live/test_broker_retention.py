@@ -65,31 +65,34 @@ def test_messages_past_their_time(tmp_path: Path) -> None:
     """The request 329 removes them at any hour; readers, time search and keys see a queue that begins later."""
 
     async def main() -> None:
-        async with small_broker(tmp_path, Disk(), reserved_hours=0, delete_when="") as server:
-            async with connected(server.address) as peer, connected(server.address) as reader:
-                await filled(peer, server)
-                held = server.store.read(TOPIC, 0, 0, 5, 9999).records
-                before = [bytes(piece) for piece in held]
-                (await peer.request(RequestCode.DELETE_EXPIRED_COMMITLOG)).raise_for_code("clean")
-                low = await until(lambda: server.store.queue_range(TOPIC, 0)[0])
-                assert server.store.min_position == server.store.written_position // FILE_BYTES * FILE_BYTES
-                # What a reply still being written refers to stays.
-                assert [bytes(piece) for piece in held] == before
+        async with (
+            small_broker(tmp_path, Disk(), reserved_hours=0, delete_when="") as server,
+            connected(server.address) as peer,
+            connected(server.address) as reader,
+        ):
+            await filled(peer, server)
+            held = server.store.read(TOPIC, 0, 0, 5, 9999).records
+            before = [bytes(piece) for piece in held]
+            (await peer.request(RequestCode.DELETE_EXPIRED_COMMITLOG)).raise_for_code("clean")
+            low = await until(lambda: server.store.queue_range(TOPIC, 0)[0])
+            assert server.store.min_position == server.store.written_position // FILE_BYTES * FILE_BYTES
+            # What a reply still being written refers to stays.
+            assert [bytes(piece) for piece in held] == before
 
-                answer = await pull(reader, TOPIC, 0, low - 1)
-                assert (answer.code, answer.remark) == (21, "OFFSET_TOO_SMALL")
-                found = answer.header(PullReply)
-                assert (found.next_offset, found.min_offset, found.max_offset) == (low, low, 200)
-                assert [r.queue_offset for r in await pulled(reader, TOPIC, 0, low)] == list(range(low, low + 32))
+            answer = await pull(reader, TOPIC, 0, low - 1)
+            assert (answer.code, answer.remark) == (21, "OFFSET_TOO_SMALL")
+            found = answer.header(PullReply)
+            assert (found.next_offset, found.min_offset, found.max_offset) == (low, low, 200)
+            assert [r.queue_offset for r in await pulled(reader, TOPIC, 0, low)] == list(range(low, low + 32))
 
-                queue = headers.QueueHeader(topic=TOPIC, queue_id=0)
-                answer = await peer.request(RequestCode.GET_MIN_OFFSET, queue)
-                assert answer.header(headers.OffsetReply).offset == low
-                for key, count in (("k0", 0), (f"k{low - 1}", 0), (f"k{low}", 1)):
-                    asked = headers.QueryMessageHeader(topic=TOPIC, key=key, count_max=32, begin_ms=0, end_ms=EVER_MS)
-                    answer = await peer.request(RequestCode.QUERY_MESSAGE, asked)
-                    assert (answer.code == 0, len(records(answer))) == (count > 0, count)
-                assert await sent(peer, b"on") == 200
+            queue = headers.QueueHeader(topic=TOPIC, queue_id=0)
+            answer = await peer.request(RequestCode.GET_MIN_OFFSET, queue)
+            assert answer.header(headers.OffsetReply).offset == low
+            for key, count in (("k0", 0), (f"k{low - 1}", 0), (f"k{low}", 1)):
+                asked = headers.QueryMessageHeader(topic=TOPIC, key=key, count_max=32, begin_ms=0, end_ms=EVER_MS)
+                answer = await peer.request(RequestCode.QUERY_MESSAGE, asked)
+                assert (answer.code == 0, len(records(answer))) == (count > 0, count)
+            assert await sent(peer, b"on") == 200
         # Also after a start.
         async with small_broker(tmp_path, Disk(), delete_when="") as server, connected(server.address) as peer:
             assert (await pull(peer, TOPIC, 0, 0)).header(PullReply).next_offset == low
@@ -108,9 +111,9 @@ def test_a_consumer_behind_the_oldest_goes_on_from_there(tmp_path: Path) -> None
                 async with AsyncPullConsumer(namesrv, "late", consume_from="first") as consumer:
                     queue = MessageQueue(TOPIC, server.settings.broker_name, 0)
                     await consumer.assign([queue])
-                    await consumer.seek(queue, 3)
                     (await peer.request(RequestCode.DELETE_EXPIRED_COMMITLOG)).raise_for_code("clean")
                     low = await until(lambda: server.store.queue_range(TOPIC, 0)[0])
+                    await consumer.seek(queue, 3)
                     got: list[int] = []
                     while len(got) < 200 - low:
                         got += [m.queue_offset for m in await consumer.poll(500)]
