@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from rocketspark.broker import names
 from rocketspark.broker.arrivals import Arrivals
@@ -36,7 +39,10 @@ from rocketspark.transport.peer import Peer, Routes, reply
 
 
 class GroupHandler:
-    """Serves the requests about consumer and producer groups."""
+    """Serves the requests about consumer and producer groups.
+
+    `consume_tps`: messages per second that a group took from a topic in the last minute.
+    """
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class GroupHandler:
         clients: Clients,
         offsets: ConsumerOffsets,
         arrivals: Arrivals,
+        consume_tps: Callable[[str, str], float] = lambda group, topic: 0.0,
     ) -> None:
         self._broker_name = broker_name
         self._address = address
@@ -57,6 +64,7 @@ class GroupHandler:
         self._clients = clients
         self._offsets = offsets
         self._arrivals = arrivals
+        self._consume_tps = consume_tps
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -173,10 +181,12 @@ class GroupHandler:
         """GET_CONSUME_STATS (208): the end, the group's offset and the last consumed time of every queue."""
         h = request.ext
         rows = []
+        tps = 0.0
         for topic in [h.topic] if h.topic else self._offsets.topics_of(h.group):
             config = self._topics.get(topic)
             if config is None:
                 continue
+            tps += self._consume_tps(h.group, topic)
             committed = self._offsets.of(h.group, topic)
             for queue_id in range(config.read_queue_nums):
                 low, high = self._store.queue_range(topic, queue_id)
@@ -190,7 +200,7 @@ class GroupHandler:
                 }
                 rows.append((QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)), value))
         text = java_json.encode_object_keys(rows)
-        return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":%b}' % (b"0.0", text))
+        return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(tps), text))
 
     def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe or have offsets there."""
