@@ -12,7 +12,7 @@ IGNORED: dict[str, str] = dict(
     accessMessageInMemoryHotRatio=26 accessMessageInMemoryMaxRatio=40 accountStatsEnable=true
     accountStatsPrintZeroValues=true ackMessageThreadPoolNums=16 ackThreadPoolQueueCapacity=100000
     adminBrokerThreadPoolNums=16 adminBrokerThreadPoolQueueCapacity=10000 allAckInSyncStateSet=false
-    allowRecallWhenBrokerNotWriteable=true appendAckAsync=false appendCkAsync=false
+    appendAckAsync=false appendCkAsync=false
     appendTopicForTimerDeleteKey=false asyncLearner=false asyncSendEnable=true autoDeleteUnusedStats=true
     autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums=16 bitMapLengthConsumeQueueExt=64
     bottomMostCompressionTypeForConsumeQueueStore=zstd broadcastOffsetExpireMaxSecond=300
@@ -80,7 +80,7 @@ IGNORED: dict[str, str] = dict(
     loadBalanceThreadPoolQueueCapacity=100000 lockInStrictMode=false logicQueueForceSwapMapInterval=43200000
     logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
     logicalDiskSpaceCleanForciblyThreshold=0.8 mappedFileSizeConsumeQueueExt=50331648
-    mappedFileSizeTimerLog=104857600 mappedFileSwapEnable=true mapperFileSizeBatchConsumeQueue=13800000
+    mappedFileSwapEnable=true mapperFileSizeBatchConsumeQueue=13800000
     maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
     maxHaTransferByteInSecond=104857600 maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
@@ -104,7 +104,7 @@ IGNORED: dict[str, str] = dict(
     putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums=2 putMessageTimeout=8000
     putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums=10
     queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimeNotifyConsumerChange=true
-    realTimePersistRocksDBConfig=true recallMessageEnable=false recheckReputOffsetFromCq=false
+    realTimePersistRocksDBConfig=true recheckReputOffsetFromCq=false
     recoverConcurrently=false recoverThreadPoolNums=32 redeleteHangedFileInterval=120000
     registerBrokerTimeoutMills=24000 rejectPullConsumerEnable=false replicasPerDiskPartition=1
     replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
@@ -124,14 +124,14 @@ IGNORED: dict[str, str] = dict(
     syncControllerMetadataPeriod=10000 syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false
     timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647
     timerEnableCheckMetrics=true timerEnableDisruptor=false timerEnableRetryUntilSuccess=false
-    timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerInterceptDelayLevel=false timerMaxDelaySec=259200
-    timerMetricSmallThreshold=1000000 timerPrecisionMs=1000 timerProgressLogIntervalMs=10000
+    timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerInterceptDelayLevel=false
+    timerMetricSmallThreshold=1000000 timerProgressLogIntervalMs=10000
     timerPutMessageThreadNum=3 timerRecallToTimeWheelEnable=true timerRecallToTimelineEnable=true
     timerReputServiceCorePoolSize=6 timerReputServiceMaxPoolSize=6 timerReputServiceQueueCapacity=10000
     timerRocksDBEnable=false timerRocksDBPrecisionMs=1000 timerRocksDBRollIntervalHours=1
     timerRocksDBRollMaxTps=8000.0 timerRocksDBRollRangeHours=2 timerRocksDBStopScan=false
-    timerRocksDBTimeExpiredMaxTps=200000.0 timerRollWindowSlot=172800 timerSkipUnknownError=false
-    timerStopDequeue=false timerStopEnqueue=false timerWarmEnable=false timerWheelEnable=true
+    timerRocksDBTimeExpiredMaxTps=200000.0 timerSkipUnknownError=false
+    timerStopDequeue=false timerStopEnqueue=false timerWarmEnable=false
     timerWheelSnapshotFlush=false timerWheelSnapshotIntervalMs=10000 topicQueueLockNum=32 totalReplicas=1
     transRocksDBEnable=false transWriteOriginTransHalfEnable=true transactionCheckRocksdbCoreThreads=2
     transactionCheckRocksdbMaxThreads=5 transactionCheckRocksdbQueueCapacity=2000

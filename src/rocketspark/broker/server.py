@@ -23,6 +23,7 @@ from rocketspark.broker.handlers.pull import PullHandler
 from rocketspark.broker.handlers.query import QueryHandler
 from rocketspark.broker.handlers.reply import ReplyHandler
 from rocketspark.broker.handlers.send import SendHandler
+from rocketspark.broker.handlers.timers import TimerHandler
 from rocketspark.broker.handlers.topics import TopicHandler
 from rocketspark.broker.handlers.transactions import TransactionHandler
 from rocketspark.broker.intake import Intake
@@ -33,12 +34,16 @@ from rocketspark.broker.registration import Registration
 from rocketspark.broker.retention import Retention, disk_used_percent
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Stats
+from rocketspark.broker.timer_rules import TimerRules
+from rocketspark.broker.timers import Timers
 from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.bodies import DelayOffsetTable, GroupConfigTable, OffsetTable, TopicConfigTable
 from rocketspark.protocol.message_ids import pack_host
+from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.store import Store
+from rocketspark.store.timer_files import TimerFiles
 from rocketspark.transport.peer import Peer, Routes
 from rocketspark.transport.server import Server
 
@@ -49,6 +54,7 @@ log = logging.getLogger("rocketspark.broker")
 
 CLIENT_SCAN_S = 10.0
 STATS_S = 1.0
+TIMER_SAVE_S = 1.0
 TIMED_PUTS = 16
 
 
@@ -92,6 +98,8 @@ class BrokerServer:
             self._durability.start()
             self._delays.start(self._send.deliver)
             self._transactions.start()
+            self._wheel.start()
+            self._every("timer messages", TIMER_SAVE_S, self._wheel.save)
             self._every("client scan", CLIENT_SCAN_S, lambda: self._clients.expire(now_ms()))
             self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
             self._every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
@@ -124,9 +132,31 @@ class BrokerServer:
         )
         self._retention = Retention(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
-        intake = Intake(
-            self.store, self._arrivals, self._delays, self._stats, body_bytes_max=s.message_bytes_max, marks=_marks(s)
+        timer_rules = TimerRules(
+            broker_name=s.broker_name,
+            enabled=s.timers_enabled,
+            precision_ms=s.timer_precision_ms,
+            delay_max_ms=s.timer_delay_max_s * 1000,
         )
+        intake = Intake(
+            self.store,
+            self._arrivals,
+            self._delays,
+            self._stats,
+            body_bytes_max=s.message_bytes_max,
+            marks=_marks(s),
+            timer_rules=timer_rules,
+        )
+        timer_files = TimerFiles(
+            s.store_root,
+            precision_ms=s.timer_precision_ms,
+            log_file_bytes=s.timer_log_file_bytes,
+            roll_slots=s.timer_roll_slots,
+        )
+        self._wheel = Timers(
+            self.store, intake, timer_files, JsonFile(config / "timermetrics", TimerCounts), self._stats
+        )
+        intake.timer_arrived = self._wheel.arrived
         self._clients = Clients(
             lambda group: client_handler.notify(group) if s.notify_group_changes else None,
             expiry_ms=s.client_expiry_ms,
@@ -153,6 +183,7 @@ class BrokerServer:
             self._transactions,
             self._stats,
             store_host,
+            timer_rules,
         )
         client_handler = ClientHandler(self._clients, self._groups, self._topics, QueueLocks(s.lock_expiry_ms))
         pulls = PullHandler(
@@ -178,6 +209,7 @@ class BrokerServer:
             QueryHandler(self.store),
             TransactionHandler(s, self._transactions, self._durability),
             GroupHandler(
+            TimerHandler(s, timer_rules, intake, self._topics, self._durability),
                 s.broker_name,
                 self.address,
                 self.store,
@@ -187,6 +219,7 @@ class BrokerServer:
                 self._offsets,
                 self._arrivals,
             ),
+                self._stats.consume_tps,
             ConsumerHandler(s.broker_name, self.store, self._clients),
             AdminHandler(
                 s,
@@ -233,6 +266,7 @@ class BrokerServer:
         live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
         live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable".split())
         live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
+        live.watch("recallMessageEnable allowRecallWhenBrokerNotWriteable".split())
         live.watch("fileReservedTime deleteWhen diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio".split())
         live.watch("diskSpaceWarningLevelRatio cleanFileForciblyEnable cleanResourceInterval".split())
         live.watch("deleteCommitLogFilesInterval deleteFileBatchMax".split())
@@ -299,17 +333,19 @@ class BrokerServer:
             self._delays.stop()
             self._transactions.stop()
             await self._registration.stop()
+            await self._wheel.stop()
             self._arrivals.close()
             await asyncio.get_running_loop().run_in_executor(None, self._durability.stop_threads)
             self._durability.finish()
         await self._server.close()
         if self._started:
-            for save in (self._offsets.save, self._delays.save):
+            for save in (self._offsets.save, self._delays.save, self._wheel.finish):
                 try:
                     save()
                 except RocketSparkError as e:
                     log.error("%s", e)
         self.store.close()
+            self._wheel.close()
 
 
 def _marks(s: BrokerSettings) -> dict[str, str]:

@@ -79,6 +79,14 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     store_replies: bool = msgspec.field(name="storeReplyMessageEnable", default=True)
     reject_transactions: bool = msgspec.field(name="rejectTransactionMessage", default=False)
 
+    timers_enabled: bool = msgspec.field(name="timerWheelEnable", default=True)
+    timer_precision_ms: int = msgspec.field(name="timerPrecisionMs", default=1000)
+    timer_delay_max_s: int = msgspec.field(name="timerMaxDelaySec", default=259_200)
+    timer_roll_slots: int = msgspec.field(name="timerRollWindowSlot", default=172_800)
+    timer_log_file_bytes: int = msgspec.field(name="mappedFileSizeTimerLog", default=100 << 20)
+    recall_enabled: bool = msgspec.field(name="recallMessageEnable", default=False)
+    recall_when_not_writable: bool = msgspec.field(name="allowRecallWhenBrokerNotWriteable", default=True)
+
     property_filter: bool = msgspec.field(name="enablePropertyFilter", default=False)
     long_polling: bool = msgspec.field(name="longPollingEnable", default=True)
     pull_count_max: int = msgspec.field(name="maxTransferCountOnMessageInMemory", default=32)
@@ -179,6 +187,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         if self.log_file_bytes < 4096 or self.queue_file_bytes < _QUEUE_UNIT_BYTES:
             raise ConfigError("mappedFileSizeCommitLog needs 4096 bytes or more, mappedFileSizeConsumeQueue 20 or more")
         if self.metrics_exporter not in ("DISABLE", "PROM"):
+        if self.timer_precision_ms not in (100, 200, 500, 1000):
+            raise ConfigError(f"timerPrecisionMs {self.timer_precision_ms} is not supported; use 100, 200, 500 or 1000")
+        if self.timer_log_file_bytes < 4096:
+            raise ConfigError("mappedFileSizeTimerLog needs 4096 bytes or more")
             raise ConfigError(f"metricsExporterType {self.metrics_exporter!r} is not supported; use DISABLE or PROM")
         for key, harmless in UNKEPT_PROMISES.items():
             value = self.ignored.get(key)

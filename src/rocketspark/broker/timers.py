@@ -218,9 +218,6 @@ class Timers:
             if not delete:
                 self._put_back(stored, pairs, topic, NEVER_MS, roll=False)
             return
-        if not self._files.used and not self._read_ms:
-            self._read_ms = now // self._precision_ms * self._precision_ms - self._precision_ms
-            self._read_ms = min(self._read_ms, out_ms // self._precision_ms * self._precision_ms)
         write_ms = now // self._precision_ms * self._precision_ms
         slot_ms = self._files.add(write_ms, out_ms, stored.position, stored.size, string_hash(topic), delete=delete)
         slot_ms -= slot_ms % self._precision_ms

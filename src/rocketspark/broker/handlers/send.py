@@ -14,6 +14,7 @@ from rocketspark.broker.groups import Groups
 from rocketspark.broker.intake import Accepted, Intake, any_queue, pairs_of
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Stats, count
+from rocketspark.broker.timer_rules import TimerRules
 from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RecordError, ServerError
@@ -27,8 +28,6 @@ from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes, reply
 
 _PACK_LENGTHS = struct.Struct(">ii").pack
-# Properties that park a message: clients rely on the time they state.
-_TIMER_PROPERTIES = frozenset({b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"})
 
 
 class SendHandler:
@@ -45,6 +44,7 @@ class SendHandler:
         transactions: Transactions,
         stats: Stats,
         store_host: bytes,
+        timer_rules: TimerRules,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -56,6 +56,7 @@ class SendHandler:
         self._durability = durability
         self._transactions = transactions
         self._stats = stats
+        self._timer_rules = timer_rules
         self._sync_flush = settings.sync_flush
         self._host_hex = store_host.hex().upper().encode()
         self.configure()
@@ -123,12 +124,6 @@ class SendHandler:
                 return self._send_batch(peer, request, topic, queue_id, pairs, body)
             if topic[0] == "%" and topic.startswith(names.RETRY_PREFIX):
                 topic, queue_id = self._retry_target(h, topic, queue_id, pairs)
-            if not _TIMER_PROPERTIES.isdisjoint(pairs):
-                raise ServerError(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    "timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are not supported by this"
-                    " broker yet; use a delay level",
-                )
             if h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
                 position, queue_offset, end = self._transactions.prepare(
                     topic, queue_id, body, stored, pairs, h.flag, h.sys_flag, h.born_time_ms, peer.packed_host
@@ -153,7 +148,7 @@ class SendHandler:
             self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
             return None
         transaction_id = pairs[b"UNIQ_KEY"]
-        if not transaction_id.isalnum():
+        if not transaction_id.isalnum() or b"TIMER_OUT_MS" in pairs:
             return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
         header = self._reply % (0, queue_id, transaction_id, message_id, queue_offset, request.opaque)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
@@ -171,7 +166,18 @@ class SendHandler:
         if not transaction_id.isalnum():
             transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
         header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
+        if b"TIMER_OUT_MS" in pairs:
+            header = header.replace(b'"extFields":{', b'"extFields":{' + self._recall_handle(pairs), 1)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
+
+    def _recall_handle(self, pairs: dict[bytes, bytes]) -> bytes:
+        """The header field by which a timer message can be recalled; none for a retry (rule: 5.5.0)."""
+        topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
+        out_ms = pairs[b"TIMER_OUT_MS"]
+        if not topic or topic.startswith(names.RETRY_PREFIX) or not out_ms.isdigit():
+            return b""
+        message_id = pairs[b"UNIQ_KEY"].decode("utf-8", "replace")
+        return b'"recallHandle":"%b",' % self._timer_rules.handle(topic, int(out_ms), message_id).encode()
 
     def _answer_when_durable(
         self,
