@@ -1,0 +1,193 @@
+"""Timer messages over real sockets in real seconds: delivery, recall, restart, kill."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import TOPIC, broker, connected, create, pairs, pull, pulled, records, run, send, sent
+
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import Header, SendReply
+from rocketspark.protocol.timers import RecallHandle, RecallHeader, decode_handle
+from rocketspark.testing.process import run_server_process
+from rocketspark.transport.peer import Peer, Reply
+
+GROUP = "P"
+
+
+class RecallReply(Header, kw_only=True, rename={"message_id": "msgId", "region": "MSG_REGION"}):
+    """Reply to a recall."""
+
+    message_id: str | None = None
+    region: str
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+async def recall(peer: Peer, handle: str, topic: str = TOPIC) -> Reply:
+    header = RecallHeader(group=GROUP, topic=topic, handle=handle)
+    return await peer.request(RequestCode.RECALL_MESSAGE, header)
+
+
+async def arrived(peer: Peer, count: int, queue_id: int = 0) -> list[tuple[str, int]]:
+    """(body, store time) of the first messages of a queue, waited for by held pulls."""
+    found: list[tuple[str, int]] = []
+    while len(found) < count:
+        reply = await pull(peer, TOPIC, queue_id, len(found), sys_flag=6, suspend_ms=5000)
+        found += [(m.body.decode(), m.store_time_ms) for m in records(reply.raise_for_code("pull"))]
+    return found
+
+
+def test_messages_come_in_their_second(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            began = now_ms()
+            asked = {"sec": began + 2000, "ms": began + 300, "deliver": began + 1200}
+            await sent(peer, b"sec", pairs={"TIMER_DELAY_SEC": "2", "TAGS": "A"})
+            await sent(peer, b"ms", pairs={"TIMER_DELAY_MS": "300"})
+            await sent(peer, b"deliver", pairs={"TIMER_DELIVER_MS": str(asked["deliver"])})
+            await sent(peer, b"past", pairs={"TIMER_DELIVER_MS": str(began)})
+            found = await arrived(peer, 4)
+            assert found[0][0] == "past"
+            assert {body for body, _ in found} == {"sec", "ms", "deliver", "past"}
+            for body, stored_ms in found[1:]:
+                # A second of precision, and something for a busy machine.
+                assert asked[body] <= stored_ms < asked[body] + 1000 + 500, (body, stored_ms - asked[body])
+            assert [stored_ms for _, stored_ms in found] == sorted(stored_ms for _, stored_ms in found)
+            last = next(m for m in await pulled(peer) if m.body == b"sec")
+            assert pairs(last)["REAL_TOPIC"] == TOPIC
+            assert int(pairs(last)["TIMER_DEQUEUE_MS"]) >= asked["sec"]
+            # By tag as well: the delivered record has its own code.
+            assert [m.body for m in await pulled(peer, TOPIC, 0, 0, subscription="A")] == [b"sec"]
+
+    run(main())
+
+
+def test_an_idle_broker_makes_no_timer_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            await sent(peer)
+        assert not (tmp_path / "timerwheel").exists()
+        assert not (tmp_path / "config/timercheck").exists()
+
+    run(main())
+
+
+def test_a_recalled_message_never_comes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, recall_enabled=True) as server, connected(server.address) as peer:
+            await create(peer)
+            plain = (await send(peer, b"plain", pairs={"UNIQ_KEY": "K0"})).header(SendReply)
+            assert plain.recall_handle is None
+            handles = []
+            for n in range(3):
+                reply = (await send(peer, b"%d" % n, pairs={"UNIQ_KEY": f"K{n}", "TIMER_DELAY_MS": "1500"})).header(
+                    SendReply
+                )
+                assert reply.recall_handle is not None
+                handles.append(reply.recall_handle)
+            handle = decode_handle(handles[1])
+            assert handle == RecallHandle(TOPIC, "broker-a", handle.deliver_ms, "K1")
+            assert handle.deliver_ms % 1000 == 1
+            again = await recall(peer, handles[1])
+            assert (again.code, again.header(RecallReply)) == (0, RecallReply(message_id="K1", region="DefaultRegion"))
+            assert [body for body, _ in await arrived(peer, 3)] == ["plain", "0", "2"]
+            late = await recall(peer, handles[0])
+            assert (late.code, late.remark) == (604, "recall failed, timestamp invalid")
+
+    run(main())
+
+
+def test_what_may_not_be_recalled_is_told(tmp_path: Path) -> None:
+    def handle(**changes: Any) -> str:
+        values: dict[str, Any] = {"topic": TOPIC, "broker_name": "broker-a", "deliver_ms": now_ms() + 5000}
+        return RecallHandle(**values | {"message_id": "K"} | changes).encode()
+
+    # As 5.5.0 answers them, in the order of its checks.
+    rows = [
+        (handle(), "NoSuch", 17, "recall failed, the topic[NoSuch] not exist"),
+        ("", TOPIC, 604, "recall handle is invalid"),
+        ("no base64!", TOPIC, 604, "recall handle is invalid"),
+        (handle(topic="Other"), TOPIC, 604, "recall failed, topic not match"),
+        (handle(broker_name="broker-b"), TOPIC, 604, "recall failed, broker service not available"),
+        (handle(deliver_ms=now_ms() - 1), TOPIC, 604, "recall failed, timestamp invalid"),
+        (handle(deliver_ms=now_ms() + 300_000_000), TOPIC, 604, "recall failed, timestamp invalid"),
+    ]
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            reply = await recall(peer, handle())
+            assert (reply.code, reply.remark) == (16, "recall failed, operation is forbidden")
+            server.settings.recall_enabled = True
+            for text, topic, code, remark in rows:
+                reply = await recall(peer, text, topic)
+                assert (reply.code, reply.remark) == (code, remark)
+                assert reply.header(RecallReply).region == "DefaultRegion"
+            server.settings.broker_permission = 4
+            assert (await recall(peer, handle())).code == 0
+            server.settings.recall_when_not_writable = False
+            assert (await recall(peer, handle())).code == 14
+
+    run(main())
+
+
+def test_timer_messages_can_be_turned_off(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, timers_enabled=False) as server, connected(server.address) as peer:
+            await create(peer)
+            reply = await send(peer, pairs={"TIMER_DELAY_SEC": "1"})
+            assert (reply.code, reply.remark) == (
+                1,
+                "accurate timer message is not enabled, timerWheelEnable is false",
+            )
+
+    run(main())
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_stopped_broker_delivers_after_its_start(tmp_path: Path, sync: bool) -> None:
+    changes = {"flush_disk_type": "SYNC_FLUSH"} if sync else {}
+
+    async def main() -> None:
+        async with broker(tmp_path, **changes) as server, connected(server.address) as peer:
+            await create(peer)
+            reply = (await send(peer, b"due", pairs={"TIMER_DELAY_MS": "100"})).header(SendReply)
+            assert reply.recall_handle is not None
+            await sent(peer, b"waits", pairs={"TIMER_DELAY_SEC": "3600"})
+        await asyncio.sleep(1.2)
+        async with broker(tmp_path, **changes) as server, connected(server.address) as peer:
+            assert [body for body, _ in await arrived(peer, 1)] == ["due"]
+        async with broker(tmp_path, **changes) as server, connected(server.address) as peer:
+            assert [m.body for m in await pulled(peer)] == [b"due"]
+
+    run(main())
+
+
+def test_a_killed_broker_delivers_each_once(tmp_path: Path) -> None:
+    async def main(address: str, count: int, offset: int) -> list[str]:
+        async with connected(address) as peer:
+            if count:
+                await create(peer)
+                for n in range(count):
+                    wait_ms = 1 + n * 3000 // count
+                    await sent(peer, b"%d" % n, pairs={"UNIQ_KEY": f"K{n}", "TIMER_DELAY_MS": str(wait_ms)})
+                return []
+            return [body for body, _ in await arrived(peer, offset)]
+
+    with run_server_process(tmp_path / "store", config={"brokerName": "broker-a"}) as server:
+        run(main(server.broker, 600, 0))
+        for pause_s in (0.4, 0.7):
+            time.sleep(pause_s)
+            server.kill()
+            server.restart()
+        found = run(main(server.broker, 0, 600))
+        assert sorted(map(int, found)) == list(range(600))
