@@ -45,6 +45,7 @@ class Disk:
 @asynccontextmanager
 async def small_broker(root: Path, disk: Disk, **changes: Any) -> AsyncIterator[BrokerServer]:
     values = {"log_file_bytes": FILE_BYTES, "queue_file_bytes": 1000, "clean_interval_ms": 100, "clean_pause_ms": 0}
+    values |= {"flush_interval_ms": 20}
     server = BrokerServer(settings(root, **values | changes), disk_used=disk)
     await server.start()
     try:

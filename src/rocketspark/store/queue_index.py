@@ -381,6 +381,14 @@ class QueueIndex:
         except OSError as e:
             raise failure(e, "remove", f"{self.directory}/{topic}") from e
 
+    def finish_deletion(self, topic: str, position: int) -> None:
+        """Removes the topic if it still has a message from before a log position: a kill fell into its deletion."""
+        for queue_id in list(self._known.get(topic, ())):
+            queue = self.find(topic, queue_id)
+            if queue is not None and queue.min < queue.next and queue.unit(queue.min)[0] < position:
+                self.delete_topic(topic)
+                return
+
     def expire(self, min_position: int, step_count: int) -> Iterator[None]:
         """After the log lost what lies before `min_position`: queue files go, oldest offsets rise.
 

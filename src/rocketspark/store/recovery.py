@@ -6,6 +6,7 @@ the same code that appends use, after the queue units and index entries from the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rocketspark.model.java import string_hash
@@ -38,24 +39,37 @@ class _QueueHole(Exception):
     """A queue lacks units from before the replayed part."""
 
 
-def recover(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Checkpoint, *, crashed: bool) -> Recovered:
-    """Makes log, queues and index agree. `crashed`: the last run did not end by `close`.
+def recover(
+    log: Log,
+    queues: QueueIndex,
+    index: KeyIndex | None,
+    at: Checkpoint,
+    deleted: Mapping[bytes, int],
+    *,
+    crashed: bool,
+) -> Recovered:
+    """Makes log, queues and index agree.
+
+    `deleted`: of topics, the log position before which their records are in no queue; `crashed`: the last run did not
+    end by `close`.
 
     Raises StoreFull or StoreUnwritable if files cannot be repaired.
     """
     oldest = log.min_position
     queues.min_position = oldest
+    for topic, position in deleted.items():
+        queues.finish_deletion(topic.decode(), position)
     safe = _replay_start(log, queues, index, at)
     thorough = crashed or safe == oldest
     try:
-        found = _replay(log, queues, index, safe, thorough=thorough)
+        found = _replay(log, queues, index, safe, deleted, thorough=thorough)
         if found.end < at.queues_position:
             # Queues may point beyond the log's end: every one has to be looked at.
-            found = _replay(log, queues, index, min(safe, found.end), thorough=True)._replace(cut=True)
+            found = _replay(log, queues, index, min(safe, found.end), deleted, thorough=True)._replace(cut=True)
         return found
     except _QueueHole:
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
-        return _replay(log, queues, index, oldest, thorough=True)
+        return _replay(log, queues, index, oldest, deleted, thorough=True)
 
 
 def _replay_start(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Checkpoint) -> int:
@@ -93,9 +107,11 @@ def _verify_start(log: Log, safe: int) -> int:
     return log.min_position
 
 
-def _replay(log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, *, thorough: bool) -> Recovered:
+def _replay(
+    log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, deleted: Mapping[bytes, int], *, thorough: bool
+) -> Recovered:
     verify_from = _verify_start(log, safe)
-    replay = _Replay(queues, index, safe, from_start=safe <= log.min_position)
+    replay = _Replay(queues, index, safe, deleted, from_start=safe <= log.min_position)
     end = last_time_ms = replayed = 0
     opened = False
     while True:
@@ -142,8 +158,11 @@ def _anything_at(log: Log, end: int) -> bool:
 class _Replay:
     """Puts records into queues and index, as their appends would have (rule: wire.md 4.3)."""
 
-    def __init__(self, queues: QueueIndex, index: KeyIndex | None, safe: int, *, from_start: bool) -> None:
+    def __init__(
+        self, queues: QueueIndex, index: KeyIndex | None, safe: int, deleted: Mapping[bytes, int], *, from_start: bool
+    ) -> None:
         self._queues = queues
+        self._deleted = deleted
         self._index = index
         self._safe = safe
         self._from_start = from_start
@@ -155,7 +174,8 @@ class _Replay:
         kind = found.sys_flag & sysflags.TRANSACTION_MASK
         if found.sys_flag & sysflags.INNER_BATCH:
             queues.batch_topics.add(found.topic)
-        if not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics:
+        queued = not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics
+        if queued and found.position >= self._deleted.get(found.topic, 0):
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):
                 _put_unit(queue, found)
@@ -183,7 +203,7 @@ class _Replay:
             _put_unit(queue, self._reborn.pop(queue))
             return True
         if offset < queue.next:
-            # Either the topic was deleted and made again, or the offset is damaged: the next one tells.
+            # Either the topic was deleted and made again by RocketMQ, or the offset is damaged: the next one tells.
             if offset == 0:
                 self._reborn[queue] = found
             return False

@@ -15,6 +15,7 @@ from rocketspark.errors import MessageIllegal, StoreFull, StoreUnwritable
 from rocketspark.protocol import record, sysflags
 from rocketspark.store import checkpoint, recovery, retention
 from rocketspark.store.clock import Clock, SystemClock
+from rocketspark.store.deletions import Deletions
 from rocketspark.store.files import OsFiles, failure
 from rocketspark.store.key_index import PENDING_MAX, KeyIndex
 from rocketspark.store.lock import DirectoryLock
@@ -101,6 +102,7 @@ class Store:
         self._reader = Reader(self.log, self.queue_index, self.key_index)
         self._queues_by_bytes = self.queue_index.by_bytes
         self._pending = self.key_index.pending if self.key_index else None
+        self._deletions = Deletions(s.root, self._files)
         abort = f"{s.root}/abort"
         try:
             self.log.segments.scan()
@@ -109,7 +111,10 @@ class Store:
                 self.key_index.scan()
             crashed = os.path.exists(abort)
             found = checkpoint.read(f"{s.root}/checkpoint")
-            self.recovered = recovery.recover(self.log, self.queue_index, self.key_index, found, crashed=crashed)
+            self._deletions.read(self.log.segments.end())
+            self.recovered = recovery.recover(
+                self.log, self.queue_index, self.key_index, found, self._deletions.positions, crashed=crashed
+            )
             self._files.write_file(abort, str(os.getpid()).encode())
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
@@ -523,10 +528,14 @@ class Store:
         self.log.refuse(reason)
 
     def delete_topic(self, topic: str) -> None:
-        """Removes the topic's consume queues; its records stay in the log until that is deleted."""
+        """Removes the topic's consume queues; its records stay in the log until that is deleted.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        position = self.flush_log()
+        # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
+        self._deletions.add(topic, position, self.min_position)
         self.queue_index.delete_topic(topic)
-        # Without this a crash would replay the topic's records and bring it back.
-        self.flush_log()
         self.flush_queues()
         self.flush_indexes()
         self.write_checkpoint()
