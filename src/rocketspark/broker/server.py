@@ -208,8 +208,8 @@ class BrokerServer:
             ),
             QueryHandler(self.store),
             TransactionHandler(s, self._transactions, self._durability),
-            GroupHandler(
             TimerHandler(s, timer_rules, intake, self._topics, self._durability),
+            GroupHandler(
                 s.broker_name,
                 self.address,
                 self.store,
@@ -218,8 +218,8 @@ class BrokerServer:
                 self._clients,
                 self._offsets,
                 self._arrivals,
-            ),
                 self._stats.consume_tps,
+            ),
             ConsumerHandler(s.broker_name, self.store, self._clients),
             AdminHandler(
                 s,
@@ -265,8 +265,8 @@ class BrokerServer:
         )
         live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
         live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable".split())
-        live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
         live.watch("recallMessageEnable allowRecallWhenBrokerNotWriteable".split())
+        live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
         live.watch("fileReservedTime deleteWhen diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio".split())
         live.watch("diskSpaceWarningLevelRatio cleanFileForciblyEnable cleanResourceInterval".split())
         live.watch("deleteCommitLogFilesInterval deleteFileBatchMax".split())
@@ -332,8 +332,8 @@ class BrokerServer:
             await self._retention.stop()
             self._delays.stop()
             self._transactions.stop()
-            await self._registration.stop()
             await self._wheel.stop()
+            await self._registration.stop()
             self._arrivals.close()
             await asyncio.get_running_loop().run_in_executor(None, self._durability.stop_threads)
             self._durability.finish()
@@ -344,8 +344,8 @@ class BrokerServer:
                     save()
                 except RocketSparkError as e:
                     log.error("%s", e)
-        self.store.close()
             self._wheel.close()
+        self.store.close()
 
 
 def _marks(s: BrokerSettings) -> dict[str, str]:

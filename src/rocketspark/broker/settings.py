@@ -186,11 +186,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
         if self.log_file_bytes < 4096 or self.queue_file_bytes < _QUEUE_UNIT_BYTES:
             raise ConfigError("mappedFileSizeCommitLog needs 4096 bytes or more, mappedFileSizeConsumeQueue 20 or more")
-        if self.metrics_exporter not in ("DISABLE", "PROM"):
         if self.timer_precision_ms not in (100, 200, 500, 1000):
             raise ConfigError(f"timerPrecisionMs {self.timer_precision_ms} is not supported; use 100, 200, 500 or 1000")
         if self.timer_log_file_bytes < 4096:
             raise ConfigError("mappedFileSizeTimerLog needs 4096 bytes or more")
+        if self.metrics_exporter not in ("DISABLE", "PROM"):
             raise ConfigError(f"metricsExporterType {self.metrics_exporter!r} is not supported; use DISABLE or PROM")
         for key, harmless in UNKEPT_PROMISES.items():
             value = self.ignored.get(key)

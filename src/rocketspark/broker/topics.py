@@ -58,8 +58,8 @@ class Topics:
         yield topic(f"{s.cluster_name}_REPLY_TOPIC")
         yield topic(names.HALF_TOPIC)
         yield topic(names.OP_HALF_TOPIC)
-
         yield topic(names.TIMER_TOPIC)
+
     def get(self, topic: str) -> TopicConfig | None:
         """A topic's settings, None if the broker has no such topic."""
         return self.table.get(topic)
