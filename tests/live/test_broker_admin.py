@@ -28,20 +28,21 @@ from tests.unit.protocol.golden import frames
 
 from rocketspark.broker.settings import parse_properties
 from rocketspark.protocol import java_json
-from rocketspark.protocol.admin_headers import (
-    BrokerConsumeStatsHeader,
-    ConfigReply,
-    QueueUnitsHeader,
-    ResumeCheckHeader,
-    StatsHeader,
-)
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
+    ConsumerStatsHeader,
     EndTransactionHeader,
     Header,
     RouteHeader,
     SendReply,
     UpdateConsumerOffsetHeader,
+)
+from rocketspark.protocol.headers.admin import (
+    BrokerConsumeStatsHeader,
+    ConfigReply,
+    QueueUnitsHeader,
+    ResumeCheckHeader,
+    StatsHeader,
 )
 from rocketspark.transport.peer import Peer, Reply
 
@@ -357,6 +358,22 @@ def test_stats_data(tmp_path: Path) -> None:
             assert whole["statsMinute"]["sum"] == 4
             missing = await peer.request(view, StatsHeader(name="TOPIC_PUT_NUMS", key="None"))
             assert (missing.code, missing.remark) == (1, "The stats <TOPIC_PUT_NUMS> <None> not exist")
+
+    run(main())
+
+
+def test_consume_rate_in_a_groups_progress(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            for _ in range(6):
+                await sent(peer)
+            await pulled(peer)
+            commit = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, commit_offset=6)
+            await ask(peer, RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+            server._stats.tick(server._stats.started_ms + 10_000)
+            found = await document(peer, RequestCode.GET_CONSUME_STATS, ConsumerStatsHeader(group=GROUP))
+            assert found["consumeTps"] == 0.6
 
     run(main())
 

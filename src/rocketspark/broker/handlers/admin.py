@@ -23,16 +23,16 @@ from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import bodies, java_json
-from rocketspark.protocol.admin_headers import (
+from rocketspark.protocol.bodies import QueueBody, SubscriptionBody, TopicConfig
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.headers.admin import (
     BrokerConsumeStatsHeader,
     ConfigReply,
     QueueUnitsHeader,
     ResumeCheckHeader,
     StatsHeader,
 )
-from rocketspark.protocol.bodies import QueueBody, SubscriptionBody, TopicConfig
-from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes, reply

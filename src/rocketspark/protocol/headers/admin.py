@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers.codec import Header
 
 
 class ConfigReply(Header, kw_only=True, gc=False):
