@@ -10,8 +10,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
 
 from rocketspark.client.fetcher import Fetcher
 from rocketspark.model import ReceivedMessage
@@ -22,22 +22,18 @@ PACE_S = 0.002
 QUICK_PER_PACE = 4
 
 
-class Unit(NamedTuple):
-    """Messages of one queue that the listener gets in one call."""
-
-    fetcher: Fetcher
-    messages: list[ReceivedMessage]
-
-
-# What became of units: True done, False failed, None not begun since the queue was given up.
-Outcomes = list[tuple[Unit, bool | None]]
+# What the listener gets in one call, a message or a list of one queue's, with the fetcher that read it. Plain tuples:
+# one is made for every message.
+Unit = tuple[Fetcher, Any]
+# Takes the units that are done, and those that failed. What was not begun, since its queue was given up, is in neither.
+Report = Callable[[list[Unit], list[Unit]], None]
 Listener = Callable[[Any], Any]
 
 
 class Listeners(Protocol):
     """What both ways of running a listener have in common."""
 
-    def put(self, units: list[Unit]) -> None:
+    def put(self, units: Iterable[Unit]) -> None:
         """Have units run; never waits."""
 
     async def close(self) -> None:
@@ -47,10 +43,9 @@ class Listeners(Protocol):
 class ThreadListeners:
     """Runs a plain function in up to `count` threads. `report` is called on the loop."""
 
-    def __init__(self, listener: Listener, count: int, single: bool, report: Callable[[Outcomes], None]) -> None:
+    def __init__(self, listener: Listener, count: int, report: Report) -> None:
         self._listener = listener
         self._count = count
-        self._single = single
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._units: deque[Unit] = deque()
@@ -61,13 +56,14 @@ class ThreadListeners:
         self._seen = 0
         self._closing = False
         self._threads: list[threading.Thread] = []
-        self._outcomes: deque[tuple[Unit, bool | None]] = deque()
+        self._done: deque[Unit] = deque()
+        self._failed: deque[Unit] = deque()
         self._told = False
         self._left = 0
         self._all_ended = asyncio.Event()
         self._pacer: asyncio.TimerHandle | None = None
 
-    def put(self, units: list[Unit]) -> None:
+    def put(self, units: Iterable[Unit]) -> None:
         """Have units run; never waits."""
         self._units.extend(units)
         if not self._active:
@@ -99,7 +95,7 @@ class ThreadListeners:
         self._pacer = self._loop.call_later(PACE_S, self._pace)
 
     def _work(self) -> None:
-        units, outcomes, listener, single = self._units, self._outcomes, self._listener, self._single
+        units, done, failed, listener = self._units, self._done, self._failed, self._listener
         while True:
             self._permits.acquire()
             while True:
@@ -111,14 +107,13 @@ class ThreadListeners:
                             continue
                         self._active -= 1
                     break
-                done: bool | None = None
-                if not unit.fetcher.dropped:
+                fetcher, given = unit
+                if not fetcher.dropped:
                     try:
-                        done = listener(unit.messages[0] if single else unit.messages) is not False
+                        (failed if listener(given) is False else done).append(unit)
                     except BaseException as e:
-                        _log_failure(unit, e)
-                        done = False
-                outcomes.append((unit, done))
+                        _log_failure(given, e)
+                        failed.append(unit)
                 self._finished += 1
                 if not self._told:
                     # One wake-up for all that end before the loop looks.
@@ -136,10 +131,7 @@ class ThreadListeners:
 
     def _take_outcomes(self) -> None:
         self._told = False
-        taken: Outcomes = []
-        while self._outcomes:
-            taken.append(self._outcomes.popleft())
-        self._report(taken)
+        self._report(_drained(self._done), _drained(self._failed))
 
     def _thread_ended(self) -> None:
         self._left -= 1
@@ -164,17 +156,18 @@ class ThreadListeners:
 class TaskListeners:
     """Runs a coroutine function, up to `count` at once, on the loop."""
 
-    def __init__(
-        self, listener: Callable[[Any], Awaitable[Any]], count: int, single: bool, report: Callable[[Outcomes], None]
-    ) -> None:
+    def __init__(self, listener: Callable[[Any], Awaitable[Any]], count: int, report: Report) -> None:
         self._listener = listener
         self._count = count
-        self._single = single
         self._report = report
+        self._loop = asyncio.get_running_loop()
         self._units: deque[Unit] = deque()
+        self._done: deque[Unit] = deque()
+        self._failed: deque[Unit] = deque()
+        self._told = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def put(self, units: list[Unit]) -> None:
+    def put(self, units: Iterable[Unit]) -> None:
         """Have units run; never waits."""
         self._units.extend(units)
         for _ in range(min(self._count - len(self._tasks), len(self._units))):
@@ -183,32 +176,45 @@ class TaskListeners:
             task.add_done_callback(self._tasks.discard)
 
     async def _work(self) -> None:
-        done_in_a_row = 0
+        in_a_row = 0
         while self._units:
             unit = self._units.popleft()
-            if unit.fetcher.dropped:
-                self._report([(unit, None)])
+            fetcher, given = unit
+            if fetcher.dropped:
                 continue
             try:
-                done = await self._listener(unit.messages[0] if self._single else unit.messages) is not False
+                (self._failed if await self._listener(given) is False else self._done).append(unit)
             except Exception as e:
-                _log_failure(unit, e)
-                done = False
-            self._report([(unit, done)])
-            done_in_a_row += 1
-            if done_in_a_row % 32 == 0:
+                _log_failure(given, e)
+                self._failed.append(unit)
+            if not self._told:
+                # One report for all that end before the loop comes to it.
+                self._told = True
+                self._loop.call_soon(self._take_outcomes)
+            in_a_row += 1
+            if in_a_row % 32 == 0:
                 # A listener that never waits must not keep the loop to itself.
                 await asyncio.sleep(0)
+
+    def _take_outcomes(self) -> None:
+        self._told = False
+        self._report(_drained(self._done), _drained(self._failed))
 
     async def close(self) -> None:
         """Begin no more, and return when all that began has ended and was reported."""
         self._units.clear()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._take_outcomes()
 
 
-def _log_failure(unit: Unit, error: BaseException) -> None:
-    first = unit.messages[0]
+def _drained(units: deque[Unit]) -> list[Unit]:
+    # Others only add: so many can be taken.
+    return [units.popleft() for _ in range(len(units))]
+
+
+def _log_failure(given: ReceivedMessage | list[ReceivedMessage], error: BaseException) -> None:
+    first = given[0] if isinstance(given, list) else given
     log.warning(
         "the listener failed on message %s of topic %s (attempt %d); it will be delivered again",
         first.message_id,

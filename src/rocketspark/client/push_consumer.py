@@ -10,13 +10,15 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
+from itertools import chain, groupby, repeat
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rocketspark.client import requests, validate
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.instance import Instance
-from rocketspark.client.listeners import Listeners, Outcomes, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.listeners import Listeners, TaskListeners, ThreadListeners, Unit
 from rocketspark.client.membership import ConsumeFrom, Membership
 from rocketspark.errors import ConfigError, RocketSparkError, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -142,7 +144,7 @@ class AsyncPushConsumer:
             raise StateError("no listener: call listen(function) before start")
         self._state = "started"
         kind = TaskListeners if _is_coroutine_function(self._listener) else ThreadListeners
-        self._listeners = kind(self._listener, self._threads, self._batch_max == 1, self._finished)
+        self._listeners = kind(self._listener, self._threads, self._finished)
         await self._instance.start()
         try:
             await self._instance.check_namesrv()
@@ -201,20 +203,20 @@ class AsyncPushConsumer:
     def _deliver(self, fetcher: Fetcher, messages: list[ReceivedMessage]) -> None:
         assert self._listeners is not None
         n = self._batch_max
-        if n == 1:
-            self._listeners.put([Unit(fetcher, [m]) for m in messages])
-        else:
-            self._listeners.put([Unit(fetcher, messages[i : i + n]) for i in range(0, len(messages), n)])
+        given = messages if n == 1 else [messages[i : i + n] for i in range(0, len(messages), n)]
+        self._listeners.put(zip(repeat(fetcher), given))
 
-    def _finished(self, outcomes: Outcomes) -> None:
-        for unit, done in outcomes:
-            if done:
-                unit.fetcher.backlog.finish(unit.messages)
-            elif done is False and not unit.fetcher.dropped:
-                for message in unit.messages:
-                    task = asyncio.ensure_future(self._return(unit.fetcher, message))
-                    self._returning.add(task)
-                    task.add_done_callback(self._returning.discard)
+    def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
+        for fetcher, units in groupby(done, key=itemgetter(0)):
+            given = [unit[1] for unit in units]
+            fetcher.backlog.finish(given if self._batch_max == 1 else chain.from_iterable(given))
+        for fetcher, given in failed:
+            if fetcher.dropped:
+                continue
+            for message in [given] if self._batch_max == 1 else given:
+                task = asyncio.ensure_future(self._return(fetcher, message))
+                self._returning.add(task)
+                task.add_done_callback(self._returning.discard)
 
     async def _return(self, fetcher: Fetcher, message: ReceivedMessage) -> None:
         """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
@@ -236,7 +238,7 @@ class AsyncPushConsumer:
 
     def _again(self, fetcher: Fetcher, message: ReceivedMessage) -> None:
         if self._state == "started" and not fetcher.dropped and self._listeners is not None:
-            self._listeners.put([Unit(fetcher, [message])])
+            self._listeners.put([(fetcher, message if self._batch_max == 1 else [message])])
 
     async def _send_anew(self, message: ReceivedMessage) -> None:
         topic = validate.RETRY_PREFIX + self.group

@@ -27,7 +27,7 @@ class Message(msgspec.Struct, kw_only=True):
     wait_store_ok: bool = True
 
 
-class ReceivedMessage(msgspec.Struct, kw_only=True):
+class ReceivedMessage(msgspec.Struct, kw_only=True, gc=False):
     """A message as read from a queue.
 
     `message_id` is the producer's unique id (UNIQ_KEY), `offset_message_id` the broker's; `queue_offset` counts
