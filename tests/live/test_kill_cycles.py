@@ -1,0 +1,17 @@
+"""Five kills under mixed load; `make soak` does many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.live.kill_cycles import KINDS, run_cycles
+
+
+@pytest.mark.timeout(120)
+def test_nothing_is_lost_doubled_or_mixed_up_by_kills(tmp_path: Path) -> None:
+    run = run_cycles(tmp_path, 5, seed=5, say=print)
+    done = {sent.kind for sent in run.sent.values() if sent.done}
+    assert done == KINDS.keys() - {"oneway"}
+    assert len(run.consumed) > 500
+    assert len(run.client_sent) > 50
