@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pairs, pull, pulled, records, run, send, sent
 
-from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, SendReply
 from rocketspark.protocol.timers import RecallHandle, RecallHeader, decode_handle
 from rocketspark.testing.process import run_server_process
@@ -39,8 +39,9 @@ async def arrived(peer: Peer, count: int, queue_id: int = 0) -> list[tuple[str, 
     """(body, store time) of the first messages of a queue, waited for by held pulls."""
     found: list[tuple[str, int]] = []
     while len(found) < count:
-        reply = await pull(peer, TOPIC, queue_id, len(found), sys_flag=6, suspend_ms=5000)
-        found += [(m.body.decode(), m.store_time_ms) for m in records(reply.raise_for_code("pull"))]
+        reply = await pull(peer, TOPIC, queue_id, len(found), sys_flag=6, suspend_ms=1000)
+        if reply.code != ResponseCode.PULL_NOT_FOUND:
+            found += [(m.body.decode(), m.store_time_ms) for m in records(reply.raise_for_code("pull"))]
     return found
 
 
@@ -59,7 +60,7 @@ def test_messages_come_in_their_second(tmp_path: Path) -> None:
             assert {body for body, _ in found} == {"sec", "ms", "deliver", "past"}
             for body, stored_ms in found[1:]:
                 # A second of precision, and something for a busy machine.
-                assert asked[body] <= stored_ms < asked[body] + 1000 + 500, (body, stored_ms - asked[body])
+                assert asked[body] <= stored_ms < asked[body] + 1000 + 1000, (body, stored_ms - asked[body])
             assert [stored_ms for _, stored_ms in found] == sorted(stored_ms for _, stored_ms in found)
             last = next(m for m in await pulled(peer) if m.body == b"sec")
             assert pairs(last)["REAL_TOPIC"] == TOPIC

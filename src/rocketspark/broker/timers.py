@@ -65,7 +65,10 @@ class Timers:
         self._clock = clock
         self._precision_ms = files.precision_ms
         self._offset = 0
+        self._armed_for_s = float("inf")
         self._read_ms = 0
+        # After the last slot from which anything was delivered: the checkpoint should soon be there.
+        self._emptied_ms = 0
         self._version = Checkpoint()
         # Times of the slots that hold something: as a heap and as a set.
         self._slots: list[int] = []
@@ -79,7 +82,8 @@ class Timers:
         self._delivered: Delivered | None = None
         self._counts = TimerCounts()
         self._counts_changed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._at_once = False
         self._running = False
         self._snapshot: tuple[int, Checkpoint] | None = None
         self._flushing: asyncio.Future[None] | None = None
@@ -123,16 +127,20 @@ class Timers:
 
     def arrived(self) -> None:
         """A timer message was stored: it is put on the wheel in this turn of the loop or the next."""
-        if self._running and (self._timer is None or self._timer.when() > asyncio.get_running_loop().time()):
+        if self._running and self._armed_for_s > asyncio.get_running_loop().time():
             self._arm(0)
 
     def _arm(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
+        loop = asyncio.get_running_loop()
+        self._armed_for_s = loop.time() + delay_s
+        # For no delay uvloop gives a handle that does not tell its time.
+        self._timer = loop.call_later(delay_s, self._turn)
 
     def _turn(self) -> None:
         self._timer = None
+        self._armed_for_s = float("inf")
         wait_s = self.work()
         if wait_s is not None and self._running:
             self._arm(wait_s)
@@ -174,7 +182,7 @@ class Timers:
         wait_s = next(self._drain, None)
         if wait_s is None:
             assert self._draining is not None
-            self._read_ms = max(self._read_ms, self._draining + self._precision_ms)
+            self._emptied_ms = self._read_ms = max(self._read_ms, self._draining + self._precision_ms)
             self._drain = self._draining = None
             return 0.0
         return wait_s
@@ -344,7 +352,7 @@ class Timers:
         if snapshot is None:
             before = self._files.checkpoint
             moved = (self._offset, self._files.log.end) != (before.queue_offset, before.log_position)
-            if moved or now - self._saved_ms >= IDLE_SAVE_MS:
+            if moved or before.read_time_ms < self._emptied_ms or now - self._saved_ms >= IDLE_SAVE_MS:
                 self._snapshot = self._store.written_position, self._next_checkpoint(now)
         elif snapshot[0] > self._store.flushed_position:
             # What was delivered must be on the disk before the checkpoint says so.

@@ -10,6 +10,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Producers by name, and every way of sending. */
@@ -26,6 +27,8 @@ final class Producers {
         commands.put("send_oneway", this::sendOneway);
         commands.put("send_batch", this::sendBatch);
         commands.put("send_ordered", this::sendOrdered);
+        commands.put("send_timed", this::sendTimed);
+        commands.put("recall", this::recall);
     }
 
     private Object start(JSONObject args) throws Exception {
@@ -65,6 +68,29 @@ final class Producers {
             results.add(Shapes.result(result));
         }
         return results;
+    }
+
+    /** Sends to "queue" with the broker's own properties in "times" (TIMER_...). Returns a recall handle or null each. */
+    private Object sendTimed(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        List<Object> handles = new ArrayList<>();
+        for (int index = 0; index < args.getJSONArray("messages").size(); index++) {
+            JSONObject from = args.getJSONArray("messages").getJSONObject(index);
+            Message message = Shapes.message(from);
+            for (String name : from.getJSONObject("times").keySet()) {
+                MessageAccessor.putProperty(message, name, from.getJSONObject("times").getString(name));
+            }
+            SendResult result = producer.send(message, Shapes.queue(args.getJSONObject("queue")));
+            handles.add(SendResult.class.getMethod("getRecallHandle").invoke(result));
+        }
+        return handles;
+    }
+
+    /** Takes back a timer message; clients before 5.4 have no such method. Returns its id. */
+    private Object recall(JSONObject args) throws Exception {
+        DefaultMQProducer producer = Shapes.named(producers, args);
+        return DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class)
+            .invoke(producer, args.getString("topic"), args.getString("handle"));
     }
 
     private Object sendAsync(JSONObject args) throws Exception {

@@ -1,0 +1,169 @@
+"""Timer messages of the official client 5.5.0, on ours, and on a store handed between ours and the official broker.
+
+JAVA_TESTS_ON=apache puts the official broker in our place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
+from tests.java.driver import JavaDriver, message
+
+from rocketspark.protocol import record
+from rocketspark.testing.process import ServerProcess
+
+CONFIG: dict[str, Any] = {
+    "brokerName": "broker-a",
+    "mappedFileSizeCommitLog": 128 * 1024,
+    "mappedFileSizeConsumeQueue": 100 * 20,
+    "mappedFileSizeTimerLog": 2000 * 52,
+    "maxHashSlotNum": 100,
+    "maxIndexNum": 400,
+    "recallMessageEnable": "true",
+}
+TOPIC = "timed"
+QUEUE = {"topic": TOPIC, "broker": "broker-a", "queue_id": 1}
+HOUR_MS = 3_600_000
+
+
+class Server(Protocol):
+    namesrv: str
+    broker: str
+
+    def stop(self) -> int: ...
+    def kill(self) -> None: ...
+
+
+Start = Callable[[str], Server]
+
+
+@pytest.fixture(scope="module")
+def namesrv(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
+    server = ApacheNamesrv(tmp_path_factory.mktemp("timers-namesrv"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def start(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[Start]:
+    """start("ours") and start("theirs"): a server on the test's one store."""
+    started: list[Server] = []
+    store = tmp_path / "store"
+
+    def begin(whose: str) -> Server:
+        if whose == "ours" and os.environ.get("JAVA_TESTS_ON") != "apache":
+            server = ServerProcess(store, config=CONFIG)
+            started.append(server)
+            server.start()
+            return server
+        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.namesrv, store, config=CONFIG))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.kill()
+
+
+def delivered(server: Server) -> list[tuple[str, int]]:
+    """(body, store time in ms) of all messages in the queue. Asked for by hand: no consumer, no offsets."""
+    found: list[tuple[str, int]] = []
+    while True:
+        ext = {
+            "consumerGroup": "CID_look",
+            "topic": TOPIC,
+            "queueId": "1",
+            "queueOffset": str(len(found)),
+            "maxMsgNums": "32",
+            "sysFlag": "4",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subscription": "*",
+            "subVersion": "0",
+        }
+        answer = ask(server.broker, 11, ext_fields=ext)
+        if answer.code != 0:
+            return found
+        found += [(r.body.decode(), r.store_time_ms) for r in record.decode_all(answer.body)]
+
+
+def wait_for(server: Server, count: int, limit_s: float = 20) -> list[str]:
+    """The bodies once there are `count`."""
+    end = time.monotonic() + limit_s
+    while len(found := delivered(server)) < count:
+        assert time.monotonic() < end, f"only {found} within {limit_s} s"
+        time.sleep(0.1)
+    return [body for body, _ in found]
+
+
+def prepare(java: JavaDriver, server: Server) -> None:
+    with java.started("admin", namesrv=server.namesrv) as admin:
+        java.call("create_topic", name=admin, topic=TOPIC, queues=2, broker_address=server.broker)
+        wanted = {"groupName": "CID_look", "consumeEnable": True}
+        ask(server.broker, 200, json.dumps(wanted).encode())
+
+
+def send(java: JavaDriver, producer: str, body: str, **times: int) -> str:
+    """Send one; returns its recall handle."""
+    texts = {name: str(value) for name, value in times.items()}
+    (handle,) = java.call("send_timed", name=producer, queue=QUEUE, messages=[message(TOPIC, body) | {"times": texts}])
+    return str(handle)
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def test_the_official_client_delays_and_recalls(java_client_55: JavaDriver, start: Start) -> None:
+    java, server = java_client_55, start("ours")
+    prepare(java, server)
+    with java.started("producer", namesrv=server.namesrv, group="PG") as producer:
+        began = now_ms()
+        send(java, producer, "sec", TIMER_DELAY_SEC=3)
+        send(java, producer, "ms", TIMER_DELAY_MS=1200)
+        at_ms = now_ms() + 2000
+        send(java, producer, "deliver", TIMER_DELIVER_MS=at_ms)
+        handle = send(java, producer, "never", TIMER_DELAY_MS=2500)
+        java.call("recall", name=producer, topic=TOPIC, handle=handle)
+        wait_for(server, 3)
+        found = dict(delivered(server))
+        assert sorted(found) == ["deliver", "ms", "sec"]
+        for body, due_ms in (("sec", began + 3000), ("ms", began + 1200), ("deliver", at_ms)):
+            assert due_ms <= found[body] < due_ms + 2500, (body, found[body] - due_ms)
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+@pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours")])
+def test_what_waits_is_delivered_by_the_other_broker(
+    java_client_55: JavaDriver, start: Start, first: str, second: str, ending: str
+) -> None:
+    java, server = java_client_55, start(first)
+    prepare(java, server)
+    with java.started("producer", namesrv=server.namesrv, group="PG") as producer:
+        send(java, producer, "at once", TIMER_DELIVER_MS=1)
+        send(java, producer, "early", TIMER_DELAY_MS=100)
+        due_ms = now_ms() + 6000
+        for n in range(20):
+            handle = send(java, producer, f"waits {n}", TIMER_DELIVER_MS=due_ms)
+            if n % 4 == 0:
+                java.call("recall", name=producer, topic=TOPIC, handle=handle)
+        send(java, producer, "much later", TIMER_DELAY_MS=HOUR_MS)
+        assert wait_for(server, 2) == ["at once", "early"]
+        # A second for the checkpoint; the official broker tells what it delivered by that alone.
+        time.sleep(2.5)
+    assert now_ms() < due_ms, "the machine is too slow for this test"
+    getattr(server, ending)()
+    server = start(second)
+    expected = ["at once", "early", *(f"waits {n}" for n in range(20) if n % 4)]
+    assert sorted(wait_for(server, len(expected))) == sorted(expected)
+    server.stop()
+    # And back: what was delivered is not delivered again, what waits still waits.
+    server = start(first)
+    time.sleep(2)
+    assert sorted(body for body, _ in delivered(server)) == sorted(expected)
