@@ -209,15 +209,12 @@ class Timers:
         if stored.position in self._logged:
             return
         pairs = pairs_of(stored.properties)
-        topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
-        try:
-            out_ms = int(pairs[b"TIMER_OUT_MS"])
-            int(pairs[b"REAL_QID"])
-        except (KeyError, ValueError):
-            topic = ""
-        if not topic:
+        out_text = pairs.get(b"TIMER_OUT_MS", b"")
+        target = target_of(pairs)
+        if target is None or not out_text.isdigit() or len(out_text) > 18:
             log.warning("the record at %d of topic %s is no timer message; skipped", stored.position, names.TIMER_TOPIC)
             return
+        topic, out_ms = target[0], int(out_text)
         delete = b"TIMER_DEL_UNIQKEY" in pairs
         open_from = self._read_ms if self._draining is None else self._draining + self._precision_ms
         open_from = max(open_from, now - SLOT_COUNT // 2 * self._precision_ms)
@@ -280,11 +277,15 @@ class Timers:
             log.error("the timer message at %d of the log is gone; it cannot be delivered", unit.log_position)
             return None
         pairs = pairs_of(stored.properties)
-        return stored, pairs, pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
+        target = target_of(pairs)
+        if target is None:
+            log.error("the timer message at %d of the log has no topic it may go to; dropped", unit.log_position)
+            return None
+        return stored, pairs, target[0]
 
     def _put_back(self, stored: Record, pairs: dict[bytes, bytes], topic: str, enqueue_ms: int, *, roll: bool) -> None:
         """Store a message under its real topic, or once more under the timers' to be rolled."""
-        target, queue_id = (names.TIMER_TOPIC, 0) if roll else (topic, int(pairs.get(b"REAL_QID", b"0")))
+        target, queue_id = (names.TIMER_TOPIC, 0) if roll else (topic, int(pairs[b"REAL_QID"]))
         rolls = pairs.get(b"TIMER_ROLL_TIMES", b"")
         if roll:
             rolls = b"%d" % (int(rolls) + 1 if rolls.isdigit() else 1)
@@ -435,6 +436,21 @@ class Delivered:
             if found.next_offset <= at:
                 break
             at = found.next_offset
+
+
+def target_of(pairs: dict[bytes, bytes]) -> tuple[str, int] | None:
+    """(topic, queue id) that a timer message is for; None if it may not go there.
+
+    Clients may send to the timers' topic themselves, so what they name is checked as if they sent there.
+    """
+    topic, queue_id = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace"), pairs.get(b"REAL_QID", b"")
+    if topic == names.TIMER_TOPIC or topic in names.NOT_SENDABLE or not queue_id.isdigit() or len(queue_id) > 5:
+        return None
+    try:
+        names.check_topic(topic)
+    except ServerError:
+        return None
+    return topic, int(queue_id)
 
 
 def key_of(pairs: dict[bytes, bytes], rolls: bytes) -> Key:

@@ -404,14 +404,29 @@ def test_a_store_that_refuses_is_asked_again_and_nothing_is_lost(
     assert (broker.settle(), broker.keys()) == (None, ["K0", "K1", "K2", "K4"])
 
 
+WRONG: list[dict[str, Any]] = [
+    {},
+    {"TIMER_OUT_MS": "x"},
+    {"TIMER_OUT_MS": "-5"},
+    {"TIMER_OUT_MS": "9" * 40},
+    {"TIMER_OUT_MS": NOW, "REAL_QID": "-1"},
+    {"TIMER_OUT_MS": NOW, "REAL_QID": "99999999999"},
+    {"TIMER_OUT_MS": NOW, "REAL_TOPIC": "../outside"},
+    {"TIMER_OUT_MS": NOW, "REAL_TOPIC": names.TIMER_TOPIC},
+    {"TIMER_OUT_MS": NOW, "REAL_TOPIC": names.OP_HALF_TOPIC},
+    {"TIMER_OUT_MS": NOW, "REAL_TOPIC": ""},
+]
+
+
 def test_what_is_no_timer_message_is_passed_over(rig: Callable[..., Rig]) -> None:
     broker = rig()
-    broker.send(names.TIMER_TOPIC, key="junk")
-    broker.send(names.TIMER_TOPIC, key="half", TIMER_OUT_MS="x", REAL_TOPIC="T", REAL_QID="0")
+    for pairs in WRONG:
+        broker.send(names.TIMER_TOPIC, key="junk", **{"REAL_TOPIC": "T", "REAL_QID": "0"} | pairs)
     broker.send(names.TIMER_TOPIC, key="mine", TIMER_OUT_MS=NOW, REAL_TOPIC="T", REAL_QID="1")
     broker.send(key="good", TIMER_DELAY_SEC=1)
     broker.at(NOW + 1000)
     assert (broker.keys(), broker.keys(queue_id=1)) == (["good"], ["mine"])
+    assert broker.store.queues().keys() == {"T", names.TIMER_TOPIC}
 
 
 def golden(name: str, where: Path, *without: str) -> Path:
