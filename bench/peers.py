@@ -70,8 +70,8 @@ def apache() -> Iterator[Servers]:
         ApacheBroker._flags = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=2g")
         cluster = ApacheCluster(Path(folder), config=dict(JAVA_DEFAULTS))
         try:
-            pid = cluster.broker._process.pid
-            yield Servers(cluster.namesrv, cluster.broker_address, pid, time.perf_counter() - started)
+            pid = cluster._broker._process.pid
+            yield Servers(cluster.namesrv, cluster.broker, pid, time.perf_counter() - started)
         finally:
             cluster.close()
 

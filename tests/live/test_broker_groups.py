@@ -218,9 +218,7 @@ def test_questions_about_a_consumer_are_passed_on_to_it(tmp_path: Path) -> None:
             assert asked[0][1].stacks is True
             (stored,) = records(await pull(admin))
             message_id = f"7F000001{server._server.port:08X}{stored.position:016X}"
-            direct = headers.ConsumeDirectlyHeader(
-                group=GROUP, client_id="c1", message_id=message_id, topic=TOPIC
-            )
+            direct = headers.ConsumeDirectlyHeader(group=GROUP, client_id="c1", message_id=message_id, topic=TOPIC)
             assert (await admin.request(309, direct)).body == b'{"consumeResult":"CR_SUCCESS"}'
             assert b"again" in asked[1][2]
             status = await admin.request(223, headers.ConsumerStatusHeader(group=GROUP, topic=TOPIC, client=""))

@@ -193,6 +193,7 @@ class BrokerServer:
         self._topics.save()
         self._groups.save()
         self._topics.on_change = self._registration.changed
+        self._topics.on_automatic = self._registration.created_automatically
         for handler in (
             self._send,
             pulls,

@@ -148,7 +148,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     def namesrvs(self) -> list[str]:
         """The NameServer addresses; empty if none are set."""
-        return parse_addresses(self.namesrv_addresses) if self.namesrv_addresses.strip() else []
+        # One may be named twice, by broker.conf and by the command line.
+        return list(dict.fromkeys(parse_addresses(self.namesrv_addresses))) if self.namesrv_addresses.strip() else []
 
     def store_settings(self) -> StoreSettings:
         """The part the store needs."""

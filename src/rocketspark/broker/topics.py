@@ -31,6 +31,7 @@ class Topics:
         self._settings = settings
         self._file = file
         self.on_change = on_change
+        self.on_automatic: Callable[[str], None] = lambda topic: None
         table = file.load() or TopicConfigTable()
         self.version: DataVersion = table.data_version
         self.table: dict[str, TopicConfig] = dict(table.topic_config_table)
@@ -99,6 +100,7 @@ class Topics:
             topic_sys_flag=topic_sys_flag,
         )
         self.put(config)
+        self.on_automatic(topic)
         return config
 
     def ensure(self, topic: str, queue_count: int = 1, perm: int = READ_WRITE) -> TopicConfig:
