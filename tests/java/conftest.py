@@ -14,6 +14,9 @@ from rocketspark.testing.process import run_server_process
 
 DriverFactory = Callable[..., JavaDriver]
 
+# What the tests change of a broker's defaults: waits shortened, and SQL92 allowed.
+QUICK = {"transactionTimeOut": "1000", "transactionCheckInterval": "1000", "enablePropertyFilter": "true"}
+
 
 @pytest.fixture(scope="session", autouse=True)
 def java_tools() -> None:
@@ -56,7 +59,7 @@ def java_client_497(java_driver: DriverFactory) -> JavaDriver:
 @pytest.fixture(scope="session")
 def apache(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
     """The official NameServer and broker 5.5.0."""
-    cluster = ApacheCluster(tmp_path_factory.mktemp("apache"))
+    cluster = ApacheCluster(tmp_path_factory.mktemp("apache"), config=dict(QUICK))
     yield cluster
     cluster.close()
 
@@ -68,5 +71,5 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield request.getfixturevalue("apache")
         return
     store = tmp_path_factory.mktemp("ours") / "store"
-    with run_server_process(store, config={"brokerName": "broker-a"}) as server:
+    with run_server_process(store, config={"brokerName": "broker-a"} | QUICK) as server:
         yield server

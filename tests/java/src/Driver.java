@@ -36,6 +36,8 @@ public final class Driver {
         new PushConsumers().register(commands);
         new PullConsumers().register(commands);
         new Admins().register(commands);
+        new Transactions().register(commands);
+        new Requests().register(commands);
 
         ExecutorService runners = Executors.newCachedThreadPool(runnable -> {
             Thread thread = new Thread(runnable);
