@@ -6,6 +6,7 @@ Rule: what was answered is accounted for message by message; what was not answer
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import time
@@ -60,7 +61,7 @@ KINDS = {"single": 50, "batch": 12, "oneway": 6, "delay": 8, "timer": 8, "commit
 AGAIN = frozenset({"delay", "timer"})
 
 
-@dataclass
+@dataclass(slots=True)
 class Sent:
     """What was sent with one key. `at`: the queue offset that the reply named; `done`: it was answered."""
 
@@ -89,7 +90,7 @@ class Sent:
         return self.done and self.kind != "oneway" and (self.kind not in ("rollback", "open") or self.commits)
 
 
-@dataclass
+@dataclass(slots=True)
 class Found:
     """One stored copy of a message."""
 
@@ -179,6 +180,8 @@ class Cycles:
             f" {len(self.client_sent)} by the client, {len(self.consumed)} consumed"
         )
         self.recent = count
+        # What is kept of a long run would be looked through by the collector again and again, for seconds.
+        gc.freeze()
 
     async def _kill_at_start(self) -> None:
         starting = asyncio.ensure_future(asyncio.to_thread(self.server.start))
@@ -503,4 +506,5 @@ def run_cycles(root: Path, cycles: int, seed: int, say: Callable[[str], None] = 
             runner.run(run.run(cycles))
     finally:
         server.kill()
+        gc.unfreeze()
     return run
