@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ class Message(msgspec.Struct, kw_only=True):
     wait_store_ok: bool = True
 
 
-class ReceivedMessage(msgspec.Struct, kw_only=True, gc=False):
+class ReceivedMessage:
     """A message as read from a queue.
 
     `message_id` is the producer's unique id (UNIQ_KEY), `offset_message_id` the broker's; `queue_offset` counts
@@ -35,26 +36,121 @@ class ReceivedMessage(msgspec.Struct, kw_only=True, gc=False):
     "ip:port". `properties` hold everything stored, system ones too; `body` is inflated.
     """
 
-    topic: str
-    body: bytes
-    tag: str | None
-    keys: tuple[str, ...]
-    properties: dict[str, str]
-    broker_name: str
-    queue_id: int
-    queue_offset: int
-    log_position: int
-    stored_bytes: int
-    message_id: str
-    offset_message_id: str
-    born_time_ms: int
-    born_host: str
-    store_time_ms: int
-    store_host: str
-    reconsume_times: int = 0
-    prepared_transaction_position: int = 0
-    flag: int = 0
-    sys_flag: int = 0
+    __slots__ = (
+        "_late",
+        "body",
+        "born_host",
+        "born_time_ms",
+        "broker_name",
+        "flag",
+        "keys",
+        "log_position",
+        "message_id",
+        "offset_message_id",
+        "prepared_transaction_position",
+        "properties",
+        "queue_id",
+        "queue_offset",
+        "reconsume_times",
+        "store_host",
+        "store_time_ms",
+        "stored_bytes",
+        "sys_flag",
+        "tag",
+        "topic",
+    )
+
+    # What sets, at the first need, all slots that decoding left unset, and what it is given for that. Most listeners
+    # look at few fields, and to make all of them costs twice as much as the rest of a pull. Only decoding leaves
+    # slots unset, so an assignment before the first look at any of them is lost: messages are values, not to be set.
+    _late: tuple[Callable[[ReceivedMessage, tuple[Any, ...]], None], tuple[Any, ...]] | None
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: tuple[str, ...],
+        properties: dict[str, str],
+        broker_name: str,
+        queue_id: int,
+        queue_offset: int,
+        log_position: int,
+        stored_bytes: int,
+        message_id: str,
+        offset_message_id: str,
+        born_time_ms: int,
+        born_host: str,
+        store_time_ms: int,
+        store_host: str,
+        reconsume_times: int = 0,
+        prepared_transaction_position: int = 0,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> None:
+        self._late = None
+        self.topic = topic
+        self.body = body
+        self.tag = tag
+        self.keys = keys
+        self.properties = properties
+        self.broker_name = broker_name
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.log_position = log_position
+        self.stored_bytes = stored_bytes
+        self.message_id = message_id
+        self.offset_message_id = offset_message_id
+        self.born_time_ms = born_time_ms
+        self.born_host = born_host
+        self.store_time_ms = store_time_ms
+        self.store_host = store_host
+        self.reconsume_times = reconsume_times
+        self.prepared_transaction_position = prepared_transaction_position
+        self.flag = flag
+        self.sys_flag = sys_flag
+
+    @classmethod
+    def begun(
+        cls,
+        topic: str,
+        body: bytes,
+        queue_offset: int,
+        stored_bytes: int,
+        late: Callable[[ReceivedMessage, tuple[Any, ...]], None],
+        given: tuple[Any, ...],
+    ) -> ReceivedMessage:
+        """A message whose other fields `late(message, given)` sets when one of them is first looked at."""
+        self = cls.__new__(cls)
+        self.topic = topic
+        self.body = body
+        self.queue_offset = queue_offset
+        self.stored_bytes = stored_bytes
+        self._late = (late, given)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for a slot that is not set. Two threads may both come here, and both set the same.
+        if name == "_late" or name not in ReceivedMessage.__slots__:
+            raise AttributeError(f"ReceivedMessage has no field {name!r}", name=name, obj=self)
+        waiting = self._late
+        if waiting is not None:
+            late, given = waiting
+            late(self, given)
+            self._late = None
+        return object.__getattribute__(self, name)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ReceivedMessage.__slots__ if name != "_late"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReceivedMessage) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ReceivedMessage({', '.join(f'{k}={v!r}' for k, v in self._values().items())})"
 
     @property
     def queue(self) -> tuple[str, str, int]:
