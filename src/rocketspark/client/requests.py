@@ -144,8 +144,7 @@ async def send_frame(
     """
     if not broker.is_writable:
         await _until_writable(broker, timeout_ms)
-    future = broker.ask_encoded(opaque, frame)
-    reply = await broker.reply_within(future, RequestCode.SEND_MESSAGE_V2, timeout_ms)
+    reply = await broker.ask_encoded(opaque, frame, RequestCode.SEND_MESSAGE_V2, timeout_ms)
     if reply.code not in SEND_STORED:
         reply.raise_for_code("send")
     return reply.code, reply.header(SendReply)

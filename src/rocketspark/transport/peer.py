@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, cast
 
@@ -35,6 +36,9 @@ STALLED_WRITE_S = 60.0
 WRITE_BYTES_HIGH = 4 << 20
 # Small replies are bounded by what one read brings; only larger ones are counted.
 LARGE_REPLY_BYTES = 4096
+# Requests with time-outs from here on are looked at together, this often; shorter ones have timers of their own.
+SWEPT_MS_MIN = 1000
+SWEEP_S = 0.05
 
 
 class Reply(NamedTuple):
@@ -99,7 +103,9 @@ class Peer(asyncio.Protocol):
         self._on_close = on_close
         self._splitter = frames.Splitter()
         self._opaque = itertools.count()
-        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        # By opaque: the future, when it expires (loop time), and for the error: the code and its time-out.
+        self._pending: dict[int, tuple[asyncio.Future[Reply], float, int, float]] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] | None = None
@@ -137,7 +143,9 @@ class Peer(asyncio.Protocol):
         if self._stalled:
             self._stalled.cancel()
         pending, self._pending = self._pending, {}
-        for future in pending.values():
+        if self._sweeper:
+            self._sweeper.cancel()
+        for future, *_ in pending.values():
             if not future.done():
                 future.set_exception(
                     ConnectionLost(
@@ -269,8 +277,9 @@ class Peer(asyncio.Protocol):
             code, opaque, flag, remark = frame.code, frame.opaque, frame.flag, frame.remark
             ext = b""
         if flag & frames.RESPONSE_FLAG:
-            future = self._pending.pop(opaque, None)
-            if future is not None and not future.done():
+            waiting = self._pending.pop(opaque, None)
+            if waiting is not None and not waiting[0].done():
+                future = waiting[0]
                 if frame is not None:
                     ext = msgspec.json.encode(frame.ext or {})
                 future.set_result(Reply(code, remark, ext, body, self.address))
@@ -348,25 +357,32 @@ class Peer(asyncio.Protocol):
         if data and self._transport is not None:
             self._transport.write(data[0] if len(data) == 1 else b"".join(data))
 
-    def ask(self, code: int, header: Header | dict[str, str] | None, body: bytes = b"") -> asyncio.Future[Reply]:
-        """Send a request; the future becomes its Reply, or ConnectionLost. Raises NotSent if the connection ended."""
-        if not self.is_open:
-            raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
-        opaque = next(self._opaque) & 0x7FFFFFFF
-        data = request(code, header, body, opaque=opaque, language=self._language)
-        future: asyncio.Future[Reply] = self.loop.create_future()
-        self._pending[opaque] = future
-        self.last_write_s = self.loop.time()
-        self.send(data)
-        return future
+    def ask(
+        self, code: int, header: Header | dict[str, str] | None, body: bytes = b"", *, timeout_ms: float = 0
+    ) -> asyncio.Future[Reply]:
+        """Send a request; the future becomes its Reply, ConnectionLost, or NoReply after `timeout_ms` (0: never).
 
-    def ask_encoded(self, opaque: int, data: bytes) -> asyncio.Future[Reply]:
+        Raises NotSent if the connection ended.
+        """
+        opaque = self.next_opaque()
+        data = request(code, header, body, opaque=opaque, language=self._language)
+        return self.ask_encoded(opaque, data, code, timeout_ms)
+
+    def ask_encoded(self, opaque: int, data: bytes, code: int = 0, timeout_ms: float = 0) -> asyncio.Future[Reply]:
         """Like `ask` with a frame that is encoded already; `opaque` must come from `next_opaque`."""
         if not self.is_open:
             raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
         future: asyncio.Future[Reply] = self.loop.create_future()
-        self._pending[opaque] = future
-        self.last_write_s = self.loop.time()
+        self.last_write_s = now_s = self.loop.time()
+        if not timeout_ms:
+            self._pending[opaque] = (future, math.inf, code, 0)
+        else:
+            deadline_s = now_s + timeout_ms / 1000
+            self._pending[opaque] = (future, deadline_s, code, timeout_ms)
+            if timeout_ms < SWEPT_MS_MIN:
+                self.loop.call_at(deadline_s, self._expire, opaque)
+            elif self._sweeper is None:
+                self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         self.send(data)
         return future
 
@@ -388,28 +404,28 @@ class Peer(asyncio.Protocol):
         """
         if self._writable is not None and not self._writable.is_set():
             try:
-                await asyncio.wait_for(self._writable.wait(), timeout_ms / 1000)
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._writable.wait()
             except TimeoutError:
                 raise NotSent(f"{self.address} does not read: the request was not sent", address=self.address) from None
-        future = self.ask(code, header, body)
-        return await self.reply_within(future, code, timeout_ms)
+        return await self.ask(code, header, body, timeout_ms=max(timeout_ms, 1))
 
-    async def reply_within(self, future: asyncio.Future[Reply], code: int, timeout_ms: float) -> Reply:
-        """The reply of an `ask`, or NoReply after `timeout_ms`."""
-        # One timer handle costs a third of asyncio.wait_for.
-        timer = self.loop.call_later(timeout_ms / 1000, self._expire, future, code, timeout_ms)
-        try:
-            return await future
-        finally:
-            timer.cancel()
-
-    def _expire(self, future: asyncio.Future[Reply], code: int, timeout_ms: float) -> None:
-        if future.done():
-            return
-        for opaque, waiting in list(self._pending.items()):
-            if waiting is future:
+    def _sweep(self) -> None:
+        """One timer for all requests with longer time-outs: a timer for each would cost a tenth of a send."""
+        now_s = self.loop.time()
+        for opaque, (future, deadline_s, _, _) in list(self._pending.items()):
+            if future.done():
                 del self._pending[opaque]
-                break
+            elif deadline_s <= now_s:
+                self._expire(opaque)
+        timed = any(waiting[3] >= SWEPT_MS_MIN for waiting in self._pending.values())
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep) if timed else None
+
+    def _expire(self, opaque: int) -> None:
+        waiting = self._pending.pop(opaque, None)
+        if waiting is None or waiting[0].done():
+            return
+        future, _, code, timeout_ms = waiting
         name = RequestCode(code).name if code in RequestCode._value2member_map_ else str(code)
         future.set_exception(
             NoReply(
