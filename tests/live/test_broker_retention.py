@@ -200,6 +200,6 @@ def test_by_force_while_messages_flow(tmp_path: Path) -> None:
             assert seen[-1] == 1499
             assert server.store.min_position > 0
             assert len(seen) < 1500
-            assert moved == 1
+            assert moved >= 1
 
     run(main())
