@@ -377,6 +377,8 @@ class Cycles:
     async def _look_through(self, peer: Peer, queue_id: int, at: int) -> int:
         first = at
         before = self.looked[queue_id]
+        # Asked before the end is: followers may go on meanwhile, with what comes meanwhile.
+        committed = await self._committed(peer, queue_id)
         asked = headers.QueueHeader(topic=MIXED, queue_id=queue_id)
         assert (await peer.request(RequestCode.GET_MIN_OFFSET, asked)).header(OffsetReply).offset == 0
         end = headers.MaxOffsetHeader(topic=MIXED, queue_id=queue_id)
@@ -402,7 +404,7 @@ class Cycles:
             assert reply.header(PullReply).next_offset == at
         self.looked[queue_id] = at
         # No consumer is beyond the end, nor where it never wanted to be.
-        assert await self._committed(peer, queue_id) <= min(at, self.offsets_asked[queue_id])
+        assert committed <= min(at, self.offsets_asked[queue_id]), (committed, at, self.offsets_asked[queue_id])
         return at - first
 
     def _check_found(self) -> None:

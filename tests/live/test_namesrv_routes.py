@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import TOPIC, broker, connected, create, name_server, run, sent, until
+from tests.live.support import TOPIC, broker, connected, create, name_server, run, send, sent, until
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.route import TopicRoute
@@ -349,5 +349,22 @@ def test_a_port_that_is_taken() -> None:
             port = int(names.address.split(":")[1])
             with pytest.raises(ConfigError, match=f"port {port} on 127.* is in use"):
                 await NameServer(port=port).start()
+
+    run(main())
+
+
+def test_a_topic_made_by_a_send_has_its_route_when_the_send_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            name_server() as names,
+            broker(tmp_path, namesrv_addresses=names.address) as server,
+            connected(server.address) as peer,
+            connected(names.address) as asking,
+        ):
+            for number in range(20):
+                topic = f"new-{number}"
+                assert (await send(peer, b"first", topic)).code == 0
+                answer = await asking.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, headers.RouteHeader(topic=topic))
+                assert answer.code == 0
 
     run(main())

@@ -32,6 +32,7 @@ class Registration:
         self._connections = Connections(language="JAVA")
         self._address = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._warnings: set[asyncio.Task[None]] = set()
         self._keepers: list[asyncio.Task[None]] = []
 
     async def start(self, address: str) -> None:
@@ -83,8 +84,8 @@ class Registration:
     def created_automatically(self, topic: str) -> None:
         """A topic was made by its first send, here only: say so if the cluster has other brokers."""
         task = asyncio.get_running_loop().create_task(self._warn_if_several(topic))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._warnings.add(task)
+        task.add_done_callback(self._warnings.discard)
 
     async def _warn_if_several(self, topic: str) -> None:
         for namesrv in self._settings.namesrvs()[:1]:
@@ -136,7 +137,7 @@ class Registration:
 
     async def stop(self) -> None:
         """Leave every NameServer that can be reached."""
-        for task in [*self._keepers, *self._tasks]:
+        for task in [*self._keepers, *self._tasks, *self._warnings]:
             task.cancel()
         if self._address:
             s = self._settings

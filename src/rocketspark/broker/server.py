@@ -182,6 +182,8 @@ class BrokerServer:
             self._durability,
             self._transactions,
             self._stats,
+            # The registration is made below: it needs the topics, as this does.
+            lambda: self._registration.settled(),
             store_host,
             timer_rules,
         )

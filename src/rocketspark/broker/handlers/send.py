@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +26,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.peer import Answer, Peer, Routes, reply
 
 _PACK_LENGTHS = struct.Struct(">ii").pack
 
@@ -43,6 +44,7 @@ class SendHandler:
         durability: Durability,
         transactions: Transactions,
         stats: Stats,
+        settled: Callable[[], Awaitable[None]],
         store_host: bytes,
         timer_rules: TimerRules,
     ) -> None:
@@ -54,6 +56,7 @@ class SendHandler:
         self._topic_table = topics.table
         self._groups = groups
         self._durability = durability
+        self._settled = settled
         self._transactions = transactions
         self._stats = stats
         self._timer_rules = timer_rules
@@ -98,16 +101,19 @@ class SendHandler:
 
         self._accept = timed
 
-    def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> bytes | None:
+    def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
         """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
         h = request.ext
         topic = h.topic
         config = self._topic_table.get(topic)
         if config is None or topic in names.NOT_SENDABLE or not self._writable or h.sys_flag & 0xC:
+            is_new = config is None
             try:
                 config = self._check(request)
             except ServerError as e:
                 return reply(request.opaque, e.code, self._marks, remark=e.remark)
+            if is_new:
+                return self._answer_settled(self.send(peer, request, body))
         queue_id = h.queue_id
         if queue_id < 0:
             queue_id = any_queue(config.write_queue_nums)
@@ -152,6 +158,12 @@ class SendHandler:
             return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
         header = self._reply % (0, queue_id, transaction_id, message_id, queue_offset, request.opaque)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
+
+    async def _answer_settled(self, answer: Answer) -> bytes | None:
+        """The answer to a send that made its topic, once the NameServers know of it: its sender looks there next."""
+        await self._settled()
+        assert answer is None or isinstance(answer, bytes)
+        return answer
 
     def _answer(
         self,
