@@ -20,7 +20,6 @@
         StoreFull             no room on the disk
         StoreLocked           another process has the directory
         StoreUnwritable       a directory or file that cannot be written
-        StoreCorrupt          files that no recovery rule covers
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
 """
@@ -172,7 +171,3 @@ class StoreLocked(StoreError):
 
 class StoreUnwritable(StoreError):
     """The store stopped writing: a directory or file that cannot be written, or a failed flush."""
-
-
-class StoreCorrupt(StoreError):
-    """Files that no recovery rule covers; the message names the file and what to do."""

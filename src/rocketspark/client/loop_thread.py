@@ -124,10 +124,6 @@ class LoopThread:
         self._put(coroutine, future)
         return future
 
-    def soon(self, act: Callable[[], object]) -> None:
-        """Call a plain function on the loop, without waiting."""
-        self._loop.call_soon_threadsafe(act)
-
 
 def _forked() -> None:
     """A child has no background thread: clients of its parent are closed there, new ones begin anew."""

@@ -372,9 +372,7 @@ async def lock(
     broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
 ) -> set[MessageQueue]:
     """Lock queues for this client, for 60 s. Returns those that it holds now."""
-    body = bodies.LockRequest(
-        client_id=client_id, consumer_group=group, mq_set=[bodies.QueueBody.of(q) for q in queues]
-    )
+    body = _lock_body(group, client_id, queues)
     reply = await broker.request(
         RequestCode.LOCK_BATCH_MQ, headers.LockHeader(), bodies.encode(body), timeout_ms=timeout_ms
     )
@@ -386,9 +384,7 @@ async def unlock(
     broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
 ) -> None:
     """Give up locks."""
-    body = bodies.LockRequest(
-        client_id=client_id, consumer_group=group, mq_set=[bodies.QueueBody.of(q) for q in queues]
-    )
+    body = _lock_body(group, client_id, queues)
     reply = await broker.request(
         RequestCode.UNLOCK_BATCH_MQ, headers.LockHeader(), bodies.encode(body), timeout_ms=timeout_ms
     )

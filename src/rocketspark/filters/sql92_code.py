@@ -235,10 +235,6 @@ def _kind(node: tree.Node) -> str:
     return "truth" if isinstance(node, tree.Condition) else "nothing"
 
 
-def _against_number(node: tree.Equal | tree.Ordered) -> bool:
-    return isinstance(node.left, tree.Property) and isinstance(node.right, tree.Number)
-
-
 def _reader(node: tree.Node) -> str:
     """The function that reads a text to be compared with this number: as wide as the number is, not as the text."""
     assert isinstance(node, tree.Number)
