@@ -17,6 +17,7 @@ from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
 from tests.java.driver import JavaDriver, message
 
 from rocketspark.protocol import record
+from rocketspark.store.timer_files import Checkpoint, read_checkpoint
 from rocketspark.testing.process import ServerProcess
 
 CONFIG: dict[str, Any] = {
@@ -102,6 +103,17 @@ def wait_for(server: Server, count: int, limit_s: float = 20) -> list[str]:
     return [body for body, _ in found]
 
 
+def checkpoint_of(store: Path) -> Checkpoint:
+    return read_checkpoint(str(store / "config" / "timercheck"))
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 30) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, f"not within {limit_s} s"
+        time.sleep(0.05)
+
+
 def prepare(java: JavaDriver, server: Server) -> None:
     with java.started("admin", namesrv=server.namesrv) as admin:
         java.call("create_topic", name=admin, topic=TOPIC, queues=2, broker_address=server.broker)
@@ -141,23 +153,24 @@ def test_the_official_client_delays_and_recalls(java_client_55: JavaDriver, star
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 @pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours")])
 def test_what_waits_is_delivered_by_the_other_broker(
-    java_client_55: JavaDriver, start: Start, first: str, second: str, ending: str
+    java_client_55: JavaDriver, start: Start, tmp_path: Path, first: str, second: str, ending: str
 ) -> None:
     java, server = java_client_55, start(first)
     prepare(java, server)
     with java.started("producer", namesrv=server.namesrv, group="PG") as producer:
         send(java, producer, "at once", TIMER_DELIVER_MS=1)
-        send(java, producer, "early", TIMER_DELAY_MS=100)
-        due_ms = now_ms() + 6000
+        early_ms = now_ms() + 100
+        send(java, producer, "early", TIMER_DELIVER_MS=early_ms)
+        due_ms = now_ms() + 9_000
         for n in range(20):
             handle = send(java, producer, f"waits {n}", TIMER_DELIVER_MS=due_ms)
             if n % 4 == 0:
                 java.call("recall", name=producer, topic=TOPIC, handle=handle)
         send(java, producer, "much later", TIMER_DELAY_MS=HOUR_MS)
         assert wait_for(server, 2) == ["at once", "early"]
-        # A second for the checkpoint; the official broker tells what it delivered by that alone.
-        time.sleep(2.5)
-    assert now_ms() < due_ms, "the machine is too slow for this test"
+        # The official broker tells what was delivered by the checkpoint alone.
+        wait_until(lambda: checkpoint_of(tmp_path / "store").read_time_ms > early_ms // 1000 * 1000)
+    assert now_ms() < due_ms - 1000, "the machine is too slow for this test"
     getattr(server, ending)()
     server = start(second)
     expected = ["at once", "early", *(f"waits {n}" for n in range(20) if n % 4)]

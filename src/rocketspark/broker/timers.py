@@ -349,25 +349,28 @@ class Timers:
         if now - self._cleaned_ms >= CLEAN_MS:
             self._cleaned_ms = now
             self._files.log.clean(self._store.min_position)
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is None:
-            before = self._files.checkpoint
-            moved = (self._offset, self._files.log.end) != (before.queue_offset, before.log_position)
-            if moved or before.read_time_ms < self._emptied_ms or now - self._saved_ms >= IDLE_SAVE_MS:
-                self._snapshot = self._store.written_position, self._next_checkpoint(now)
-        elif snapshot[0] > self._store.flushed_position:
-            # What was delivered must be on the disk before the checkpoint says so.
-            self._snapshot = snapshot
-        else:
+        if self._snapshot is None:
+            self._take_snapshot(now)
+        elif self._snapshot[0] <= self._store.flushed_position:
+            # What was delivered is on the disk: now the checkpoint may say so.
+            checkpoint = self._snapshot[1]
             self._saved_ms = now
-            loop = asyncio.get_running_loop()
-            self._flushing = loop.run_in_executor(None, self._flush, snapshot[1])
+            self._flushing = asyncio.get_running_loop().run_in_executor(None, self._flush, checkpoint)
+            self._snapshot = None
+            self._take_snapshot(now)
+
+    def _take_snapshot(self, now: int) -> None:
+        before = self._version
+        moved = (self._offset, self._files.log.end) != (before.queue_offset, before.log_position)
+        if moved or before.read_time_ms < self._emptied_ms or now - self._saved_ms >= IDLE_SAVE_MS:
+            self._snapshot = self._store.written_position, self._next_checkpoint(now)
 
     def _flush(self, checkpoint: Checkpoint) -> None:
         try:
             self._files.flush(checkpoint)
         except RocketSparkError as e:
-            log.error("timer messages: %s", e)
+            log.error("timer messages: %s; tried again", e)
+            self._saved_ms = 0
 
     def _next_checkpoint(self, now: int) -> Checkpoint:
         v = self._version
