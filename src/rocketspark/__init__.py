@@ -27,8 +27,8 @@ __version__ = "0.1.0"
 _HOME = {
     "AsyncPullConsumer": "client.pull_consumer",
     "AsyncPushConsumer": "client.push_consumer",
-    "PullConsumer": "client.sync_consumers",
-    "PushConsumer": "client.sync_consumers",
+    "PullConsumer": "client.sync",
+    "PushConsumer": "client.sync",
     "AsyncProducer": "client.producer",
     "Producer": "client.sync",
     "SendResult": "client.results",

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from rocketspark.client import requests, validate
+from rocketspark.client.facade import Facade, arguments_of, blocking
 from rocketspark.client.instance import Instance
-from rocketspark.client.sync import Facade
 from rocketspark.errors import RouteNotFound, StateError, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.transport.peer import Peer
@@ -228,52 +228,15 @@ class Operations:
 class SyncOperations(Facade[Operations]):
     """The same operations without asyncio. Arguments and rules: those of Operations."""
 
-    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = requests.TIMEOUT_MS) -> None:
-        super().__init__(Operations(namesrv, timeout_ms=timeout_ms))
+    @arguments_of(Operations.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(Operations(*args, **kwargs))
 
-    def list_topics(self) -> list[str]:
-        """Names of all topics, sorted."""
-        return self._loop.call(self._core.list_topics())
-
-    def show_topic(self, topic: str) -> TopicState:
-        """A topic's route and the offsets of its queues."""
-        return self._loop.call(self._core.show_topic(topic))
-
-    def create_topic(
-        self,
-        topic: str,
-        *,
-        queue_count: int = 8,
-        read_queue_count: int | None = None,
-        write_queue_count: int | None = None,
-        perm: int = 6,
-        order: bool = False,
-        attributes: str = "",
-        cluster: str | None = None,
-        brokers: Iterable[str] | None = None,
-    ) -> list[BrokerState]:
-        """Create a topic on masters, or change it there. As Operations.create_topic."""
-        return self._loop.call(
-            self._core.create_topic(
-                topic,
-                queue_count=queue_count,
-                read_queue_count=read_queue_count,
-                write_queue_count=write_queue_count,
-                perm=perm,
-                order=order,
-                attributes=attributes,
-                cluster=cluster,
-                brokers=brokers,
-            )
-        )
-
-    def delete_topic(self, topic: str) -> list[str]:
-        """Remove a topic, with its messages. As Operations.delete_topic."""
-        return self._loop.call(self._core.delete_topic(topic))
-
-    def cluster_info(self) -> list[BrokerState]:
-        """Every broker the NameServer knows, ordered by cluster, name and id."""
-        return self._loop.call(self._core.cluster_info())
+    list_topics = blocking(Operations.list_topics)
+    show_topic = blocking(Operations.show_topic)
+    create_topic = blocking(Operations.create_topic)
+    delete_topic = blocking(Operations.delete_topic)
+    cluster_info = blocking(Operations.cluster_info)
 
 
 __all__ = ["BrokerState", "Operations", "QueueState", "SyncOperations", "TopicState"]

@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from rocketspark.client.pull_consumer import AsyncPullConsumer
     from rocketspark.client.push_consumer import AsyncPushConsumer
     from rocketspark.client.results import SendResult, SendStatus
-    from rocketspark.client.sync import Producer
-    from rocketspark.client.sync_consumers import PullConsumer, PushConsumer
+    from rocketspark.client.sync import Producer, PullConsumer, PushConsumer
 
 _HOME = {
     "AsyncPullConsumer": "pull_consumer",
     "AsyncPushConsumer": "push_consumer",
-    "PullConsumer": "sync_consumers",
-    "PushConsumer": "sync_consumers",
+    "PullConsumer": "sync",
+    "PushConsumer": "sync",
     "AsyncProducer": "producer",
     "Producer": "sync",
     "SendResult": "results",

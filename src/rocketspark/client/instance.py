@@ -29,7 +29,7 @@ HEARTBEAT_INTERVAL_MS = 30_000.0
 _numbers = itertools.count(1)
 
 
-def instance_name() -> str:
+def unique_name() -> str:
     """A name that no other client has: process id, start time, number within the process."""
     return f"{os.getpid()}#{time.time_ns()}#{next(_numbers)}"
 
@@ -45,7 +45,7 @@ class Instance:
         self,
         namesrv: str | None,
         *,
-        name: str | None = None,
+        instance_name: str | None = None,
         client_ip: str | None = None,
         timeout_ms: float = requests.TIMEOUT_MS,
         route_interval_ms: float = ROUTE_INTERVAL_MS,
@@ -53,7 +53,7 @@ class Instance:
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
     ) -> None:
-        self._name = name or instance_name()
+        self._name = instance_name or unique_name()
         self._client_ip = client_ip
         self._route_interval_s = route_interval_ms / 1000
         self._heartbeat_interval_s = heartbeat_interval_ms / 1000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rocketspark.client import validate
 from rocketspark.errors import MessageIllegal, UsageError
-from rocketspark.model import Message, MessageQueue
+from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import batch, compression, properties
 from rocketspark.protocol.message_ids import unique_ids
@@ -36,36 +36,17 @@ class Packing(NamedTuple):
     body_bytes_max: int = validate.BODY_BYTES_MAX
 
 
-def make_message(
-    message: Message | str,
-    body: bytes | None,
-    tag: str | None,
-    keys: str | Sequence[str],
-    own_properties: Mapping[str, str] | None,
-    sharding_key: str | None,
-    delay_level: int,
-    flag: int,
-    wait_store_ok: bool,
-) -> Message:
+def make_message(message: Message | str, body: bytes | None, fields: MessageFields) -> Message:
     """The message of a send call, given whole or as topic, body and fields. Raises UsageError for a mix of both."""
     if isinstance(message, Message):
-        given = (body, tag, own_properties, sharding_key)
-        if any(v is not None for v in given) or keys or delay_level or flag or not wait_store_ok:
+        if body is not None or fields:
             raise UsageError("give a Message, or a topic with body and fields, not both; set the fields on the Message")
         return message
     if body is None:
         raise MessageIllegal(f"message for topic {message!r}: no body was given", topic=message)
-    return Message(
-        topic=message,
-        body=body,
-        tag=tag,
-        keys=keys,
-        properties=dict(own_properties) if own_properties else {},
-        sharding_key=sharding_key,
-        delay_level=delay_level,
-        flag=flag,
-        wait_store_ok=wait_store_ok,
-    )
+    if "properties" in fields:
+        fields["properties"] = dict(fields["properties"] or {})
+    return Message(topic=message, body=body, **fields)  # type: ignore[arg-type]
 
 
 def pack(message: Message, packing: Packing) -> Outgoing:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.instance import Instance
 from rocketspark.client.lanes import Lanes
+from rocketspark.client.options import ClientOptions
 from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch, queue_of_key
 from rocketspark.client.results import STATUS, SendResult
 from rocketspark.client.routes import DEFAULT_TOPIC
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, SendFailed, ServerError, StateError
-from rocketspark.model import Message, MessageQueue
+from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol.codes import ResponseCode, verdict
 from rocketspark.protocol.compression import KINDS
 from rocketspark.transport.peer import Peer
@@ -39,8 +40,7 @@ class AsyncProducer:
         compress_over_bytes: bodies over this are compressed; `compression`: zlib, lz4 or zstd, with `compress_level`.
         body_bytes_max: larger bodies are refused.
         default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues.
-        instance_name, client_ip: parts of the client id; by default unique to this object.
-        route_interval_ms, heartbeat_interval_ms: how often routes are fetched and brokers told of this client.
+        options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it.
     """
@@ -58,10 +58,7 @@ class AsyncProducer:
         body_bytes_max: int = validate.BODY_BYTES_MAX,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
-        instance_name: str | None = None,
-        client_ip: str | None = None,
-        route_interval_ms: float = 30_000,
-        heartbeat_interval_ms: float = 30_000,
+        **options: Unpack[ClientOptions],
     ) -> None:
         if compression not in KINDS:
             raise ConfigError(f"compression {compression!r} is not one of {', '.join(KINDS)}")
@@ -75,12 +72,9 @@ class AsyncProducer:
         self._default_queue_count = default_queue_count
         self._instance = Instance(
             namesrv,
-            name=instance_name,
-            client_ip=client_ip,
-            route_interval_ms=route_interval_ms,
-            heartbeat_interval_ms=heartbeat_interval_ms,
             default_topic=default_topic,
             default_queue_count=default_queue_count,
+            **options,
         )
         self._instance.producers.add(self.group)
         self._routes = self._instance.routes
@@ -137,20 +131,14 @@ class AsyncProducer:
         message: Message | str,
         body: bytes | None = None,
         *,
-        tag: str | None = None,
-        keys: str | Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
-        delay_level: int = 0,
-        flag: int = 0,
-        wait_store_ok: bool = True,
         queue: MessageQueue | None = None,
         timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
     ) -> SendResult:
         """Send one message and wait until a broker has stored it.
 
         Args:
-            message: a Message; or a topic, with `body` and the Message's fields as arguments.
+            message: a Message; or a topic, with `body` and `fields`, the other fields of a Message.
             queue: where to; then no other queue is tried. Else the sharding key's, else each in turn.
             timeout_ms: the budget over all attempts, if not the producer's.
 
@@ -163,7 +151,7 @@ class AsyncProducer:
             SendFailed: all attempts failed, or the broker's code allows no retry.
             StateError: before start or after close.
         """
-        message = make_message(message, body, tag, keys, properties, sharding_key, delay_level, flag, wait_store_ok)
+        message = make_message(message, body, fields)
         return await self.send_packed(pack(message, self.packing), message.sharding_key, queue, timeout_ms)
 
     async def send_batch(
@@ -181,17 +169,11 @@ class AsyncProducer:
         message: Message | str,
         body: bytes | None = None,
         *,
-        tag: str | None = None,
-        keys: str | Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
-        delay_level: int = 0,
-        flag: int = 0,
-        wait_store_ok: bool = True,
         queue: MessageQueue | None = None,
+        **fields: Unpack[MessageFields],
     ) -> None:
         """Send one message without waiting for a reply: it may be lost. Raises what is known before it leaves."""
-        message = make_message(message, body, tag, keys, properties, sharding_key, delay_level, flag, wait_store_ok)
+        message = make_message(message, body, fields)
         out = pack(message, self.packing)
         self._check_started()
         queue = queue or await self._choose(out.topic, message.sharding_key)

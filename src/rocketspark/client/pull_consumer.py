@@ -9,12 +9,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.instance import Instance
 from rocketspark.client.membership import ConsumeFrom, Membership
+from rocketspark.client.options import ClientOptions
 from rocketspark.errors import StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 
@@ -30,6 +31,7 @@ class AsyncPullConsumer:
             returned. A context that is left by an exception does not commit what the last poll returned.
         pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
         backlog_count_max, backlog_bytes_max: how much of each queue is fetched ahead at most.
+        options: see ClientOptions.
 
     Either `subscribe` to topics and share their queues with the group's other members, or `assign` queues.
     """
@@ -47,20 +49,11 @@ class AsyncPullConsumer:
         backlog_bytes_max: int = 100 << 20,
         rebalance_interval_ms: float = 20_000,
         commit_interval_ms: float = 5000,
-        instance_name: str | None = None,
-        client_ip: str | None = None,
-        route_interval_ms: float = 30_000,
-        heartbeat_interval_ms: float = 30_000,
+        **options: Unpack[ClientOptions],
     ) -> None:
         self.group = validate.check_group(group)
         self._auto_commit = auto_commit
-        self._instance = Instance(
-            namesrv,
-            name=instance_name,
-            client_ip=client_ip,
-            route_interval_ms=route_interval_ms,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-        )
+        self._instance = Instance(namesrv, **options)
         self._membership = Membership(
             self._instance,
             group,

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.instance import Instance
 from rocketspark.client.listeners import Listeners, TaskListeners, ThreadListeners, Unit
 from rocketspark.client.membership import ConsumeFrom, Membership
+from rocketspark.client.options import ClientOptions
 from rocketspark.errors import ConfigError, RocketSparkError, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import properties
@@ -49,6 +50,7 @@ class AsyncPushConsumer:
         backlog_count_max, backlog_bytes_max: how much of each queue is held here at most.
         rebalance_interval_ms, commit_interval_ms: how often shares are looked at and offsets committed.
         close_timeout_ms: how long `close` waits for listeners that run.
+        options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
     """
@@ -69,10 +71,7 @@ class AsyncPushConsumer:
         rebalance_interval_ms: float = 20_000,
         commit_interval_ms: float = 5000,
         close_timeout_ms: float = 30_000,
-        instance_name: str | None = None,
-        client_ip: str | None = None,
-        route_interval_ms: float = 30_000,
-        heartbeat_interval_ms: float = 30_000,
+        **options: Unpack[ClientOptions],
     ) -> None:
         if threads < 1 or batch_max < 1:
             raise ConfigError("threads and batch_max must be 1 or more")
@@ -81,13 +80,7 @@ class AsyncPushConsumer:
         self._batch_max = batch_max
         self._max_reconsume_times = max_reconsume_times
         self._close_timeout_s = close_timeout_ms / 1000
-        self._instance = Instance(
-            namesrv,
-            name=instance_name,
-            client_ip=client_ip,
-            route_interval_ms=route_interval_ms,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-        )
+        self._instance = Instance(namesrv, **options)
         self._membership = Membership(
             self._instance,
             group,

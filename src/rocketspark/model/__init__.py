@@ -1,6 +1,6 @@
 """Values that every layer shares."""
 
-from rocketspark.model.message import Message, ReceivedMessage
+from rocketspark.model.message import Message, MessageFields, ReceivedMessage
 from rocketspark.model.queue import MessageQueue
 from rocketspark.model.route import BrokerData, QueueData, TopicRoute
 from rocketspark.model.subscription import Subscription, subscribe
@@ -8,6 +8,7 @@ from rocketspark.model.subscription import Subscription, subscribe
 __all__ = [
     "BrokerData",
     "Message",
+    "MessageFields",
     "MessageQueue",
     "QueueData",
     "ReceivedMessage",

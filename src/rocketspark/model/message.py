@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -26,6 +26,18 @@ class Message(msgspec.Struct, kw_only=True):
     delay_level: int = 0
     flag: int = 0
     wait_store_ok: bool = True
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a Message besides topic and body, as a send call takes them."""
+
+    tag: str | None
+    keys: Sequence[str]
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    delay_level: int
+    flag: int
+    wait_store_ok: bool
 
 
 class ReceivedMessage:

@@ -9,7 +9,7 @@ import pytest
 from rocketspark.client import validate
 from rocketspark.client.outgoing import Packing, make_message, pack, pack_batch, queue_of_key
 from rocketspark.errors import MessageIllegal, UsageError
-from rocketspark.model import Message, MessageQueue
+from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol import batch, properties
 
 PACKING = Packing()
@@ -142,7 +142,7 @@ def test_batches_that_cannot_be(name: str) -> None:
 
 def test_message_and_fields_are_not_mixed() -> None:
     with pytest.raises(UsageError, match="not both"):
-        make_message(Message(topic="t", body=b"b"), None, "A", (), None, None, 0, 0, True)
+        make_message(Message(topic="t", body=b"b"), None, {"tag": "A"})
 
 
 def test_queue_of_a_key_is_javas() -> None:
@@ -153,3 +153,7 @@ def test_queue_of_a_key_is_javas() -> None:
         0,
         1207111310 % 4,
     ]
+
+
+def test_the_fields_of_a_send_call_are_a_messages() -> None:
+    assert [*MessageFields.__annotations__] == [*Message.__struct_fields__[2:]]

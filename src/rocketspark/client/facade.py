@@ -1,0 +1,130 @@
+"""What synchronous clients are made of: an asynchronous core, run on the shared background loop.
+
+Rule: a synchronous method is made from the core's by `blocking` or `at_any_time`, so that its arguments are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from rocketspark.client.loop_thread import LoopThread
+from rocketspark.errors import StateError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Core(Protocol):
+    """An asynchronous client, as its facade sees it."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+C = TypeVar("C", bound=Core)
+
+
+class Facade(Generic[C]):
+    """Start, close and context of a synchronous client whose work `_core` does on the background loop."""
+
+    def __init__(self, core: C) -> None:
+        self._core = core
+        self._thread: LoopThread | None = None
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._thread is None:
+            raise StateError("not started, or closed: use it in a with block, or call start()")
+        return self._thread
+
+    def start(self) -> None:
+        """Begin. As the asynchronous client's `start`."""
+        if self._thread is not None:
+            raise StateError("started already")
+        thread = LoopThread.acquire()
+        try:
+            thread.call(self._core.start())
+        except BaseException:
+            thread.release()
+            raise
+        self._thread = thread
+
+    def close(self) -> None:
+        """Finish and close. As the asynchronous client's `close`; may be called again."""
+        self._end(self._core.close())
+
+    def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            ending.close()
+            return
+        try:
+            thread.call(ending)
+        finally:
+            thread.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(self._core.__aexit__(kind, error, trace))
+
+    @property
+    def client_id(self) -> str:
+        """The id brokers know this client by."""
+        return self._core.client_id
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """The core's coroutine method as one that waits for its result."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = self._loop
+        result: R = loop.call(method(self._core, *args, **kwargs))
+        return result
+
+    return call
+
+
+def at_any_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """The core's plain method: run on its loop while there is one, at once before it starts and after it is closed."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._thread is None:
+            return method(self._core, *args, **kwargs)
+
+        async def run() -> R:
+            return method(self._core, *args, **kwargs)
+
+        result: R = self._thread.call(run())
+        return result
+
+    return call
+
+
+def arguments_of(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Gives a function the arguments of the core's method, for type checkers and `help`."""
+
+    def give(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        function.__wrapped__ = method  # type: ignore[attr-defined]
+        return function
+
+    return give
