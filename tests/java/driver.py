@@ -5,35 +5,22 @@ The Java side is src/*.java; its `register` methods list the commands and their 
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import itertools
-import json
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from tests.commanded import Commanded, body_of, message
+from tests.commanded import CommandError as JavaError
+
+__all__ = ["CLIENT_VERSIONS", "JARS", "SOURCES", "JavaDriver", "JavaError", "body_of", "message"]
 
 ROOT = Path(__file__).resolve().parents[2]
 JARS = ROOT / ".setup" / "java"
 SOURCES = Path(__file__).resolve().parent / "src"
 CLIENT_VERSIONS = ("5.5.0", "4.9.7")
-
-
-class JavaError(Exception):
-    """What the Java client threw: its exception's simple name, text and, where it has one, response code."""
-
-    def __init__(self, command: str, kind: str, text: str, code: int) -> None:
-        super().__init__(f"{command}: {kind}: {text}")
-        self.kind = kind
-        self.text = text
-        self.code = code
 
 
 def java_home() -> Path | None:
@@ -81,7 +68,7 @@ def compiled_classes(version: str) -> Path:
     return target
 
 
-class JavaDriver:
+class JavaDriver(Commanded):
     """One JVM with the official client of one version.
 
     Args:
@@ -91,102 +78,9 @@ class JavaDriver:
     """
 
     def __init__(self, version: str, folder: Path, serialization: str = "JSON") -> None:
-        self.version = version
-        self.folder = folder
-        self._ids = itertools.count(1)
-        self._pending: dict[int, tuple[str, Future[Any]]] = {}
-        self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
         classes = compiled_classes(version)
-        command = [java_tool("java"), "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [f"-Duser.home={folder}", f"-Drocketmq.client.logRoot={folder}", "-Drocketmq.client.logLevel=WARN"]
-        command += [f"-Drocketmq.serialize.type={serialization}", "-Dfile.encoding=UTF-8"]
-        command += ["-cp", f"{classes}{os.pathsep}{JARS / f'client-{version}' / '*'}", "Driver"]
-        with (folder / "driver.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        self._reader = threading.Thread(target=self._read_answers, name=f"java-{version}", daemon=True)
-        self._reader.start()
-        self.call("ping")
-
-    def submit(self, command: str, **args: Any) -> Future[Any]:
-        """Sends a command and returns at once; the future holds its result or JavaError."""
-        answer: Future[Any] = Future()
-        line = {"command": command, **args}
-        with self._lock:
-            line["id"] = next(self._ids)
-            self._pending[line["id"]] = (command, answer)
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(line).encode() + b"\n")
-            self._process.stdin.flush()
-        return answer
-
-    def call(self, command: str, *, call_timeout_s: float = 60, **args: Any) -> Any:
-        """Runs a command of the Java side and returns its result.
-
-        Raises:
-            JavaError: the Java client threw.
-            TimeoutError: no answer within `call_timeout_s`.
-        """
-        return self.submit(command, **args).result(call_timeout_s)
-
-    @contextmanager
-    def started(self, kind: str, **args: Any) -> Iterator[str]:
-        """Starts a client in the JVM for the length of a `with` block; yields the name that commands take.
-
-        Args:
-            kind: "producer", "push", "pull", "lite" or "admin".
-            args: of its `start` command.
-        """
-        with self._lock:
-            name = f"{kind}{next(self._ids)}"
-        self.call(f"{kind}_start", name=name, **args)
-        try:
-            yield name
-        finally:
-            stopped = self.submit(f"{kind}_stop", name=name)
-            # A consumer's stop stores its offsets and leaves its group. Others need not be waited for:
-            # the 5.5.0 client's shutdown hangs 3 s now and then, joining a thread that polls.
-            if kind in ("push", "lite"):
-                stopped.result(60)
-
-    def close(self) -> None:
-        """Ends the JVM: by end of input, else by force."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(5)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read_answers(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            with self._lock:
-                command, waiting = self._pending.pop(answer["id"])
-            if "error" in answer:
-                error = answer["error"]
-                waiting.set_exception(JavaError(command, error["type"], error["message"], error["code"]))
-            else:
-                waiting.set_result(answer["result"])
-        with self._lock:
-            left = list(self._pending.values())
-            self._pending.clear()
-        for command, waiting in left:
-            text = f"the JVM ended; see {self.folder / 'driver.log'}"
-            waiting.set_exception(JavaError(command, "JvmEnded", text, -1))
-
-
-def message(topic: str, body: bytes | str, **fields: Any) -> dict[str, Any]:
-    """A message for the send commands; fields: tag, keys, flag, delay_level, properties, shard."""
-    raw = body.encode() if isinstance(body, str) else body
-    return {"topic": topic, "body": base64.b64encode(raw).decode(), **fields}
-
-
-def body_of(received: dict[str, Any]) -> bytes:
-    """The body of a message as the driver returned it."""
-    return base64.b64decode(received["body"])
+        argv = [java_tool("java"), "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        argv += [f"-Duser.home={folder}", f"-Drocketmq.client.logRoot={folder}", "-Drocketmq.client.logLevel=WARN"]
+        argv += [f"-Drocketmq.serialize.type={serialization}", "-Dfile.encoding=UTF-8"]
+        argv += ["-cp", f"{classes}{os.pathsep}{JARS / f'client-{version}' / '*'}", "Driver"]
+        super().__init__(version, argv, folder)
