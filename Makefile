@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .PHONY: help setup setup-python setup-demo check fix test demo bench soak clean
 
 PYTHON ?=
+GO ?=
 NAMESRV ?=
 SPARK_MASTER ?=
 CYCLES ?= 20
@@ -18,8 +19,8 @@ WITH_JAVA = env JAVA_HOME="$$(cat .setup/java_home)" \
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-setup: ## .venv, Java, Maven and the RocketMQ jars the tests need (installs what is missing; twice does nothing)
-	@PYTHON="$(PYTHON)" scripts/setup.sh test
+setup: ## .venv, Java, Maven, Go and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
+	@PYTHON="$(PYTHON)" GO="$(GO)" scripts/setup.sh test
 
 setup-python:
 	@PYTHON="$(PYTHON)" scripts/setup.sh python

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Makes what the other make targets need: .venv, a Java, the official RocketMQ jars for the tests.
+# Makes what the other make targets need: .venv, a Java, the official RocketMQ jars and a Go client for the tests.
 # Every step leaves a stamp in .setup/ keyed on what it was made from, so that a second run does nothing, offline too.
 #
 #   scripts/setup.sh python    .venv with everything
 #   scripts/setup.sh demo      + Java 17 or later for Spark
-#   scripts/setup.sh test      + a JDK, Maven, and the RocketMQ jars in .setup/java/
+#   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver
 #
-# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java.
+# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p .setup
 level=${1:-test}
 jvm_roots=${JVM_ROOTS:-/usr/lib/jvm /opt/java /Library/Java/JavaVirtualMachines}
+go_roots=${GO_ROOTS:-/usr/local/go /usr/lib/go /usr/lib/go-1.*}
 client_versions="5.5.0 4.9.7"
 server_version="5.5.0"
 
@@ -147,9 +148,44 @@ setup_jars() {
   printf '%s\n' "$key" > .setup/jars
 }
 
+# ------------------------------------------------------------------ the Go client's program
+
+go_fits() {  # GO: is it 1.18 or later?
+  local version
+  version=$("$1" env GOVERSION 2>/dev/null) || return 1
+  [[ $version =~ ^go([0-9]+)\.([0-9]+) ]] && (( BASH_REMATCH[1] > 1 || BASH_REMATCH[2] >= 18 ))
+}
+
+find_go() {
+  local candidate
+  for candidate in "$(command -v go || true)" $(for root in $go_roots; do echo "$root/bin/go"; done); do
+    if [ -x "$candidate" ] && go_fits "$candidate"; then echo "$candidate"; return 0; fi
+  done
+  return 1
+}
+
+setup_go() {
+  local key go
+  key=$(cat tests/go/program/* | cksum)
+  if stamped go "$key" && [ -x .setup/go_driver ]; then return; fi
+  if [ -n "${GO:-}" ]; then
+    go_fits "$GO" || stop "GO=$GO is not a Go 1.18 or later."
+    go=$GO
+  elif ! go=$(find_go); then
+    apt_install "No Go 1.18 or later found; the tests drive the Go client." golang-go ||
+      stop "installing golang-go failed, see above."
+    go=$(find_go) || stop "golang-go did not bring Go 1.18 or later." \
+      "Install one and name it: make setup GO=/path/to/go"
+  fi
+  say "Building the Go client's test program with $go"
+  (cd tests/go/program && CGO_ENABLED=0 "$go" build -buildvcs=false -o ../../../.setup/go_driver . >&2) ||
+    stop "Go could not build tests/go/program, see above. Once the cause is gone, run make setup again."
+  printf '%s\n' "$key" > .setup/go
+}
+
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
-  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars ;;
+  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_go ;;
   *) stop "unknown level '$level' (python, demo or test)." ;;
 esac

@@ -52,8 +52,10 @@ class Machine:
         self.jvms = folder / "jvm"
         self.record = folder / "record"
         self.venv_missing = folder / "venv_missing"
-        for path in (self.project / "scripts", self.project / "tests" / "java", self.bin, self.jvms):
+        program = self.project / "tests" / "go" / "program"
+        for path in (self.project / "scripts", self.project / "tests" / "java", program, self.bin, self.jvms):
             path.mkdir(parents=True)
+        (program / "main.go").write_text("package main\n")
         shutil.copy(ROOT / "scripts" / "setup.sh", self.project / "scripts")
         shutil.copy(ROOT / "pyproject.toml", self.project)
         shutil.copy(ROOT / "tests" / "java" / "pom.xml", self.project / "tests" / "java")
@@ -63,6 +65,7 @@ class Machine:
             (self.bin / tool).symlink_to(found)
         self.command("id", "echo 0")
         self.command("mvn", f'echo "mvn $*" >> {self.record}')
+        self.go("1.19.8")
         python = PYTHON.format(record=self.record, real=sys.executable, venv_missing=self.venv_missing)
         self.write(self.bin / "python3.11", python)
 
@@ -84,6 +87,12 @@ class Machine:
             self.write(home / "bin" / "javac", "#!/bin/sh\n")
         return home
 
+    def go(self, version: str, name: str = "go") -> Path:
+        """Puts a Go into PATH; building makes what -o names."""
+        build = f'echo "go $*" >> {self.record}; cp "$0" "$4"'
+        self.command(name, f"case $1 in env) echo go{version} ;; build) {build} ;; esac")
+        return self.bin / name
+
     def apt(self, *brings: str) -> None:
         """An apt-get that records its calls and makes a java appear: "package=home" pairs, homes made by java()."""
         lines = [f'echo "apt-get $*" >> {self.record}']
@@ -93,7 +102,7 @@ class Machine:
         self.command("apt-get", "\n".join(lines))
 
     def setup(self, level: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {"PATH": str(self.bin), "HOME": str(self.folder), "JVM_ROOTS": str(self.jvms)}
+        clean = {"PATH": str(self.bin), "HOME": str(self.folder), "JVM_ROOTS": str(self.jvms), "GO_ROOTS": "/none"}
         return subprocess.run(
             [self.project / "scripts" / "setup.sh", level],
             env=clean | environment,
@@ -135,7 +144,7 @@ def test_second_run_does_and_says_nothing(machine: Machine) -> None:
     machine.java("java-17", compiler=True)
     assert machine.setup("test").returncode == 0
     first = machine.installs
-    assert len(first) == 4  # pip, and Maven for two clients and one server
+    assert len(first) == 5  # pip, Maven for two clients and one server, and Go
     done = machine.setup("test")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.setup("demo").stderr == ""
@@ -189,6 +198,46 @@ def test_maven_is_installed(machine: Machine) -> None:
     done = machine.setup("test")
     assert done.returncode == 0, done.stderr
     assert "apt-get install -y maven" in machine.installs
+
+
+GO_BUILD = "go build -buildvcs=false -o ../../../.setup/go_driver ."
+
+
+def test_go_is_installed_and_builds_once(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    new = machine.go("1.19.8", "new").rename(machine.folder / "new")
+    machine.go("1.15.9")  # Too old.
+    machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\nrm {machine.bin}/go\ncp {new} {machine.bin}/go')
+    done = machine.setup("test")
+    assert done.returncode == 0, done.stderr
+    assert machine.installs[-3:] == ["apt-get update", "apt-get install -y golang-go", GO_BUILD]
+    assert machine.setup("test").stderr == ""
+    (machine.project / "tests" / "go" / "program" / "main.go").write_text("package main // changed\n")
+    assert machine.setup("test").returncode == 0
+    assert machine.installs.count(GO_BUILD) == 2
+
+
+def test_go_that_is_named_leads(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    named = machine.go("1.26.1", "named")
+    (machine.bin / "go").unlink()
+    done = machine.setup("test", GO=str(named))
+    assert done.returncode == 0, done.stderr
+    assert machine.installs[-1] == GO_BUILD
+    (machine.project / ".setup" / "go_driver").unlink()
+    done = machine.setup("test", GO="/no/such/go")
+    assert done.returncode == 1
+    assert "GO=/no/such/go is not a Go 1.18 or later." in done.stderr
+
+
+def test_without_go_one_who_is_not_root_is_told_the_command(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    (machine.bin / "go").unlink()
+    machine.command("id", "echo 1000")
+    machine.apt()
+    done = machine.setup("test")
+    assert done.returncode == 1
+    assert "sudo apt-get update && sudo apt-get install -y golang-go" in done.stderr
 
 
 def test_not_root_is_told_the_command(machine: Machine) -> None:
