@@ -10,6 +10,9 @@ import shutil
 import struct
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+
+import numpy as np
 
 from rocketspark.errors import StoreError
 from rocketspark.store.files import failure
@@ -18,11 +21,18 @@ from rocketspark.store.segments import Maps, Segments
 
 UNIT = struct.Struct(">qiq")
 UNIT_BYTES = UNIT.size
+UNIT_TYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 GAP_SIZE = 0x7FFFFFFF
 RESERVE_STEP_BYTES = 64 << 10
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _NO_MAP = memoryview(bytearray())
 _SIZE = struct.Struct(">i")
+
+
+@cache
+def places(count: int) -> struct.Struct:
+    """Position and size of `count` units in a row, without their tags codes."""
+    return struct.Struct(">" + "qi8x" * count)
 
 
 class Queue:
@@ -242,16 +252,25 @@ class Queue:
         view = self.map if start == self.start and self.limit else self.segments.get(start).view
         return UNIT.unpack_from(view, byte - start)
 
+    def place(self, offset: int, count: int) -> tuple[memoryview, int, int]:
+        """(view of a file, byte of a message's unit in it, how many of `count` units from it on the file holds).
+
+        The messages [offset, offset + count) must be in the queue.
+        """
+        size = self.segments.size
+        at = offset * UNIT_BYTES % size
+        start = offset * UNIT_BYTES - at
+        view = self.map if start == self.start and self.limit else self.segments.get(start).view
+        end = at + count * UNIT_BYTES
+        return view, at, count if end <= size else (size - at) // UNIT_BYTES
+
     def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
         """The units of messages [offset, offset + count), which must be in the queue."""
-        size = self.segments.size
-        byte, end = offset * UNIT_BYTES, (offset + count) * UNIT_BYTES
-        while byte < end:
-            start = byte - byte % size
-            stop = min(end, start + size)
-            view = self.map if start == self.start and self.limit else self.segments.get(start).view
-            yield from UNIT.iter_unpack(view[byte - start : stop - start])
-            byte = stop
+        while count:
+            view, at, here = self.place(offset, count)
+            yield from UNIT.iter_unpack(view[at : at + here * UNIT_BYTES])
+            offset += here
+            count -= here
 
     def flush(self) -> None:
         """Puts the units written so far on the disk. Safe beside appends. Raises OSError."""
@@ -373,7 +392,7 @@ class QueueIndex:
             if queue is not None:
                 queue.release()
                 for start in queue.segments.starts:
-                    self.maps.drop(queue.segments.path(start))
+                    self.maps.drop(queue.segments, start)
         try:
             shutil.rmtree(f"{self.directory}/{topic}")
         except FileNotFoundError:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 import msgspec
+import numpy as np
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import properties as props
 from rocketspark.protocol import record
 from rocketspark.store.key_index import KeyIndex
 from rocketspark.store.log import Log, store_time_of
-from rocketspark.store.queue_index import GAP_SIZE, UNIT_BYTES, QueueIndex
+from rocketspark.store.queue_index import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, Queue, QueueIndex, places
 
 # Tags codes at or below this are addresses in a consume queue extension, not hashes (wire.md 5).
 _EXT_ADDRESS_MAX = -2147483649
 _SCAN_BYTES_MIN = 16000
+# Up to so many units struct is quicker than numpy, and up to so many tags numpy is quicker than a loop.
+_PLACES_MAX = 64
+_CODES_MAX = 16
 _TAGS = props.TAGS.encode()
 _KEYS = props.KEYS.encode()
 _UNIQUE_ID = props.UNIQUE_ID.encode()
@@ -35,11 +39,15 @@ class Found(Enum):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """The result of a read. `records`: slices of the log, each one or more whole records; `count` of messages."""
+    """The result of a read.
+
+    `records`: slices of the log, each one or more whole records; `count` of messages; `size`: bytes of all records.
+    """
 
     status: Found
     records: list[memoryview]
     count: int
+    size: int
     next_offset: int
     min_offset: int
     max_offset: int
@@ -70,31 +78,35 @@ class Reader:
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
-            return Read(Found.NO_QUEUE, [], 0, 0, 0, 0)
+            return Read(Found.NO_QUEUE, [], 0, 0, 0, 0, 0)
         low, high = queue.min, queue.next
         if not low <= queue_offset < high:
             if high == 0 or low == high == queue_offset:
-                return Read(Found.EMPTY, [], 0, high, low, high)
+                return Read(Found.EMPTY, [], 0, 0, high, low, high)
             if queue_offset < low:
-                return Read(Found.OFFSET_TOO_SMALL, [], 0, low, low, high)
+                return Read(Found.OFFSET_TOO_SMALL, [], 0, 0, low, low, high)
             status = Found.AT_END if queue_offset == high else Found.OFFSET_TOO_BIG
-            return Read(status, [], 0, high, low, high)
-        units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max), high - queue_offset)
+            return Read(status, [], 0, 0, high, low, high)
         if codes is None and accepts is None:
-            units_max = min(units_max, count_max)
+            units_max = min(count_max, high - queue_offset)
+            whole = self._whole(queue, queue_offset, units_max, bytes_max)
+            if whole is not None:
+                records, count, total = whole
+                return Read(Found.FOUND, records, count, total, queue_offset + count, low, high)
+        else:
+            units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max), high - queue_offset)
         count = total = 0
         runs: list[tuple[int, int]] = []
         run_start = run_end = -1
-        next_offset = queue_offset
+        next_offset = queue_offset + units_max
         file_bytes = self._log.file_bytes
         oldest = self._log.min_position
-        for position, size, code in queue.units(queue_offset, units_max):
+        for offset, (position, size, code) in _candidates(queue, queue_offset, units_max, codes):
             if codes is not None and code not in codes and not self._ext_matches(code, position, codes):
-                next_offset += 1
                 continue
             if count and (total + size > bytes_max or count >= count_max):
+                next_offset = offset
                 break
-            next_offset += 1
             if size == GAP_SIZE or position < oldest or (accepts is not None and not self._accepted(position, accepts)):
                 continue
             if position == run_end and position % file_bytes:
@@ -108,15 +120,50 @@ class Reader:
         if run_end > 0:
             runs.append((run_start, run_end))
         records = []
-        file_start, view = -1, memoryview(b"")
         for start, end in runs:
             at = start % file_bytes
-            if start - at != file_start:
-                file_start = start - at
-                view = self._log.segments.get(file_start).view
-            records.append(view[at : at + end - start])
+            records.append(self._log.segments.get(start - at).view[at : at + end - start])
         status = Found.FOUND if records else Found.NO_MATCHED
-        return Read(status, records, count, next_offset, low, high)
+        return Read(status, records, count, total, next_offset, low, high)
+
+    def _whole(
+        self, queue: Queue, queue_offset: int, count: int, bytes_max: int
+    ) -> tuple[list[memoryview], int, int] | None:
+        """(slices, messages, bytes) of a read that takes all there is, the usual one; None where it is not that simple.
+
+        A pull of 32: 1.5 us where the records follow each other in the log, 4 us where others lie between them.
+        """
+        view, at, here = queue.place(queue_offset, count)
+        if here < count:
+            return None
+        if count > _PLACES_MAX:
+            units = np.frombuffer(view, UNIT_TYPE, count, at)
+            ends = units["size"].cumsum(dtype=np.int64)
+            count = int(ends.searchsorted(bytes_max, "right"))
+            if count == 0:
+                return None
+            total = int(ends[count - 1])
+            first, last = int(units["position"][0]), int(units["position"][count - 1])
+            end = last + int(units["size"][count - 1])
+            found: tuple[int, ...] = ()
+        else:
+            found = places(count).unpack_from(view, at)
+            total = sum(found[1::2])
+            first = found[0]
+            end = found[-2] + found[-1]
+        # A gap is larger than any limit.
+        if total > min(bytes_max, GAP_SIZE - 1):
+            return None
+        log = self._log
+        start = first - first % log.file_bytes
+        if first < log.min_position or end > start + log.file_bytes:
+            return None
+        stored = log.segments.get(start).view
+        if end - first == total:
+            return [stored[first - start : end - start]], count, total
+        if not found:
+            return None
+        return [stored[p - start : p - start + n] for p, n in zip(found[::2], found[1::2], strict=True)], count, total
 
     def _accepted(self, position: int, accepts: Callable[[memoryview], bool]) -> bool:
         found = self._log.record_at(position)
@@ -182,6 +229,26 @@ class Reader:
             if message.topic == topic_bytes and _has_key(message.properties, wanted, kind):
                 found.append(view)
         return found
+
+
+def _candidates(
+    queue: Queue, queue_offset: int, count: int, codes: frozenset[int] | None
+) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """(offset, unit) of messages, without most of those whose tags code is not in `codes`; 800 of them: 10 us."""
+    if codes is None or len(codes) > _CODES_MAX:
+        yield from enumerate(queue.units(queue_offset, count), queue_offset)
+        return
+    while count:
+        view, at, here = queue.place(queue_offset, count)
+        units = np.frombuffer(view, UNIT_TYPE, here, at)
+        stated = units["code"].astype(np.int64)
+        wanted = stated <= _EXT_ADDRESS_MAX
+        for code in codes:
+            wanted |= stated == code
+        hits = wanted.nonzero()[0]
+        yield from zip((hits + queue_offset).tolist(), units[hits].tolist(), strict=True)
+        queue_offset += here
+        count -= here
 
 
 def _has_key(properties: bytes, wanted: bytes, kind: str) -> bool:

@@ -24,7 +24,7 @@ class Mapped(NamedTuple):
 
 
 class Maps:
-    """The maps of one store by path, at most `count_max`: the least recently used is let go.
+    """The maps of one store by their files, at most `count_max`: the one longest not asked for here is let go.
 
     Letting go loses nothing: written pages are the kernel's, and a view in use keeps its map alive.
     """
@@ -32,33 +32,44 @@ class Maps:
     def __init__(self, files: OsFiles, count_max: int) -> None:
         self.files = files
         self.count_max = count_max
-        self._maps: OrderedDict[str, Mapped] = OrderedDict()
+        self._maps: OrderedDict[tuple[Segments, int], Mapped] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: str, *, scattered: bool = False) -> Mapped:
-        """The file mapped. Raises StoreUnwritable if it cannot be opened."""
+    def get(self, segments: Segments, start: int) -> Mapped:
+        """The file of a row that starts there, mapped. Raises StoreUnwritable if it cannot be opened."""
+        key = (segments, start)
         with self._lock:
-            found = self._maps.get(path)
+            found = self._maps.get(key)
             if found is None:
+                path = segments.path(start)
                 try:
-                    mapped = self.files.map(path, scattered=scattered)
+                    mapped = self.files.map(path, scattered=segments.scattered)
                 except OSError as e:
                     raise failure(e, "map", path) from e
-                found = self._maps[path] = Mapped(mapped, memoryview(mapped))
+                found = self._maps[key] = Mapped(mapped, memoryview(mapped))
                 while len(self._maps) > self.count_max:
-                    self._maps.popitem(last=False)
+                    self._let_go(*self._maps.popitem(last=False)[0])
             else:
-                self._maps.move_to_end(path)
+                self._maps.move_to_end(key)
+            segments.recent = (start, found)
             return found
 
-    def drop(self, path: str) -> Mapped | None:
+    def drop(self, segments: Segments, start: int) -> Mapped | None:
         """Lets one go and returns it, if it was mapped."""
         with self._lock:
-            return self._maps.pop(path, None)
+            self._let_go(segments, start)
+            return self._maps.pop((segments, start), None)
 
     def clear(self) -> None:
         with self._lock:
+            for key in self._maps:
+                self._let_go(*key)
             self._maps.clear()
+
+    @staticmethod
+    def _let_go(segments: Segments, start: int) -> None:
+        if segments.recent is not None and segments.recent[0] == start:
+            segments.recent = None
 
 
 class Segments:
@@ -76,6 +87,8 @@ class Segments:
         self.starts: list[int] = []
         self.option = option
         self.scattered = scattered
+        # The file asked for last: most are asked for many times in a row. Only `maps` sets it, under its lock.
+        self.recent: tuple[int, Mapped] | None = None
 
     def scan(self) -> None:
         """Reads the directory. A file shorter than it should be is filled up with zeros.
@@ -112,7 +125,8 @@ class Segments:
 
     def get(self, start: int) -> Mapped:
         """The file starting there, mapped."""
-        return self.maps.get(self.path(start), scattered=self.scattered)
+        recent = self.recent
+        return recent[1] if recent is not None and recent[0] == start else self.maps.get(self, start)
 
     def add(self, start: int, reserve_bytes: int) -> None:
         """Makes the next file, with blocks for its first bytes. Raises StoreFull or StoreUnwritable."""
@@ -154,7 +168,7 @@ class Segments:
             at = max(end - start, 0)
             try:
                 if self.files.any_data(path, at):
-                    self.maps.drop(path)
+                    self.maps.drop(self, start)
                     self.files.cut(path, at, self.size)
             except OSError as e:
                 raise failure(e, "cut", path) from e
@@ -162,7 +176,7 @@ class Segments:
     def detach(self, start: int) -> Mapped | None:
         """Takes one file out of the row without deleting it; returns its map, if it has one."""
         self.starts.remove(start)
-        return self.maps.drop(self.path(start))
+        return self.maps.drop(self, start)
 
     def remove(self, start: int) -> None:
         """Deletes one file; views of it that are still in use stay readable."""

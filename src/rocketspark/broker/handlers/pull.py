@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -51,6 +52,9 @@ _OUTCOME: dict[Found, tuple[int, bytes]] = {
 BULK_COUNT_MAX = 16_384
 BULK_BYTES_MAX = 2 << 20
 HOLD_MS_MAX = 60_000
+# Subscriptions that requests bring are kept parsed, unless their text is longer.
+TEXT_KEPT_MAX = 1024
+_NOTHING_YET = (Found.AT_END, Found.EMPTY, Found.NO_QUEUE)
 
 
 class PullHandler:
@@ -86,24 +90,35 @@ class PullHandler:
         """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: wire.md 9.4."""
         h = request.ext
         topic_sys_flag = self._check(h)
-        subscription = self._subscription(h)
-        codes, accepts = self._filter(subscription)
+        codes, accepts = self._filter(h)
         reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         read = self._read(h, h.queue_offset, codes, accepts)
-        hold = (
-            read.status in (Found.AT_END, Found.EMPTY, Found.NO_QUEUE)
+        if (
+            read.status in _NOTHING_YET
             and h.queue_offset == read.next_offset
             and h.sys_flag & sysflags.PULL_SUSPEND
             and h.suspend_ms > 0
             and self._settings.long_polling
-        )
-        if not hold:
-            self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
-            return self._answer(request, read, topic_sys_flag)
+        ):
+            self._hold(peer, request, codes, accepts, topic_sys_flag)
+            return None
+        self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
+        return self._answer(request, read, topic_sys_flag)
+
+    def _hold(
+        self,
+        peer: Peer,
+        request: Request[PullHeader],
+        codes: frozenset[int] | None,
+        accepts: Accepts | None,
+        topic_sys_flag: int,
+    ) -> None:
+        """Answer once there is something, or when the time is over."""
+        h = request.ext
         at = h.queue_offset
 
         def retry(final: bool) -> bool:
@@ -119,7 +134,7 @@ class PullHandler:
                 # Nothing for this consumer among what came: it goes on waiting behind it.
                 at = found.next_offset
                 return False
-            if found.status in (Found.AT_END, Found.EMPTY, Found.NO_QUEUE) and not final:
+            if found.status in _NOTHING_YET and not final:
                 return False
             if final and found.status is Found.AT_END and at != h.queue_offset:
                 found = msgspec.structs.replace(found, status=Found.NO_MATCHED)
@@ -127,7 +142,6 @@ class PullHandler:
             return True
 
         self._arrivals.wait((h.topic, h.queue_id), min(h.suspend_ms, HOLD_MS_MAX) / 1000, retry)
-        return None
 
     def _read(self, h: PullHeader, offset: int, codes: frozenset[int] | None, accepts: Accepts | None) -> Read:
         if h.bulk:
@@ -135,12 +149,14 @@ class PullHandler:
             size = min(h.bytes_max or BULK_BYTES_MAX, BULK_BYTES_MAX)
         else:
             count = min(max(h.count_max, 1), self._settings.pull_count_max)
-            size = min(h.bytes_max or self._settings.pull_bytes_max, self._settings.pull_bytes_max)
+            size = self._settings.pull_bytes_max
+            if h.bytes_max:
+                size = min(h.bytes_max, size)
         began = perf_counter()
         read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts)
         if read.count:
             took_ms = (perf_counter() - began) * 1000
-            self._stats.pulled(h.group, h.topic, h.queue_id, read.count, sum(map(len, read.records)), took_ms)
+            self._stats.pulled(h.group, h.topic, h.queue_id, read.count, read.size, took_ms)
         else:
             self._stats.missed()
         return read
@@ -176,7 +192,9 @@ class PullHandler:
 
     def _subscription(self, h: PullHeader) -> Subscription:
         if h.sys_flag & sysflags.PULL_SUBSCRIPTION:
-            wanted = subscribe(h.topic, h.subscription, kind=h.expression_type or "TAG")
+            kind = h.expression_type or "TAG"
+            text = h.subscription or ""
+            wanted = _parsed(h.topic, text, kind) if len(text) < TEXT_KEPT_MAX else subscribe(h.topic, text, kind=kind)
         else:
             group = self._clients.consumers.get(h.group)
             if group is None:
@@ -193,8 +211,11 @@ class PullHandler:
             wanted = known
         return wanted
 
-    def _filter(self, subscription: Subscription) -> tuple[frozenset[int] | None, Accepts | None]:
-        """(tag codes, test of a record) of a subscription; None where everything passes."""
+    def _filter(self, h: PullHeader) -> tuple[frozenset[int] | None, Accepts | None]:
+        """(tag codes, test of a record) of what is wanted; None where everything passes."""
+        if h.sys_flag & sysflags.PULL_SUBSCRIPTION and h.subscription == "*" and h.expression_type in ("TAG", None):
+            return None, None
+        subscription = self._subscription(h)
         if subscription.is_all:
             return None, None
         if subscription.expression_type == "TAG":
@@ -238,10 +259,13 @@ class PullHandler:
 
     @staticmethod
     def _answer(request: Request[PullHeader], read: Read, topic_sys_flag: int) -> bytes:
-        code, remark = _OUTCOME[read.status]
-        if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
-            # An empty queue that is asked beyond its start (rule: wire.md 9.4).
-            code = ResponseCode.PULL_OFFSET_MOVED
+        if read.status is Found.FOUND:
+            code, remark = 0, b"FOUND"
+        else:
+            code, remark = _OUTCOME[read.status]
+            if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
+                # An empty queue that is asked beyond its start (rule: wire.md 9.4).
+                code = ResponseCode.PULL_OFFSET_MOVED
         header = _REPLY % (
             code,
             read.next_offset,
@@ -251,9 +275,12 @@ class PullHandler:
             request.opaque,
             remark,
         )
-        records = read.records
-        if not records:
-            return _LENGTHS.pack(4 + len(header), len(header)) + header
-        size = sum(map(len, records))
-        frames.check_length(4 + len(header) + size)
-        return b"".join((_LENGTHS.pack(4 + len(header) + size, len(header)), header, *records))
+        total = 4 + len(header) + read.size
+        if total > frames.FRAME_BYTES_MAX:
+            frames.check_length(total)
+        return b"".join((_LENGTHS.pack(total, len(header)), header, *read.records))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(topic: str, text: str, kind: str) -> Subscription:
+    return subscribe(topic, text, kind=kind)
