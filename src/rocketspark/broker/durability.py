@@ -41,6 +41,10 @@ class Durability:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.failed: StoreError | None = None
+        # Told True when as many wait as may, False when fewer do again.
+        self.waiting_max = 10_000
+        self.crowded: Callable[[bool], None] = lambda too_many: None
+        self._is_crowded = False
 
     def set_times(self, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
         """Change the times from the next flush on."""
@@ -66,11 +70,20 @@ class Durability:
             self._sweeper = self._loop.call_later(self._timeout_s, self._time_out)
         self._waiting.append((position, self._loop.time() + self._timeout_s, tell))
         self._wanted.set()
+        if not self._is_crowded and len(self._waiting) >= self.waiting_max:
+            self._is_crowded = True
+            self.crowded(True)
+
+    def _thinned(self) -> None:
+        if self._is_crowded and len(self._waiting) < self.waiting_max:
+            self._is_crowded = False
+            self.crowded(False)
 
     def _release(self, flushed: int) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0] <= flushed:
             waiting.popleft()[2](True)
+        self._thinned()
         if not waiting and self._sweeper is not None:
             self._sweeper.cancel()
 
@@ -79,6 +92,7 @@ class Durability:
         now = self._loop.time()
         while self._waiting and (self._waiting[0][1] <= now or self.failed is not None):
             self._waiting.popleft()[2](False)
+        self._thinned()
         if self._waiting:
             self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
 

@@ -16,8 +16,8 @@ IGNORED: dict[str, str] = dict(
     appendTopicForTimerDeleteKey=false asyncLearner=false asyncSendEnable=true autoDeleteUnusedStats=true
     autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums=16 bitMapLengthConsumeQueueExt=64
     bottomMostCompressionTypeForConsumeQueueStore=zstd broadcastOffsetExpireMaxSecond=300
-    broadcastOffsetExpireSecond=120 brokerElectionPriority=2147483647 brokerFastFailureEnable=true
-    brokerHeartbeatInterval=1000 brokerIP2= brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
+    broadcastOffsetExpireSecond=120 brokerElectionPriority=2147483647     brokerHeartbeatInterval=1000 brokerIP2=
+    brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
     channelNotActiveInterval=60000 checkCRCOnRecover=true checkCommitLogOffsetOnRecover=false
     checkSyncStateSetPeriod=5000 cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
@@ -92,7 +92,7 @@ IGNORED: dict[str, str] = dict(
     metricGrpcExporterTimeOutInMills=3000 metricLoggingExporterIntervalInMills=10000
     metricsExportBatchMaxDataPoints=1000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
     metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 minInSyncReplicas=1 minLiteTTl=900000
-    offsetCheckInSlave=false osPageCacheBusyTimeOutMills=1000 persistConsumerOffsetIncrementally=false
+    offsetCheckInSlave=false persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
     popConsumerKVServiceLog=false popFromRetryProbability=20 popFromRetryProbabilityForPriority=0
@@ -113,7 +113,7 @@ IGNORED: dict[str, str] = dict(
     rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
     scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
     searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000 sendMessageThreadPoolNums=2
-    sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
+    serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
     serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
@@ -142,8 +142,7 @@ IGNORED: dict[str, str] = dict(
     useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false useServerSideResetOffset=true
     useSingleRocksDBForAllConfigs=false useStaticSubscription=false useTLS=false
     validateSystemTopicWhenUpdateTopic=true waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000
-    waitTimeMillsInHeartbeatQueue=31000 waitTimeMillsInLitePullQueue=5000 waitTimeMillsInPullQueue=5000
-    waitTimeMillsInSendQueue=200 waitTimeMillsInTransactionQueue=3000 wakeCommitWhenPutMessage=true
+        wakeCommitWhenPutMessage=true
     wakeFlushWhenPutMessage=false warmMapedFileEnable=false writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
     writeWithoutMmap=false
     """.split()

@@ -30,6 +30,7 @@ from rocketspark.broker.intake import Intake
 from rocketspark.broker.live_settings import LiveSettings
 from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.pressure import Pressure
 from rocketspark.broker.registration import Registration
 from rocketspark.broker.retention import Retention, disk_used_percent
 from rocketspark.broker.settings import BrokerSettings
@@ -82,7 +83,14 @@ class BrokerServer:
         """Listen, recover the store, serve, register. Raises ConfigError or StoreError, with nothing left behind."""
         s = self.settings
         routes = Routes()
-        self._server = Server(routes, on_close=self._peer_closed, idle_s=s.client_idle_ms / 1000)
+        self._pressure = Pressure(s)
+        routes.overload = self._pressure.overload
+        self._server = Server(
+            routes,
+            on_close=self._peer_closed,
+            idle_s=s.client_idle_ms / 1000,
+            connections_max=self._pressure.connections_max(),
+        )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
         try:
@@ -130,8 +138,10 @@ class BrokerServer:
             queue_interval_ms=s.flush_queue_interval_ms,
             timeout_ms=s.flush_timeout_ms,
         )
+        self._durability.crowded = self._pressure.flushes_waiting
         self._retention = Retention(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
+        self._stats.put_was_timed = self._pressure.put_took
         timer_rules = TimerRules(
             broker_name=s.broker_name,
             enabled=s.timers_enabled,
@@ -274,6 +284,16 @@ class BrokerServer:
         live.watch("diskSpaceWarningLevelRatio cleanFileForciblyEnable cleanResourceInterval".split())
         live.watch("deleteCommitLogFilesInterval deleteFileBatchMax".split())
 
+        def pressure() -> None:
+            self._pressure.configure()
+            self._durability.waiting_max = s.waiting_sends_max
+            self._server.connections_max = self._pressure.connections_max()
+
+        live.watch("waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInSendQueue".split(), pressure)
+        live.watch("waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue maxConnections".split(), pressure)
+        live.watch("brokerFastFailureEnable osPageCacheBusyTimeOutMills sendThreadPoolQueueCapacity".split(), pressure)
+        pressure()
+
         def limits() -> None:
             self.store.limit_bodies(s.message_bytes_max)
             intake.configure(body_bytes_max=s.message_bytes_max, marks=_marks(s))
@@ -329,6 +349,7 @@ class BrokerServer:
         self._closing = True
         for timer in self._timers.values():
             timer.cancel()
+        self._pressure.close()
         if self.metrics is not None:
             await self.metrics.close()
         if self._started:

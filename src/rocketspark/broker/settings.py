@@ -96,6 +96,18 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     client_idle_ms: int = msgspec.field(name="serverChannelMaxIdleTimeSeconds", default=120_000)
     client_expiry_ms: int = msgspec.field(name="channelExpiredTimeout", default=120_000)
     lock_expiry_ms: int = 60_000
+    # Ours alone. 0: what the limit of open files leaves beside the store's.
+    connections_max: int = msgspec.field(name="maxConnections", default=0)
+
+    # What is refused while the broker is behind; how long a request may have waited, in ms.
+    refuse_when_behind: bool = msgspec.field(name="brokerFastFailureEnable", default=True)
+    send_wait_max_ms: int = msgspec.field(name="waitTimeMillsInSendQueue", default=200)
+    pull_wait_max_ms: int = msgspec.field(name="waitTimeMillsInPullQueue", default=5000)
+    lite_pull_wait_max_ms: int = msgspec.field(name="waitTimeMillsInLitePullQueue", default=5000)
+    heartbeat_wait_max_ms: int = msgspec.field(name="waitTimeMillsInHeartbeatQueue", default=31_000)
+    transaction_wait_max_ms: int = msgspec.field(name="waitTimeMillsInTransactionQueue", default=3000)
+    slow_put_ms: int = msgspec.field(name="osPageCacheBusyTimeOutMills", default=1000)
+    waiting_sends_max: int = msgspec.field(name="sendThreadPoolQueueCapacity", default=10_000)
 
     # DISABLE or PROM; an empty host is loopback.
     metrics_exporter: str = msgspec.field(name="metricsExporterType", default="DISABLE")

@@ -171,6 +171,7 @@ class Stats:
         self.put_times = [0] * len(PUT_TIME_NAMES)
         self.put_longest_ms = 0
         self._put_ms: deque[float] = deque(maxlen=PUT_TIMES_KEPT)
+        self.put_was_timed: Callable[[float], None] = lambda took_ms: None
         self._broker_put = self._item(BROKER_PUT_NUMS, cluster)
         self._broker_get = self._item(BROKER_GET_NUMS, cluster)
 
@@ -224,6 +225,7 @@ class Stats:
     def put_took(self, took_ms: float) -> None:
         """One of the puts that are timed."""
         self._put_ms.append(took_ms)
+        self.put_was_timed(took_ms)
         whole = int(took_ms)
         self.put_longest_ms = max(self.put_longest_ms, whole)
         row = bisect_right(PUT_TIME_BOUNDS_MS, whole) if whole > 0 else 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,6 +19,10 @@ Starter = Callable[[AsyncExitStack], Awaitable[str]]
 def serve(start: Starter, *, log_level: str = "info") -> None:
     """Start, print the line that `start` returns, and close what it put on the stack when a signal asks for it."""
     logging.basicConfig(stream=sys.stderr, level=log_level.upper(), format=LOG_FORMAT)
+    # As the JVM does: every connection and every mapped file takes a descriptor.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(start))
 

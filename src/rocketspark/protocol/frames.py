@@ -213,13 +213,15 @@ def _decode_binary(header: bytes) -> Frame:
 class Splitter:
     """Cuts a byte stream into whole frames, however it was chopped up on the way.
 
-    `feed` returns each frame that is whole by now as (header form, header bytes, body bytes).
+    `feed` returns each frame that is whole by now as (header form, header bytes, body bytes). `broken` is true once
+    what comes next is no frame: `feed` raises it then, after it gave out what stood before.
     """
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self._held = 0
         self._needed = 8
+        self.broken = False
 
     @property
     def held(self) -> int:
@@ -236,17 +238,19 @@ class Splitter:
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
-        frames = []
+        frames: list[tuple[int, bytes, bytes]] = []
         at = 0
         size = len(data)
         while size - at >= 8:
             total = int.from_bytes(data[at : at + 4], "big")
-            if not 4 <= total <= FRAME_BYTES_MAX:
-                check_length(total)
             end = at + 4 + total
             mark = int.from_bytes(data[at + 4 : at + 8], "big")
             header_end = at + 8 + (mark & 0xFFFFFF)
-            if header_end > end:
+            if header_end > end or total > FRAME_BYTES_MAX:
+                self.broken = True
+                if frames:
+                    break
+                check_length(total)
                 raise FrameError(f"a header of {mark & 0xFFFFFF} bytes reaches beyond its frame of {total}")
             if end > size:
                 break
@@ -255,6 +259,6 @@ class Splitter:
         if at < size:
             rest = data[at:] if at else data
             self._chunks.append(rest)
-            self._needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 8 else 8
+            self._needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 8 and not self.broken else 8
         self._held = size - at
         return frames

@@ -21,6 +21,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import H, Header, NoHeader, Request
 from rocketspark.protocol.message_ids import pack_host
+from rocketspark.transport.overload import SLICE, Overload
 
 log = logging.getLogger("rocketspark.transport")
 
@@ -39,6 +40,8 @@ LARGE_REPLY_BYTES = 4096
 # Requests with time-outs from here on are looked at together, this often; shorter ones have timers of their own.
 SWEPT_MS_MIN = 1000
 SWEEP_S = 0.05
+# One that ended its side still gets the replies that were promised, for this long.
+HALF_CLOSED_S = 10.0
 
 
 class Reply(NamedTuple):
@@ -64,12 +67,13 @@ class Reply(NamedTuple):
 
 
 class Routes:
-    """Which function serves which request code, with the header it takes.
+    """Which function serves which request code, with the header it takes; every other one is "not supported".
 
-    `default` serves every code that has none: by default the protocol's own "not supported".
+    `overload`: what is refused while the server is behind.
     """
 
     def __init__(self) -> None:
+        self.overload: Overload | None = None
         self.table: dict[int, Route] = {}
         # The same by how a JSON header begins: one look-up instead of finding the code.
         self.by_prefix: dict[bytes, Route] = {}
@@ -98,6 +102,7 @@ class Peer(asyncio.Protocol):
     ) -> None:
         self._routes = routes.table if routes else {}
         self._by_prefix = routes.by_prefix if routes else {}
+        self._overload = routes.overload if routes else None
         self._language = language
         self._on_open = on_open
         self._on_close = on_close
@@ -111,6 +116,8 @@ class Peer(asyncio.Protocol):
         self._out: list[bytes] | None = None
         self._soon: list[bytes] = []
         self._held: list[tuple[int, bytes, bytes]] | None = None
+        self._promised = 0
+        self._half_closed = False
         self._stalled: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
         self._closed = asyncio.get_running_loop().create_future()
@@ -157,10 +164,20 @@ class Peer(asyncio.Protocol):
             task.cancel()
         if self._writable:
             self._writable.set()
-        if self._on_close:
+        if self._on_close and not self._half_closed:
             self._on_close(self)
         if not self._closed.done():
             self._closed.set_result(None)
+
+    def eof_received(self) -> bool:
+        """The other side asks no more; what is still to be answered is, then the connection ends."""
+        if not self._promised and not self._tasks:
+            return False
+        self._half_closed = True
+        if self._on_close:
+            self._on_close(self)
+        self.loop.call_later(HALF_CLOSED_S, self.abort)
+        return True
 
     def pause_writing(self) -> None:
         if self._transport:
@@ -190,16 +207,35 @@ class Peer(asyncio.Protocol):
         self.abort()
 
     def data_received(self, data: bytes) -> None:
-        self.last_read_s = self.loop.time()
+        self.last_read_s = began_s = self.loop.time()
         try:
             received = self._splitter.feed(data)
+            if self._held is not None:
+                self._held.extend(received)
+            elif self._overload is None:
+                self._take_all(received)
+            else:
+                self._take_in_time(received, began_s, self._overload)
+            if self._splitter.broken and self.is_open:
+                self._splitter.feed(b"")
         except FrameError as e:
             self._drop_broken(e)
-            return
-        if self._held is not None:
-            self._held.extend(received)
-        else:
-            self._take_all(received)
+
+    def _take_in_time(self, received: list[tuple[int, bytes, bytes]], began_s: float, overload: Overload) -> None:
+        """Serve what one read brought, but for what waited too long: `began_s` is when this turn of the loop began."""
+        for at in range(0, len(received), SLICE):
+            part = received[at : at + SLICE] if len(received) > SLICE else received
+            waited_s = overload.waited(began_s)
+            if overload.refusing or waited_s >= overload.least_s:
+                part, refused = overload.sift(part, waited_s)
+                for answer in refused:
+                    self.send(answer)
+            self._take_all(part)
+            if self._held is not None:
+                self._held.extend(received[at + SLICE :])
+                return
+            if not self.is_open:
+                return
 
     def _take_all(self, received: list[tuple[int, bytes, bytes]]) -> None:
         """Serve what one read brought; replies leave together, large ones as soon as the bound is reached."""
@@ -312,8 +348,26 @@ class Peer(asyncio.Protocol):
             return None if request.flag & frames.ONEWAY_FLAG else answer
         task = self.loop.create_task(self._await(request, answer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return None
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._end_if_all_answered()
+
+    def _end_if_all_answered(self) -> None:
+        if self._half_closed and not self._promised and not self._tasks:
+            self.close()
+
+    def promise(self) -> None:
+        """A handler that returns None will surely `answer` soon; a client that ended its side is kept until then."""
+        self._promised += 1
+
+    def answer(self, data: bytes) -> None:
+        """Write the reply that was promised."""
+        self._promised -= 1
+        self.send(data)
+        self._end_if_all_answered()
 
     async def _await(self, request: Request[Any], answer: Awaitable[bytes | None]) -> None:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
+import weakref
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError
@@ -13,6 +15,7 @@ from rocketspark.transport.peer import Peer, Routes
 log = logging.getLogger("rocketspark.transport")
 
 IDLE_S = 120.0
+LOG_PAUSE_S = 1.0
 
 
 class Server:
@@ -20,6 +23,7 @@ class Server:
 
     Replies name JAVA as their language: it is the dialect spoken, and clients of every language know it.
     `idle_s`: a connection on which nothing came in for that long is closed (rule: serverChannelMaxIdleTimeSeconds).
+    `connections_max`: one more is closed at once. Without file descriptors libuv does the same.
     """
 
     def __init__(
@@ -28,13 +32,19 @@ class Server:
         *,
         on_close: Callable[[Peer], None] | None = None,
         idle_s: float = IDLE_S,
+        connections_max: float = math.inf,
     ) -> None:
         self._routes = routes
         self._on_close = on_close
         self._idle_s = idle_s
+        self.connections_max = connections_max
+        self._refused_count = 0
+        self._log_after_s = -math.inf
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.peers: set[Peer] = set()
+        # Those whose other side asks no more, and who wait for their last replies.
+        self._leaving: weakref.WeakSet[Peer] = weakref.WeakSet()
         self.host = ""
         self.port = 0
 
@@ -58,10 +68,30 @@ class Server:
         self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
 
     def _peer(self) -> Peer:
-        return Peer(self._routes, language="JAVA", on_open=self.peers.add, on_close=self._closed)
+        return Peer(self._routes, language="JAVA", on_open=self._opened, on_close=self._closed)
+
+    def _opened(self, peer: Peer) -> None:
+        if len(self.peers) < self.connections_max:
+            self.peers.add(peer)
+            return
+        peer.abort()
+        self._refused_count += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._log_after_s:
+            self._log_after_s = now_s + LOG_PAUSE_S
+            log.warning(
+                "%s refused: %d connections are open, as many as are allowed; %d refused so far",
+                peer.address,
+                len(self.peers),
+                self._refused_count,
+            )
 
     def _closed(self, peer: Peer) -> None:
-        self.peers.discard(peer)
+        if peer not in self.peers:
+            return
+        self.peers.remove(peer)
+        if peer.is_open:
+            self._leaving.add(peer)
         if self._on_close:
             self._on_close(peer)
 
@@ -80,11 +110,11 @@ class Server:
         if self._server is None:
             return
         self._server.close()
-        peers = list(self.peers)
+        peers = [*self.peers, *self._leaving]
         for peer in peers:
             peer.close()
         if peers:
             await asyncio.wait([asyncio.ensure_future(p.wait_closed()) for p in peers], timeout=2)
-        for peer in list(self.peers):
+        for peer in peers:
             peer.abort()
         self._server = None

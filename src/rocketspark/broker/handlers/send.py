@@ -201,10 +201,14 @@ class SendHandler:
         end: int,
         pairs: dict[bytes, bytes],
     ) -> None:
+        wanted = not request.flag & frames.ONEWAY_FLAG
+        if wanted:
+            peer.promise()
+
         def tell(done: bool) -> None:
-            if not request.flag & frames.ONEWAY_FLAG:
+            if wanted:
                 code = ResponseCode.SUCCESS if done else ResponseCode.FLUSH_DISK_TIMEOUT
-                peer.send(self._answer(code, request, queue_id, queue_offset, message_ids, pairs))
+                peer.answer(self._answer(code, request, queue_id, queue_offset, message_ids, pairs))
 
         self._durability.reached(end, tell)
 
@@ -322,10 +326,11 @@ class SendHandler:
             plan.reconsume_times,
         )
         self._stats.sent_back(h.group, plan.properties.get(properties.RETRY_TOPIC, ""), dead=plan.dead)
-        if self._sync_flush:
+        if self._sync_flush and not request.flag & frames.ONEWAY_FLAG:
+            peer.promise()
             self._durability.reached(
                 accepted[2],
-                lambda done: peer.send(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
+                lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
             )
             return None
         return reply(request.opaque)

@@ -43,14 +43,12 @@ class TimerHandler:
         except ServerError as e:
             return reply(request.opaque, e.code, ext, remark=e.remark)
         ext["msgId"] = message_id
-        if not self._settings.sync_flush:
+        if not self._settings.sync_flush or request.flag & frames.ONEWAY_FLAG:
             return reply(request.opaque, 0, ext)
-
-        def tell(done: bool) -> None:
-            if not request.flag & frames.ONEWAY_FLAG:
-                peer.send(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT, ext))
-
-        self._durability.reached(end, tell)
+        peer.promise()
+        self._durability.reached(
+            end, lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT, ext))
+        )
         return None
 
     def _store_marker(self, peer: Peer, h: RecallHeader) -> tuple[str, int]:

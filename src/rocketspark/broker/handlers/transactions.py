@@ -26,12 +26,10 @@ class TransactionHandler:
     def end(self, peer: Peer, request: Request[EndTransactionHeader], body: bytes) -> bytes | None:
         """END_TRANSACTION (37), usually one-way; told twice it is answered and changes nothing."""
         end = self._transactions.end(request.ext)
-        if end is None or not self._sync_flush:
+        if end is None or not self._sync_flush or request.flag & frames.ONEWAY_FLAG:
             return reply(request.opaque)
-
-        def tell(done: bool) -> None:
-            if not request.flag & frames.ONEWAY_FLAG:
-                peer.send(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT))
-
-        self._durability.reached(end, tell)
+        peer.promise()
+        self._durability.reached(
+            end, lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT))
+        )
         return None
