@@ -11,10 +11,13 @@
         RecordError           a stored record: size, magic or CRC wrong
       TransportError        no reply could be had (`retriable`)
         NotSent               the request never left this process
+          NoNameServer          no NameServer answers
+          TooManyInFlight       too much is in flight already
         NoReply               sent, but no reply in time: it may have been carried out
         ConnectionLost        the connection ended before the reply: it may have been carried out
       ServerError           a server replied with a code other than success
         RouteNotFound         the NameServer knows no broker for the topic
+          BrokerNotFound        the topic has no broker of that name
       SendFailed            a send gave up after its attempts
       StoreError            the message store cannot do it
         StoreFull             no room on the disk
@@ -74,9 +77,10 @@ class RecordError(ProtocolError):
 
 
 class TransportError(RocketSparkError):
-    """No reply could be had from a server. `address`: "host:port" of it."""
+    """No reply could be had from a server. `address`: "host:port" of it; `code`: RocketMQ's ClientErrorCode."""
 
     retriable = True
+    code = 10001
 
     def __init__(self, message: str, *, address: str = "") -> None:
         super().__init__(message)
@@ -87,8 +91,22 @@ class NotSent(TransportError):
     """The request never left this process: it was certainly not carried out."""
 
 
+class NoNameServer(NotSent):
+    """No NameServer answers, and nothing is known from before."""
+
+    code = 10004
+
+
+class TooManyInFlight(NotSent):
+    """No room for one more request within its time: too much is in flight."""
+
+    code = 10002
+
+
 class NoReply(TransportError):
     """The request was sent but not answered in time: it may have been carried out."""
+
+    code = 10002
 
 
 class ConnectionLost(TransportError):
@@ -129,11 +147,16 @@ class RouteNotFound(ServerError):
         self.topic = topic
 
 
+class BrokerNotFound(RouteNotFound):
+    """No broker of the name that a queue gives is known for its topic."""
+
+
 class SendFailed(RocketSparkError):
     """A send gave up.
 
     `topic`; `attempts`: how many were made; `brokers`: names tried in order; `cost_ms`: time spent in all.
-    `__cause__` is the error of the last attempt; `code` its response code, or None if no server replied.
+    `__cause__` is the error of the last attempt; `code` its response code, or RocketMQ's ClientErrorCode if no server
+    replied (10001 no connection, 10002 no reply in time); `remark` the server's text.
     """
 
     def __init__(
@@ -147,7 +170,8 @@ class SendFailed(RocketSparkError):
         self.attempts = attempts
         self.brokers = brokers
         self.cost_ms = cost_ms
-        self.code = getattr(cause, "code", None)
+        self.code: int | None = getattr(cause, "code", None)
+        self.remark: str = getattr(cause, "remark", "")
         self.retriable = bool(getattr(cause, "retriable", False))
         self.__cause__ = cause
 

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 
 from rocketspark.client import requests
+from rocketspark.client.lookup import fetch_addresses
 from rocketspark.client.routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
-from rocketspark.errors import NotSent, RocketSparkError
+from rocketspark.errors import ConfigError, NotSent, RocketSparkError
 from rocketspark.protocol import bodies
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import ConsumerListHeader, Request
@@ -26,6 +27,7 @@ log = logging.getLogger("rocketspark.client")
 
 ROUTE_INTERVAL_MS = 30_000.0
 HEARTBEAT_INTERVAL_MS = 30_000.0
+LOOKUP_INTERVAL_S = 120.0
 _numbers = itertools.count(1)
 
 
@@ -45,15 +47,25 @@ class Instance:
         self,
         namesrv: str | None,
         *,
+        namesrv_url: str | None = None,
         instance_name: str | None = None,
         client_ip: str | None = None,
+        unit_name: str | None = None,
+        namespace: str = "",
         timeout_ms: float = requests.TIMEOUT_MS,
         route_interval_ms: float = ROUTE_INTERVAL_MS,
         heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
+        use_tls: bool = False,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
     ) -> None:
+        if use_tls:
+            raise ConfigError("use_tls: clients of this version speak no TLS; leave it out")
+        self.namespace = namespace
         self._name = instance_name or unique_name()
+        if unit_name:
+            self._name += f"@{unit_name}"
+        self._namesrv_url = namesrv_url
         self._client_ip = client_ip
         self._route_interval_s = route_interval_ms / 1000
         self._heartbeat_interval_s = heartbeat_interval_ms / 1000
@@ -62,7 +74,7 @@ class Instance:
         self.timeout_ms = timeout_ms
         self.connections = Connections(asked, connect_timeout_ms=timeout_ms)
         self.routes = RouteCache(
-            namesrv_addresses(namesrv),
+            [] if namesrv_url and not namesrv else namesrv_addresses(namesrv),
             timeout_ms=timeout_ms,
             default_topic=default_topic,
             default_queue_count=default_queue_count,
@@ -77,12 +89,26 @@ class Instance:
 
     async def start(self) -> None:
         """Take an id and begin to refresh routes and send heartbeats."""
+        if self._namesrv_url:
+            await self._look_up_namesrv()
         ip = self._client_ip or await _own_ip(self.routes.addresses[0])
         self.client_id = f"{ip}@{self._name}"
         self._tasks = [
             asyncio.ensure_future(_every(self._route_interval_s, self.routes.refresh_all)),
             asyncio.ensure_future(_every(self._heartbeat_interval_s, self.heartbeat_all)),
         ]
+        if self._namesrv_url:
+            self._tasks.append(asyncio.ensure_future(_every(LOOKUP_INTERVAL_S, self._look_up_namesrv)))
+
+    async def _look_up_namesrv(self) -> None:
+        """Fetch the NameServers' addresses. Raises NoNameServer if there are none from before either."""
+        assert self._namesrv_url is not None
+        try:
+            self.routes.set_addresses(await fetch_addresses(self._namesrv_url, self.timeout_ms))
+        except RocketSparkError as e:
+            if not self.routes.addresses:
+                raise
+            log.warning("%s; %s stay in use", e, ", ".join(self.routes.addresses))
 
     async def check_namesrv(self) -> None:
         """Raise NotSent unless a NameServer answers."""

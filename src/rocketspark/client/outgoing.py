@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from rocketspark.client import validate
 from rocketspark.errors import MessageIllegal, UsageError
-from rocketspark.model import Message, MessageFields, MessageQueue
+from rocketspark.model import Message, MessageFields, MessageQueue, namespace
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import batch, compression, properties
 from rocketspark.protocol.message_ids import unique_ids
-
-DELAY_LEVEL_MAX = 18
 
 
 class Outgoing(NamedTuple):
@@ -28,12 +26,13 @@ class Outgoing(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How bodies are packed. `kind`: zlib, lz4 or zstd; `over_bytes`: larger bodies are compressed."""
+    """How messages are packed. `kind`: zlib, lz4 or zstd; `over_bytes`: larger bodies are compressed."""
 
     over_bytes: int = 4096
     kind: str = "zlib"
     level: int = 5
     body_bytes_max: int = validate.BODY_BYTES_MAX
+    namespace: str = ""
 
 
 def make_message(message: Message | str, body: bytes | None, fields: MessageFields) -> Message:
@@ -59,6 +58,8 @@ def pack(message: Message, packing: Packing) -> Outgoing:
     sys_flag = 0
     if len(body) > packing.over_bytes:
         body, sys_flag = compression.deflate(body, packing.kind, packing.level)
+    if packing.namespace:
+        topic = namespace.wrap(packing.namespace, topic)
     return Outgoing(topic, body, text, sys_flag, message.flag, unique_id)
 
 
@@ -82,7 +83,7 @@ def pack_batch(messages: Sequence[Message], packing: Packing) -> Outgoing:
             raise MessageIllegal("all messages of a batch have the same wait_store_ok", topic=first.topic)
         if message.sharding_key != first.sharding_key:
             raise MessageIllegal("all messages of a batch have the same sharding key: it names one queue")
-        if message.delay_level:
+        if message.delay_level or message.delay_ms or message.deliver_at_ms:
             raise MessageIllegal("a message of a batch cannot be delayed; send it alone", topic=first.topic)
         validate.check_body(message.topic, message.body, packing.body_bytes_max)
         ids.append(unique_ids.next())
@@ -93,7 +94,8 @@ def pack_batch(messages: Sequence[Message], packing: Packing) -> Outgoing:
         raise MessageIllegal(text, topic=first.topic)
     wait = "true" if first.wait_store_ok else "false"
     outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01{wait}\x02"
-    return Outgoing(first.topic, body, outer, 0, 0, ",".join(ids), is_batch=True)
+    topic = namespace.wrap(packing.namespace, first.topic)
+    return Outgoing(topic, body, outer, 0, 0, ",".join(ids), is_batch=True)
 
 
 def properties_text(message: Message, unique_id: str) -> str:
@@ -108,11 +110,11 @@ def properties_text(message: Message, unique_id: str) -> str:
     if message.sharding_key:
         text = f"{text}{properties.SHARDING_KEY}\x01{_clean(message.sharding_key, 'sharding key', message)}\x02"
     if message.delay_level:
-        if not 0 < message.delay_level <= DELAY_LEVEL_MAX:
-            raise MessageIllegal(
-                f"delay level {message.delay_level}: 1 to {DELAY_LEVEL_MAX} are allowed, 0 is none", topic=message.topic
-            )
+        if message.delay_level < 0:
+            raise MessageIllegal(f"delay level {message.delay_level}: 0 is none, 1 the first", topic=message.topic)
         text = f"{text}DELAY\x01{message.delay_level}\x02"
+    if message.delay_ms or message.deliver_at_ms:
+        text += _timer(message)
     if message.properties:
         for name in message.properties:
             if name in properties.SYSTEM_NAMES:
@@ -130,6 +132,16 @@ def properties_text(message: Message, unique_id: str) -> str:
             topic=message.topic,
         )
     return text
+
+
+def _timer(message: Message) -> str:
+    if (message.delay_level != 0) + (message.delay_ms != 0) + (message.deliver_at_ms != 0) > 1:
+        raise MessageIllegal("give one of delay_level, delay_ms and deliver_at_ms", topic=message.topic)
+    if message.delay_ms < 0 or message.deliver_at_ms < 0:
+        raise MessageIllegal("delay_ms and deliver_at_ms are 0 or more", topic=message.topic)
+    if message.delay_ms:
+        return f"{properties.TIMER_DELAY_MS}\x01{message.delay_ms:d}\x02"
+    return f"{properties.TIMER_DELIVER_MS}\x01{message.deliver_at_ms:d}\x02"
 
 
 def _keys(message: Message) -> str:

@@ -1,45 +1,54 @@
-"""The producer. Rule: retries are the one `for attempt` loop of `_deliver`; only the code table allows a retry."""
+"""The producer. Rule: what one send does over its attempts is in delivery; here is what the application calls."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 from rocketspark.client import requests, validate
+from rocketspark.client.delivery import RETRY_CODES, Delivery, SendRules
+from rocketspark.client.detector import Detector
+from rocketspark.client.faults import Faults, FaultTable, table_of
 from rocketspark.client.instance import Instance
 from rocketspark.client.lanes import Lanes
 from rocketspark.client.options import ClientOptions
-from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch, queue_of_key
-from rocketspark.client.results import STATUS, SendResult
+from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch
+from rocketspark.client.results import SendResult
+from rocketspark.client.room import Room
 from rocketspark.client.routes import DEFAULT_TOPIC
-from rocketspark.errors import ConfigError, NotSent, RocketSparkError, SendFailed, ServerError, StateError
-from rocketspark.model import Message, MessageFields, MessageQueue
-from rocketspark.protocol.codes import ResponseCode, verdict
+from rocketspark.client.selectors import Selector, select
+from rocketspark.errors import ConfigError, MessageIllegal, ProtocolError, StateError, UsageError
+from rocketspark.model import Message, MessageFields, MessageQueue, namespace
 from rocketspark.protocol.compression import KINDS
-from rocketspark.transport.peer import Peer
-
-T = TypeVar("T")
+from rocketspark.protocol.timers import decode_handle
 
 GROUP = "rocketspark_producer"
-# Pauses before the same broker is tried again; together they outlast a quick restart.
-PAUSE_S = (0.25, 0.75, 1.0)
 
 
 class AsyncProducer:
     """Sends messages, on the running asyncio loop.
 
-    Args:
+    Args (the name in brackets is DefaultMQProducer's, whose 5.x defaults these are):
         namesrv: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
         group: the producer group.
-        send_timeout_ms: the budget of one send, over all its attempts.
-        retries: attempts after the first (rule: DefaultMQProducer, 5.x).
+        send_timeout_ms: the budget of one send, over all its attempts [sendMsgTimeout].
+        retries: attempts after the first [retryTimesWhenSendFailed].
+        future_retries: the same for `send_future` [retryTimesWhenSendAsyncFailed].
+        retry_codes: response codes after which a send is tried again [retryResponseCodes].
+        retry_not_stored: try another broker also if the status is not SEND_OK [retryAnotherBrokerWhenNotStoreOK].
         compress_over_bytes: bodies over this are compressed; `compression`: zlib, lz4 or zstd, with `compress_level`.
-        body_bytes_max: larger bodies are refused.
-        default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues.
+        body_bytes_max: larger bodies are refused [maxMessageSize].
+        default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues
+            [createTopicKey, defaultTopicQueueNums].
+        fault_tolerance: leave brokers alone for a while that were slow or failed [sendLatencyFaultEnable].
+        fault_table: how long: "4.x", "5.x" or a FaultTable [latencyMax, notAvailableDuration].
+        fault_detector: look every 2 s whether a broker that was unreachable answers again [startDetectorEnable].
+        in_flight_max, oneway_in_flight_max, in_flight_bytes_max: how much may be on its way at once, sends and one-way
+            sends each; who comes later waits, at most for his own timeout.
+        vip_channel: send to the brokers' port - 2 [vipChannelEnabled].
         options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it.
@@ -52,47 +61,61 @@ class AsyncProducer:
         *,
         send_timeout_ms: float = 3000,
         retries: int = 2,
+        future_retries: int = 2,
+        retry_codes: Collection[int] = RETRY_CODES,
+        retry_not_stored: bool = False,
         compress_over_bytes: int = 4096,
         compression: str = "zlib",
         compress_level: int = 5,
         body_bytes_max: int = validate.BODY_BYTES_MAX,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
+        fault_tolerance: bool = False,
+        fault_table: str | FaultTable = "4.x",
+        fault_detector: bool = False,
+        in_flight_max: int = 65535,
+        oneway_in_flight_max: int = 65535,
+        in_flight_bytes_max: int = 100 << 20,
+        vip_channel: bool = False,
         **options: Unpack[ClientOptions],
     ) -> None:
         if compression not in KINDS:
             raise ConfigError(f"compression {compression!r} is not one of {', '.join(KINDS)}")
-        if retries < 0 or send_timeout_ms <= 0:
-            raise ConfigError("retries must be 0 or more, send_timeout_ms more than 0")
-        self.group = validate.check_group(group)
-        self._timeout_ms = send_timeout_ms
-        self._attempts = retries + 1
-        self.packing = Packing(compress_over_bytes, compression, compress_level, body_bytes_max)
-        self._default_topic = default_topic
-        self._default_queue_count = default_queue_count
+        if min(retries, future_retries) < 0 or send_timeout_ms <= 0:
+            raise ConfigError("retries and future_retries must be 0 or more, send_timeout_ms more than 0")
         self._instance = Instance(
-            namesrv,
-            default_topic=default_topic,
-            default_queue_count=default_queue_count,
-            **options,
+            namesrv, default_topic=default_topic, default_queue_count=default_queue_count, **options
         )
+        self._namespace = self._instance.namespace
+        self.group = namespace.wrap(self._namespace, validate.check_group(group))
+        self.attempts = retries + 1
+        self.future_attempts = future_retries + 1
+        self.packing = Packing(compress_over_bytes, compression, compress_level, body_bytes_max, self._namespace)
         self._instance.producers.add(self.group)
         self._routes = self._instance.routes
+        faults = Faults(table_of(fault_table)) if fault_tolerance else None
+        self._detector = Detector(self._instance, faults) if faults is not None and fault_detector else None
+        rules = SendRules(
+            send_timeout_ms, frozenset(retry_codes), retry_not_stored, default_topic, default_queue_count, vip_channel
+        )
+        self._rules = rules
+        self._delivery = Delivery(self._instance, self.group, rules, faults)
         self._lanes = Lanes()
-        self._frames: dict[tuple[MessageQueue, bool, bool], requests.SendFrames] = {}
-        self._turns: dict[str, int] = {}
+        self._room = Room(in_flight_max, in_flight_bytes_max)
+        self._oneway_room = Room(oneway_in_flight_max, in_flight_bytes_max)
         self._state = "new"
-        self._in_flight = 0
         self._idle = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin. Nothing is connected yet; the first send does that."""
+        """Begin. Nothing is connected yet; the first send does that. Raises StateError."""
         if self._state != "new":
             raise StateError(f"the producer is {self._state}: make a new one")
         self._state = "started"
         await self._instance.start()
+        if self._detector is not None:
+            self._detector.start()
 
     async def close(self) -> None:
         """Finish what is in flight, leave the group, close the connections. May be called again."""
@@ -100,14 +123,16 @@ class AsyncProducer:
             self._state = "closed"
             return
         self._state = "closed"
-        if self._in_flight:
+        if self._room.count or self._oneway_room.count:
             self._idle.clear()
             # Every send has its own time-out; this bound is for those that wait for their turn.
             try:
-                async with asyncio.timeout(2 * self._timeout_ms / 1000):
+                async with asyncio.timeout(2 * self._rules.timeout_ms / 1000):
                     await self._idle.wait()
             except TimeoutError:
                 pass
+        if self._detector is not None:
+            self._detector.stop()
         await self._instance.close()
 
     async def __aenter__(self) -> Self:
@@ -132,6 +157,8 @@ class AsyncProducer:
         body: bytes | None = None,
         *,
         queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
         timeout_ms: float | None = None,
         **fields: Unpack[MessageFields],
     ) -> SendResult:
@@ -140,6 +167,7 @@ class AsyncProducer:
         Args:
             message: a Message; or a topic, with `body` and `fields`, the other fields of a Message.
             queue: where to; then no other queue is tried. Else the sharding key's, else each in turn.
+            selector, argument: or what chooses the queue, by this argument: `selectors.by_hash` and others.
             timeout_ms: the budget over all attempts, if not the producer's.
 
         Sends of one sharding key keep their order: each waits for the one before.
@@ -147,19 +175,23 @@ class AsyncProducer:
         Raises:
             MessageIllegal: a rule of RocketMQ's is broken; nothing was sent.
             RouteNotFound: no broker takes the topic.
-            NotSent: no NameServer answers, and no route is known from before.
+            NotSent: no NameServer answers, and no route is known from before; or too much is in flight.
             SendFailed: all attempts failed, or the broker's code allows no retry.
             StateError: before start or after close.
         """
         message = make_message(message, body, fields)
-        return await self.send_packed(pack(message, self.packing), message.sharding_key, queue, timeout_ms)
+        out = pack(message, self.packing)
+        if selector is not None:
+            queue = await self._select(message, out.topic, queue, selector, argument, timeout_ms)
+        return await self.send_packed(out, message.sharding_key, queue, timeout_ms)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: float | None = None
     ) -> SendResult:
         """Send messages of one topic in one request: all are stored, one after another in one queue, or none.
 
-        The result holds all ids, comma separated, and the first queue offset. Raises as `send` does.
+        The result holds all ids, comma separated, and the first queue offset. Raises as `send` does; `split` makes
+        batches that are small enough.
         """
         out = pack_batch(messages, self.packing)
         return await self.send_packed(out, messages[0].sharding_key, queue, timeout_ms)
@@ -170,26 +202,49 @@ class AsyncProducer:
         body: bytes | None = None,
         *,
         queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        timeout_ms: float | None = None,
         **fields: Unpack[MessageFields],
     ) -> None:
         """Send one message without waiting for a reply: it may be lost. Raises what is known before it leaves."""
         message = make_message(message, body, fields)
         out = pack(message, self.packing)
         self._check_started()
-        queue = queue or await self._choose(out.topic, message.sharding_key)
-        address = self._routes.master(queue.broker_name) or await self._routes.find_master(queue)
-        peer = await self._connect(address, time.monotonic() + self._timeout_ms / 1000)
-        frame = self._frames_to(queue, out.is_batch, oneway=True).frame(
-            peer.next_opaque(), out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
-        )
-        await peer.writable()
-        peer.send(frame)
+        if selector is not None:
+            queue = await self._select(message, out.topic, queue, selector, argument, timeout_ms)
+        end_s = self._delivery.end_s(timeout_ms)
+        size = len(out.body)
+        await self._oneway_room.enter(size, end_s)
+        try:
+            await self._delivery.send_oneway(out, message.sharding_key, self._in_namespace(queue), end_s)
+        finally:
+            self._oneway_room.leave(size)
+            self._note_idle()
+
+    async def recall(self, topic: str, handle: str, *, timeout_ms: float | None = None) -> str:
+        """Take back a timer message that is not delivered yet. `handle`: its SendResult's `recall_handle`.
+
+        Returns the message's id. Raises UsageError for a handle that is none, ServerError if it is too late or the
+        broker does not allow it (recallMessageEnable).
+        """
+        self._check_started()
+        topic = namespace.wrap(self._namespace, validate.check_target(topic))
+        try:
+            broker_name = decode_handle(handle).broker_name
+        except ProtocolError:
+            raise UsageError(f"{handle!r} is no recall handle: take a SendResult's recall_handle") from None
+        end_s = self._delivery.end_s(timeout_ms)
+        peer = await self._delivery.connect(MessageQueue(topic, broker_name, 0), end_s)
+        left_ms = max((end_s - time.monotonic()) * 1000, 1)
+        return await requests.recall(peer, topic, handle, group=self.group, timeout_ms=left_ms)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that the topic's messages are sent to, ordered by broker and id. Raises RouteNotFound."""
         self._check_started()
-        validate.check_topic(topic)
-        return list((await self._routes.get(topic)).write_queues())
+        topic = namespace.wrap(self._namespace, validate.check_topic(topic))
+        queues = (await self._routes.get(topic)).write_queues()
+        return [self._out_of_namespace(q) for q in queues]
 
     # -- one send ------------------------------------------------------------------------------------------------
 
@@ -202,128 +257,99 @@ class AsyncProducer:
             )
 
     async def send_packed(
-        self, out: Outgoing, sharding_key: str | None, queue: MessageQueue | None, timeout_ms: float | None
+        self,
+        out: Outgoing,
+        sharding_key: str | None,
+        queue: MessageQueue | None,
+        timeout_ms: float | None,
+        attempts: int | None = None,
     ) -> SendResult:
         """Send what `pack` made of a message. Raises as `send` does."""
         self._check_started()
-        self._in_flight += 1
+        end_s = self._delivery.end_s(timeout_ms)
+        size = len(out.body)
+        if not self._room.try_enter(size):
+            await self._room.enter(size, end_s)
         try:
+            if self._namespace:
+                queue = self._in_namespace(queue)
             if not sharding_key:
-                return await self._deliver(out, None, queue, timeout_ms)
-            lane = (out.topic, sharding_key)
-            await self._lanes.enter(lane)
-            try:
-                return await self._deliver(out, sharding_key, queue, timeout_ms)
-            finally:
-                self._lanes.leave(lane)
+                result = await self._delivery.deliver(out, None, queue, end_s, attempts or self.attempts)
+            else:
+                lane = (out.topic, sharding_key)
+                await self._delivery.within(end_s, self._lanes.enter(lane), f"turn of sharding key {sharding_key!r}")
+                try:
+                    result = await self._delivery.deliver(out, sharding_key, queue, end_s, attempts or self.attempts)
+                finally:
+                    self._lanes.leave(lane)
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
+            self._room.leave(size)
+            if self._state == "closed":
+                self._note_idle()
+        return self._shown(result) if self._namespace else result
 
-    async def _deliver(
-        self, out: Outgoing, sharding_key: str | None, chosen: MessageQueue | None, timeout_ms: float | None
-    ) -> SendResult:
-        started_s = time.monotonic()
-        end_s = started_s + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        # Without a queue and its broker nothing can be tried: what hinders that is raised as it is.
-        if chosen is not None and self._routes.master(chosen.broker_name) is None:
-            await self._within(end_s, self._routes.find_master(chosen), f"route of topic {out.topic!r}")
-        elif chosen is None and not self._routes.write_queues(out.topic):
-            await self._within(end_s, self._routes.find_write_queues(out.topic), f"route of topic {out.topic!r}")
-        queue = chosen or await self._choose(out.topic, sharding_key)
-        tried: list[str] = []
-        cause: RocketSparkError | None = None
-        for attempt in range(self._attempts):
-            tried.append(queue.broker_name)
-            try:
-                return await self._attempt(out, queue, end_s)
-            except RocketSparkError as e:
-                cause = e
-            if not cause.retriable or attempt + 1 == self._attempts:
-                break
-            fixed = chosen or (queue if sharding_key else None)
-            queue = await self._next_queue(out.topic, queue, fixed, cause, attempt, end_s)
-            if time.monotonic() >= end_s:
-                break
-        assert cause is not None
-        cost_ms = (time.monotonic() - started_s) * 1000
-        raise SendFailed(out.topic, cause, attempts=len(tried), brokers=tuple(tried), cost_ms=cost_ms)
+    def _note_idle(self) -> None:
+        if not self._room.count and not self._oneway_room.count:
+            self._idle.set()
 
-    async def _attempt(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
-        address = self._routes.master(queue.broker_name) or await self._routes.find_master(queue)
-        peer = self._instance.open_broker(address) or await self._connect(address, end_s)
-        frames = self._frames.get((queue, out.is_batch, False)) or self._frames_to(queue, out.is_batch)
-        opaque = peer.next_opaque()
-        now_s = time.time()
-        frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(now_s * 1000), out.flag)
-        left_ms = max((end_s - time.monotonic()) * 1000, 1)
-        code, reply = await requests.send_frame(peer, opaque, frame, timeout_ms=left_ms)
+    async def _select(
+        self,
+        message: Message,
+        topic: str,
+        queue: MessageQueue | None,
+        selector: Selector,
+        argument: Any,
+        timeout_ms: float | None,
+    ) -> MessageQueue:
+        self._check_started()
+        if queue is not None:
+            raise UsageError("give a queue or a selector, not both")
+        queues = await self._delivery.queues(topic, self._delivery.end_s(timeout_ms))
+        return select(selector, [self._out_of_namespace(q) for q in queues], message, argument)
+
+    # -- namespace -----------------------------------------------------------------------------------------------
+
+    def _in_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
+        if queue is None or not self._namespace:
+            return queue
+        return MessageQueue(namespace.wrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+
+    def _out_of_namespace(self, queue: MessageQueue) -> MessageQueue:
+        if not self._namespace:
+            return queue
+        return MessageQueue(namespace.unwrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+
+    def _shown(self, result: SendResult) -> SendResult:
         return SendResult(
-            STATUS[code], out.message_id, reply.message_id, queue, reply.queue_offset, reply.transaction_id
+            result.status,
+            result.message_id,
+            result.offset_message_id,
+            self._out_of_namespace(result.queue),
+            result.queue_offset,
+            result.transaction_id,
+            result.recall_handle,
         )
 
-    async def _choose(self, topic: str, sharding_key: str | None, avoid: str | None = None) -> MessageQueue:
-        queues = self._routes.write_queues(topic) or await self._routes.find_write_queues(topic)
-        if sharding_key:
-            return queue_of_key(sharding_key, queues)
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = random.randrange(len(queues))
-        for _ in queues:
-            turn += 1
-            queue = queues[turn % len(queues)]
-            if queue.broker_name != avoid:
-                break
-        self._turns[topic] = turn
-        return queue
 
-    async def _next_queue(
-        self,
-        topic: str,
-        last: MessageQueue,
-        fixed: MessageQueue | None,
-        cause: RocketSparkError,
-        attempt: int,
-        end_s: float,
-    ) -> MessageQueue:
-        code = cause.code if isinstance(cause, ServerError) else None
-        if isinstance(cause, NotSent) or (code is not None and verdict(code).refresh_route):
-            try:
-                await self._routes.find_write_queues(topic, refresh=True)
-            except RocketSparkError:
-                pass  # What is known is tried again; the send's own error tells more than this one.
-        queue = fixed
-        if queue is None:
-            try:
-                queue = await self._choose(topic, None, avoid=last.broker_name)
-            except RocketSparkError:
-                queue = last
-        if queue.broker_name == last.broker_name and code != ResponseCode.TOPIC_NOT_EXIST:
-            left_s = end_s - time.monotonic()
-            await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
-        return queue
+def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[list[Message]]:
+    """Batches of at most `bytes_max` bytes, in order, each for one `send_batch`.
 
-    async def _connect(self, address: str, end_s: float) -> Peer:
-        return await self._within(end_s, self._instance.broker(address), f"connection to {address}")
+    Raises MessageIllegal for a message that is larger by itself (rule: the batches' size as RocketMQ counts it).
+    """
+    batch: list[Message] = []
+    total = 0
+    for message in messages:
+        size = len(message.body) + len(pack(message, _PLAIN).properties.encode()) + 20
+        if size > bytes_max:
+            text = f"a message for topic {message.topic!r} has {size} bytes with its properties, over {bytes_max}"
+            raise MessageIllegal(f"{text}: send it alone", topic=message.topic)
+        if total + size > bytes_max:
+            yield batch
+            batch, total = [], 0
+        batch.append(message)
+        total += size
+    if batch:
+        yield batch
 
-    async def _within(self, end_s: float, act: Awaitable[T], what: str) -> T:
-        try:
-            async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
-                return await act
-        except TimeoutError:
-            raise NotSent(f"{what}: not had in time, nothing was sent") from None
 
-    def _frames_to(self, queue: MessageQueue, is_batch: bool, oneway: bool = False) -> requests.SendFrames:
-        key = (queue, is_batch, oneway)
-        frames = self._frames.get(key)
-        if frames is None:
-            frames = self._frames[key] = requests.SendFrames(
-                queue,
-                group=self.group,
-                batch=is_batch,
-                oneway=oneway,
-                default_topic=self._default_topic,
-                default_queue_count=self._default_queue_count,
-            )
-        return frames
+_PLAIN = Packing(over_bytes=1 << 40)

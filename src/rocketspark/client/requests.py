@@ -16,6 +16,7 @@ from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.protocol import bodies, frames, headers, java_json, record
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
+from rocketspark.protocol.timers import RecallHeader, RecallReply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.peer import request as request_frame
 
@@ -205,6 +206,15 @@ async def send_back(
     )
     reply = await broker.request(RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"send back of message {message.message_id}")
+
+
+async def recall(
+    broker: Peer, topic: str, handle: str, *, group: str | None = None, timeout_ms: float = TIMEOUT_MS
+) -> str:
+    """Take back a timer message; returns its unique id."""
+    header = RecallHeader(group=group, topic=topic, handle=handle)
+    reply = await broker.request(RequestCode.RECALL_MESSAGE, header, timeout_ms=timeout_ms)
+    return reply.raise_for_code(f"recall of a message of topic {topic!r}").header(RecallReply).message_id
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message is stored.
 
     `message_id` is the producer's unique id, `offset_message_id` the broker's (both comma separated for a batch);
-    `queue_offset` is that of the first message of a batch.
+    `queue_offset` is that of the first message of a batch; `recall_handle` takes back a timer message.
     """
 
     status: SendStatus
@@ -40,3 +40,4 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     queue: MessageQueue
     queue_offset: int
     transaction_id: str | None = None
+    recall_handle: str | None = None

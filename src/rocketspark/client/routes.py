@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rocketspark.client import requests
-from rocketspark.errors import ConfigError, NotSent, RouteNotFound, TransportError
+from rocketspark.errors import BrokerNotFound, ConfigError, NoNameServer, NotSent, RouteNotFound, TransportError
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketspark.transport.dial import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
@@ -50,11 +50,11 @@ class RouteCache:
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
     ) -> None:
-        self.addresses = addresses
+        self.addresses: list[str] = []
+        self._whole_timeout_ms = timeout_ms
         self._default_topic = default_topic
         self._default_queue_count = default_queue_count
-        # All NameServers get their turn within one time-out.
-        self._timeout_ms = max(timeout_ms / len(addresses), 200)
+        self.set_addresses(addresses)
         self._connections = Connections(connect_timeout_ms=self._timeout_ms)
         self._turn = 0
         self._routes: dict[str, TopicRoute] = {}
@@ -62,6 +62,11 @@ class RouteCache:
         self._write_queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, BrokerData] = {}
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+
+    def set_addresses(self, addresses: list[str]) -> None:
+        """Use these NameServers from now on. All of them get their turn within one time-out."""
+        self.addresses = addresses
+        self._timeout_ms = max(self._whole_timeout_ms / max(len(addresses), 1), 200)
 
     async def ask(self, call: Callable[[Peer], Awaitable[T]]) -> T:
         """Make a call on the first NameServer that answers. Raises NotSent if none does."""
@@ -74,7 +79,8 @@ class RouteCache:
                 cause = e
                 self._turn += 1
         names = ", ".join(self.addresses)
-        raise NotSent(f"no NameServer answers ({names}): {cause}", address=names) from cause
+        text = f"no NameServer answers ({names}): {cause}; check the address and that one runs"
+        raise NoNameServer(text, address=names) from cause
 
     async def ask_all(self, call: Callable[[Peer], Awaitable[T]]) -> list[T]:
         """Make a call on every NameServer: they don't talk to each other. Raises NotSent if one does not answer."""
@@ -186,7 +192,7 @@ class RouteCache:
         address = look(queue.broker_name)
         if address is None:
             text = f"no broker {queue.broker_name!r} is known for topic {queue.topic!r}: check the name, or start it"
-            raise RouteNotFound(queue.topic, remark=text)
+            raise BrokerNotFound(queue.topic, remark=text)
         return address
 
     def broker_addresses(self, *, slaves: bool) -> list[str]:

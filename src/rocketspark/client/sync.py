@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[[Any], Any])
 FUTURES_IN_FLIGHT_MAX = 4096
 
 
-class Room:
+class Turnstile:
     """Bounds what is in flight. A semaphore would make every send fight for its lock; these counters don't."""
 
     def __init__(self, count_max: int) -> None:
@@ -64,11 +64,12 @@ class Producer(Facade[AsyncProducer]):
         core = AsyncProducer(*args, **kwargs)
         super().__init__(core)
         self.group = core.group
-        self._room = Room(FUTURES_IN_FLIGHT_MAX)
+        self._room = Turnstile(FUTURES_IN_FLIGHT_MAX)
 
     send = blocking(AsyncProducer.send)
     send_batch = blocking(AsyncProducer.send_batch)
     send_oneway = blocking(AsyncProducer.send_oneway)
+    recall = blocking(AsyncProducer.recall)
     queues = blocking(AsyncProducer.queues)
 
     def send_future(

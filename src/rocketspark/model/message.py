@@ -12,7 +12,8 @@ class Message(msgspec.Struct, kw_only=True):
     """A message to send.
 
     `body` bytes, at most 4 MiB by default; `keys` are indexed and searched by, none may hold a blank;
-    `delay_level` 1..18 (0 = at once); messages of one `sharding_key` keep their order; `flag` is the application's
+    `delay_level` 1..18 (0 = at once); `delay_ms` or `deliver_at_ms` (since 1970) ask for a time of one's own (a timer
+    message, RocketMQ 5); messages of one `sharding_key` keep their order; `flag` is the application's
     own 32-bit number; `wait_store_ok` false lets a SYNC_FLUSH broker answer before the flush.
     `properties` are the application's own; names of RocketMQ's system properties are refused when sending.
     """
@@ -24,6 +25,8 @@ class Message(msgspec.Struct, kw_only=True):
     properties: dict[str, str] = {}
     sharding_key: str | None = None
     delay_level: int = 0
+    delay_ms: int = 0
+    deliver_at_ms: int = 0
     flag: int = 0
     wait_store_ok: bool = True
 
@@ -36,6 +39,8 @@ class MessageFields(TypedDict, total=False):
     properties: Mapping[str, str] | None
     sharding_key: str | None
     delay_level: int
+    delay_ms: int
+    deliver_at_ms: int
     flag: int
     wait_store_ok: bool
 

@@ -28,6 +28,12 @@ class RecallHeader(Header, kw_only=True, gc=False, rename={"group": "producerGro
     handle: str
 
 
+class RecallReply(Header, kw_only=True, gc=False, rename={"message_id": "msgId"}):
+    """The reply to RECALL_MESSAGE."""
+
+    message_id: str
+
+
 class RecallHandle(NamedTuple):
     """Which timer message is meant. `deliver_ms`: its delivery time on the wheel plus 1, so that it lies within."""
 

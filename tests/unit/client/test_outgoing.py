@@ -83,7 +83,7 @@ ILLEGAL = {
     "property control": Message(topic="t", body=b"b", properties={"a": "\x02"}),
     "property empty": Message(topic="t", body=b"b", properties={"a": ""}),
     "properties long": Message(topic="t", body=b"b", properties={"a": "x" * 32768}),
-    "delay level": Message(topic="t", body=b"b", delay_level=19),
+    "delay level": Message(topic="t", body=b"b", delay_level=-1),
 }
 
 

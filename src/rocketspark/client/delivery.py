@@ -1,0 +1,258 @@
+"""One send, over all its attempts: which queue, which broker, whether again.
+
+Rule: retries are the one `for attempt` loop of `deliver`; a queue that was chosen is never left for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Collection
+from typing import NamedTuple, TypeVar
+
+from rocketspark.client import requests
+from rocketspark.client.faults import Faults
+from rocketspark.client.instance import Instance
+from rocketspark.client.outgoing import Outgoing, queue_of_key
+from rocketspark.client.results import STATUS, SendResult, SendStatus
+from rocketspark.errors import NotSent, RocketSparkError, SendFailed, ServerError, TransportError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import RESPONSES, ResponseCode, verdict
+from rocketspark.transport.peer import Peer
+
+T = TypeVar("T")
+
+# Pauses before the same broker is tried again; together they outlast a quick restart.
+PAUSE_S = (0.25, 0.75, 1.0)
+RETRY_CODES = frozenset(code for code, row in RESPONSES.items() if row.retriable)
+
+
+class SendRules(NamedTuple):
+    """When a send is tried again (rule: DefaultMQProducer, 5.x).
+
+    `retry_codes`: response codes after which it is; `retry_not_stored`: also after a status other than SEND_OK.
+    """
+
+    timeout_ms: float = 3000
+    retry_codes: Collection[int] = RETRY_CODES
+    retry_not_stored: bool = False
+    default_topic: str = "TBW102"
+    default_queue_count: int = 4
+    vip_channel: bool = False
+
+
+class Delivery:
+    """Sends what is packed, to the brokers of one instance. `faults`: what to know of brokers, None for nothing."""
+
+    def __init__(self, instance: Instance, group: str, rules: SendRules, faults: Faults | None = None) -> None:
+        self._instance = instance
+        self._routes = instance.routes
+        self._group = group
+        self._rules = rules
+        self._faults = faults
+        self._frames: dict[tuple[MessageQueue, bool, bool], requests.SendFrames] = {}
+        self._turns: dict[str, int] = {}
+
+    def end_s(self, timeout_ms: float | None) -> float:
+        """The monotonic time at which a send that begins now is over."""
+        return time.monotonic() + (self._rules.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+
+    # -- one send ------------------------------------------------------------------------------------------------
+
+    async def deliver(
+        self, out: Outgoing, sharding_key: str | None, chosen: MessageQueue | None, end_s: float, attempts: int
+    ) -> SendResult:
+        """Send it, within a budget of attempts and time.
+
+        Raises RouteNotFound, NotSent if no queue can be had; SendFailed if all attempts failed.
+        """
+        started_s = time.monotonic()
+        queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
+        # Without a broker nothing can be tried: what hinders that is raised as it is.
+        if self._routes.master(queue.broker_name) is None:
+            await self.within(end_s, self._routes.find_master(queue), f"route of topic {out.topic!r}")
+        tried: list[str] = []
+        in_hand: SendResult | None = None
+        cause: RocketSparkError | None = None
+        for attempt in range(attempts):
+            tried.append(queue.broker_name)
+            began_s = time.monotonic()
+            try:
+                result = await self._attempt(out, queue, end_s)
+            except RocketSparkError as e:
+                cause = e
+                if self._faults is not None:
+                    self._note_failure(queue, began_s, e)
+            else:
+                if self._faults is not None:
+                    now_s = time.monotonic()
+                    self._faults.sent(queue.broker_name, (now_s - began_s) * 1000, now_s)
+                if result.status is SendStatus.SEND_OK or not self._rules.retry_not_stored:
+                    return result
+                in_hand, cause = result, None
+            if attempt + 1 == attempts or not self._may_retry(cause):
+                break
+            fixed = chosen or (queue if sharding_key else None)
+            if fixed is not None and cause is None:
+                break
+            queue = await self._next_queue(out.topic, queue, fixed, cause, attempt, end_s)
+            if time.monotonic() >= end_s:
+                break
+        if in_hand is not None:
+            return in_hand
+        assert cause is not None
+        cost_ms = (time.monotonic() - started_s) * 1000
+        raise SendFailed(out.topic, cause, attempts=len(tried), brokers=tuple(tried), cost_ms=cost_ms)
+
+    def _may_retry(self, cause: RocketSparkError | None) -> bool:
+        if isinstance(cause, ServerError):
+            return cause.code in self._rules.retry_codes
+        return cause is None or cause.retriable
+
+    def _note_failure(self, queue: MessageQueue, began_s: float, cause: RocketSparkError) -> None:
+        assert self._faults is not None
+        now_s = time.monotonic()
+        unreachable = isinstance(cause, TransportError)
+        self._faults.failed(queue.broker_name, (now_s - began_s) * 1000, now_s, unreachable=unreachable)
+
+    async def _attempt(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
+        peer = self.open_peer(queue) or await self.connect(queue, end_s)
+        frames = self._frames.get((queue, out.is_batch, False)) or self.frames_to(queue, out.is_batch)
+        opaque = peer.next_opaque()
+        frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
+        left_ms = max((end_s - time.monotonic()) * 1000, 1)
+        code, reply = await requests.send_frame(peer, opaque, frame, timeout_ms=left_ms)
+        return SendResult(
+            STATUS[code],
+            out.message_id,
+            reply.message_id,
+            queue,
+            reply.queue_offset,
+            reply.transaction_id,
+            reply.recall_handle,
+        )
+
+    async def send_oneway(
+        self, out: Outgoing, sharding_key: str | None, chosen: MessageQueue | None, end_s: float
+    ) -> None:
+        """Send it once, without waiting for a reply. Raises what is known before it leaves."""
+        queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
+        peer = self.open_peer(queue) or await self.connect(queue, end_s)
+        frames = self._frames.get((queue, out.is_batch, True)) or self.frames_to(queue, out.is_batch, oneway=True)
+        frame = frames.frame(
+            peer.next_opaque(), out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
+        )
+        if not peer.is_writable:
+            await self.within(end_s, peer.writable(), f"{peer.address} does not read")
+        peer.send(frame)
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    async def queues(self, topic: str, end_s: float) -> tuple[MessageQueue, ...]:
+        """The queues a topic's messages are sent to. Raises RouteNotFound, NotSent."""
+        known = self._routes.write_queues(topic)
+        what = f"route of topic {topic!r}"
+        return known or await self.within(end_s, self._routes.find_write_queues(topic), what)
+
+    async def _first_queue(self, topic: str, sharding_key: str | None, end_s: float) -> MessageQueue:
+        queues = self._routes.write_queues(topic) or await self.queues(topic, end_s)
+        return queue_of_key(sharding_key, queues) if sharding_key else self._choose(topic, queues)
+
+    def _choose(self, topic: str, queues: tuple[MessageQueue, ...], avoid: str | None = None) -> MessageQueue:
+        """The next queue in turn, of a broker that is available and not `avoid`, as far as there is one."""
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = random.randrange(len(queues))
+        if self._faults is None and avoid is None:
+            self._turns[topic] = turn = turn + 1
+            return queues[turn % len(queues)]
+        now_s = time.monotonic()
+        faults = self._faults
+        spare: MessageQueue | None = None
+        for step in range(1, len(queues) + 1):
+            queue = queues[(turn + step) % len(queues)]
+            if faults is not None and not faults.is_available(queue.broker_name, now_s):
+                continue
+            if queue.broker_name != avoid:
+                self._turns[topic] = turn + step
+                return queue
+            spare = spare or queue
+        self._turns[topic] = turn = turn + 1
+        if spare is None and faults is not None:
+            name = faults.least_bad((q.broker_name for q in queues), now_s)
+            of_it = [q for q in queues if q.broker_name == name]
+            if of_it:
+                return of_it[turn % len(of_it)]
+        return spare or queues[turn % len(queues)]
+
+    async def _next_queue(
+        self,
+        topic: str,
+        last: MessageQueue,
+        fixed: MessageQueue | None,
+        cause: RocketSparkError | None,
+        attempt: int,
+        end_s: float,
+    ) -> MessageQueue:
+        code = cause.code if isinstance(cause, ServerError) else None
+        if isinstance(cause, NotSent) or (code is not None and verdict(code).refresh_route):
+            try:
+                # Half of what is left, so that one attempt more is possible whatever the NameServers do.
+                async with asyncio.timeout((end_s - time.monotonic()) / 2):
+                    await self._routes.find_write_queues(topic, refresh=True)
+            except (RocketSparkError, TimeoutError):
+                pass  # What is known is tried again; the send's own error tells more than this one.
+        queue = fixed
+        if queue is None:
+            queues = self._routes.write_queues(topic)
+            queue = self._choose(topic, queues, avoid=last.broker_name) if queues else last
+        if queue.broker_name == last.broker_name and code != ResponseCode.TOPIC_NOT_EXIST:
+            left_s = end_s - time.monotonic()
+            await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
+        return queue
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def _address(self, broker_name: str) -> str | None:
+        address = self._routes.master(broker_name)
+        if address is not None and self._rules.vip_channel:
+            host, _, port = address.rpartition(":")
+            return f"{host}:{int(port) - 2}"
+        return address
+
+    def open_peer(self, queue: MessageQueue) -> Peer | None:
+        """The connection to a queue's broker, if it is open."""
+        address = self._address(queue.broker_name)
+        return None if address is None else self._instance.open_broker(address)
+
+    async def connect(self, queue: MessageQueue, end_s: float) -> Peer:
+        """The connection to a queue's broker. Raises BrokerNotFound, NotSent."""
+        if self._routes.master(queue.broker_name) is None:
+            await self.within(end_s, self._routes.find_master(queue), f"route of topic {queue.topic!r}")
+        address = self._address(queue.broker_name)
+        assert address is not None
+        return await self.within(end_s, self._instance.broker(address), f"connection to {address}")
+
+    async def within(self, end_s: float, act: Awaitable[T], what: str) -> T:
+        """The result of `act`. Raises NotSent at `end_s`."""
+        try:
+            async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
+                return await act
+        except TimeoutError:
+            raise NotSent(f"{what}: not had in time, nothing was sent") from None
+
+    def frames_to(self, queue: MessageQueue, is_batch: bool, oneway: bool = False) -> requests.SendFrames:
+        """The template of sends to a queue."""
+        key = (queue, is_batch, oneway)
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames[key] = requests.SendFrames(
+                queue,
+                group=self._group,
+                batch=is_batch,
+                oneway=oneway,
+                default_topic=self._rules.default_topic,
+                default_queue_count=self._rules.default_queue_count,
+            )
+        return frames
