@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
+import platform
+import resource
 import signal
 import sys
 import time
+from pathlib import Path
+from typing import Any
+
+from bench.plan import Plan
+from bench.report import Row
 
 PARTS = {
     "raw": "raw sends to the broker, beside the Java broker 5.5.0",
     "pull": "raw pulls from the broker, beside the Java broker 5.5.0",
+    "sync-flush": "raw sends, on disk before the reply, beside the Java broker",
+    "consume": "1 M messages through the Java client, from our broker and from the Java broker",
+    "waiting": "2,000 waiting pulls: idle processor time, and send to answer, beside the Java broker",
+    "connections": "1,000 connections that send and pull, beside the Java broker",
+    "queues": "10,000 queues: creation, sends, disk, memory, restart",
+    "backlog": "10 M messages: written, then pulled at the start, in the middle, at the end, beside a fresh broker",
+    "route": "route queries to the NameServer, beside the Java NameServer",
+    "brokers": "sends to one and two broker processes, processor time of each",
+    "growth": "how cost grows with body size, queues, connections and batches",
     "embedded": "time until the embedded server is ready, and its idle memory",
     "client": "our client and broker beside the Java client and broker",
     "spark": "Spark batch read of 2 M messages, and where the time goes",
 }
 
-MODULES = {"pull": "raw_pull"}
+MODULES = {"pull": "raw_pull", "spark": "spark_read"}
 
 
 def main() -> None:
@@ -30,24 +47,54 @@ def main() -> None:
         sys.exit(130)
 
 
+def run_part(part: str, plan: Plan) -> list[Row]:
+    """Run one part, which prints its rows as they come."""
+    rows: list[Row] = importlib.import_module(f"bench.{MODULES.get(part, part.replace('-', '_'))}").run(plan)
+    return rows
+
+
 def _run() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures RocketSpark beside its peers in one run; only the ratios count on a shared machine.",
-        epilog="example: python -m bench raw --runs 5",
+        epilog="example: python -m bench raw sync-flush --runs 5",
     )
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(f"{k} ({v})" for k, v in PARTS.items()))
-    parser.add_argument("--runs", type=int, default=3, help="paired runs per case; the median is shown")
+    parser.add_argument("--runs", type=int, help="paired rounds per case, the median is shown [default: 3 or 5]")
+    parser.add_argument("--quick", action="store_true", help="less of everything: to see that all is well")
+    parser.add_argument("--alone", action="store_true", help="without the Java servers, where a part can do so")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--size", choices=("full", "quick", "tiny"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unknown = [p for p in arguments.parts if p not in PARTS]
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    if arguments.runs is not None and arguments.runs < 1:
+        parser.error("--runs: at least 1 is needed")
+    plan = Plan(arguments.size or ("quick" if arguments.quick else "full"), arguments.runs, arguments.alone)
+    _allow_files()
+    parts: dict[str, Any] = {}
     for part in arguments.parts or PARTS:
         print(f"\n{part}: {PARTS[part]}", flush=True)
         started = time.monotonic()
-        importlib.import_module(f"bench.{MODULES.get(part, part)}").run(runs=arguments.runs)
-        load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-        print(f"  {time.monotonic() - started:.0f} s{load}", flush=True)
+        rows = run_part(part, plan)
+        taken = time.monotonic() - started
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        print(f"  {taken:.0f} s, load average {load:.1f}", flush=True)
+        parts[part] = {"seconds": taken, "load_average": load, "rows": [row._asdict() for row in rows]}
+        if arguments.json:
+            found = {"machine": _machine(), "plan": plan._asdict(), "parts": parts}
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _allow_files() -> None:
+    """As many open files as may be: 1,000 connections, 10,000 queues; servers started from here have the same."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import selectors
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,9 @@ from typing import NamedTuple
 
 from bench import java_client
 from bench.fill import create_topic, fill
-from bench.peers import Servers, apache, ours
-from bench.report import Row, show
+from bench.peers import Servers, both, cpu_seconds, end_rows
+from bench.plan import Plan
+from bench.report import Figure, Row, progress, rates_row, show, values_row
 
 QUEUES = 8
 CONSUME_COUNT = 1_000_000
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     """What is measured.
 
     `rows`: the shown name of each of our ways with its case of bench.perf; `java`: the case of Perf.java; `amount` of
-    a round and of the first one, which is not counted; `measure`: what of the answer is shown.
+    a round and of the first one, which is not counted; `measures`: what of the answer is shown.
     """
 
     rows: tuple[tuple[str, str], ...]
@@ -143,12 +143,17 @@ def measure(case: Case, mine: Servers, java: Servers, folder: Path, runs: int, c
         if cross:
             command = java_client.command(folder, mine.namesrv, case.topic, case.java, window)
             clients[on_ours] = stack.enter_context(client(on_ours.strip(), command, folder))
-        for each in clients.values():
+        for name, each in clients.items():
+            progress(f"{case.topic}: first round, {name.strip()}")
             each.round(case.first)
         results: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
-        for _ in range(runs):
+        for number in range(runs):
             for name, each in clients.items():
-                results[name].append(each.round(case.amount))
+                progress(f"{case.topic}: round {number + 1} of {runs}, {name.strip()}")
+                pid = (java if name == JAVA else mine).pid
+                before = cpu_seconds(pid)
+                result = each.round(case.amount)
+                results[name].append(result | {"server_cpu_s": cpu_seconds(pid) - before})
     rows = []
     for what in case.measures:
         for name in clients:
@@ -158,48 +163,68 @@ def measure(case: Case, mine: Servers, java: Servers, folder: Path, runs: int, c
 
 
 def _row(name: str, what: str, results: list[dict[str, float]], java: list[dict[str, float]]) -> Row:
-    pairs = [(r[what], j[what]) for r, j in zip(results, java, strict=True)]
-    unit, label, slower = {
-        "rate": ("msg/s", "", False),
-        "first_ms": ("ms", ": first message", True),
-        "p50_us": ("us", ": p50", True),
-        "p99_us": ("us", ": p99", True),
+    rounds = list(zip(results, java, strict=True))
+    if what == "rate":
+        return rates_row(name, "msg/s", [(_figure(r), _figure(j)) for r, j in rounds])
+    unit, label = {
+        "first_ms": ("ms", ": first message"),
+        "p50_us": ("us", ": p50"),
+        "p99_us": ("us", ": p99"),
     }[what]
-    return Row(
-        name + label,
-        statistics.median(p[0] for p in pairs),
-        statistics.median(p[1] for p in pairs),
-        unit,
-        statistics.median(p[1] / p[0] if slower else p[0] / p[1] for p in pairs),
-    )
+    return values_row(name + label, unit, [(r[what], j[what]) for r, j in rounds], less_is_better=True)
 
 
-def run(
+def _figure(result: dict[str, float]) -> Figure:
+    # The processor seconds are of the whole round, the start and the end of the client included.
+    return Figure(int(result["count"]), result["seconds"], result["server_cpu_s"])
+
+
+def run(plan: Plan) -> list[Row]:
+    """Every case at the plan's sizes. There is no part without the Java client."""
+    sizes = {
+        "consume_count": plan.of(CONSUME_COUNT, 100_000, 1000),
+        "seconds": plan.of(1.5, 0.5, 0.05),
+        "latency_count": plan.of(LATENCY_COUNT, 300, 20),
+    }
+    # The part `consume` has the Java client's consuming from both brokers.
+    with_cross = () if plan.size != "full" else ("sync", "async256", "async1000", "latency")
+    return measure_all(plan.rounds(), cross=with_cross, **sizes)
+
+
+def measure_all(
     runs: int = 3,
     only: tuple[str, ...] = (),
+    *,
     consume_count: int = CONSUME_COUNT,
     seconds: float = SEND_S,
     latency_count: int = LATENCY_COUNT,
-    cross: bool = True,
+    cross: tuple[str, ...] = (),
 ) -> list[Row]:
-    """Every case, or those of `only`: one row for each of our ways, the Java pair beside it."""
+    """Every case, or those of `only`: one row for each of our ways, the Java pair beside it.
+
+    `cross`: the cases in which the Java client on our broker is measured too.
+    """
     rows: list[Row] = []
     java_client.compiled()
-    with tempfile.TemporaryDirectory(prefix="rocketspark-bench-client-") as temporary, ours() as mine, apache() as java:
+    with tempfile.TemporaryDirectory(prefix="rocketspark-bench-client-") as temporary, both(False) as (mine, java):
+        assert java is not None
         for name, case in cases(consume_count, seconds, latency_count).items():
             if only and name not in only:
                 continue
             for servers in (mine, java):
+                progress(f"{case.topic}: topic")
                 if name == "consume":
                     fill(servers.broker, case.topic, consume_count, queues=QUEUES)
                 else:
                     create_topic(servers.broker, case.topic, QUEUES)
             folder = Path(temporary) / name
             folder.mkdir()
-            found = measure(case, mine, java, folder, runs, cross)
+            found = measure(case, mine, java, folder, runs, name in cross)
             show(found, heading=not rows)
             rows += found
-    return rows
+        ends = end_rows(mine, java)
+        show(ends, heading=False)
+    return rows + ends
 
 
 def main() -> None:
@@ -216,7 +241,14 @@ def main() -> None:
     unknown = [c for c in a.cases if c not in names]
     if unknown:
         parser.error(f"unknown case {unknown[0]!r}; there are {', '.join(names)}")
-    run(a.runs, tuple(a.cases), a.consume, a.seconds, a.latency, not a.no_cross)
+    measure_all(
+        a.runs,
+        tuple(a.cases),
+        consume_count=a.consume,
+        seconds=a.seconds,
+        latency_count=a.latency,
+        cross=() if a.no_cross else tuple(names),
+    )
 
 
 if __name__ == "__main__":

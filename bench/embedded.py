@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 
 from bench.peers import memory_kib, ours
+from bench.plan import Plan
 from bench.report import Row, show
 
 
-def run(runs: int = 3) -> list[Row]:
+def run(plan: Plan) -> list[Row]:
     """Seconds from the command until both addresses serve, and resident memory then."""
     ready_ms, resident_mib, private_mib = [], [], []
-    for _ in range(max(runs, 3)):
+    for _ in range(plan.of(max(plan.rounds(), 3), 3, 1)):
         with ours() as servers:
             memory = memory_kib(servers.pid)
             ready_ms.append(servers.ready_s * 1000)

@@ -7,45 +7,33 @@ Frames are encoded before the clock starts; replies are only counted, by their l
 from __future__ import annotations
 
 import argparse
-import socket
-import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
 from bench.fill import fill, queue_counts
-from bench.peers import Servers, apache, ours
-from bench.report import Row, show
+from bench.floor import floor
+from bench.load import Load, connect
+from bench.measure import compare, figure
+from bench.peers import Servers, both, end_rows
+from bench.plan import Plan
+from bench.report import Figure, Row, progress, rates_row, show
 from rocketspark.protocol import record, sysflags
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullHeader
-from rocketspark.transport.dial import parse_address
 from rocketspark.transport.peer import request
 
 TOPIC = "bench-pull"
-COUNT = 200_000
 QUEUES = 8
 PULL_COUNT = 32
 WINDOWS = (1, 8, 64)
-WARM_UP_S = 3.0
+PULLS_MAX = 2_000_000
 
 
-class Rate(NamedTuple):
-    """Messages and pulls answered, seconds taken."""
-
-    messages: int
-    pulls: int
-    seconds: float
-
-    @property
-    def per_second(self) -> float:
-        """Messages per second."""
-        return self.messages / self.seconds
-
-
-def frames(topic: str, counts: list[int], pull_count: int = PULL_COUNT) -> list[bytes]:
-    """One pull for every `pull_count` messages of each queue, the queues in turn."""
+def frames(topic: str, counts: Sequence[int], pull_count: int = PULL_COUNT, *, first: int = 0) -> list[bytes]:
+    """One pull for every `pull_count` messages of each queue from `first` to its count, the queues in turn."""
     made: list[bytes] = []
-    for offset in range(0, max(counts) - pull_count + 1, pull_count):
+    for offset in range(first, max(counts) - pull_count + 1, pull_count):
         for queue_id, count in enumerate(counts):
             if offset + pull_count > count:
                 continue
@@ -67,18 +55,19 @@ def frames(topic: str, counts: list[int], pull_count: int = PULL_COUNT) -> list[
     return made
 
 
-def run_one(address: str, made: list[bytes], *, window: int, seconds: float) -> Rate:
-    """Pull for about `seconds`, again from the start at the end. Raises ConnectionError if a pull finds nothing."""
-    with socket.create_connection(parse_address(address), 10) as s:
-        s.settimeout(30)
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+def run_one(address: str, made: list[bytes], *, window: int, seconds: float, pulls_max: int = PULLS_MAX) -> Load:
+    """Pull for about `seconds`, again from the start at the end; the load's `count` is of messages.
+
+    Raises ConnectionError if a pull finds nothing.
+    """
+    with connect(address) as s:
         record_bytes = 0
         buffer = bytearray(4 << 20)
         view = memoryview(buffer)
         filled = 0
         at = body_bytes = pulls = in_flight = 0
         stopping = False
+        cpu_started = time.thread_time()
         started = time.perf_counter()
         deadline = started + seconds
         while True:
@@ -113,39 +102,58 @@ def run_one(address: str, made: list[bytes], *, window: int, seconds: float) -> 
                 # What is left is less than one reply.
                 buffer[: filled - position] = buffer[position:filled]
                 filled -= position
-            if not stopping and time.perf_counter() >= deadline:
+            if not stopping and (time.perf_counter() >= deadline or pulls >= pulls_max):
                 stopping = True
             if stopping and not in_flight:
                 messages, rest = divmod(body_bytes, record_bytes)
                 if rest:
                     raise ConnectionError(f"{address} sent {body_bytes} bytes, no multiple of {record_bytes}")
-                return Rate(messages, pulls, time.perf_counter() - started)
+                return Load(messages, 0, time.perf_counter() - started, time.thread_time() - cpu_started)
 
 
-def run(runs: int = 3, seconds: float = 2.0) -> list[Row]:
+def run(plan: Plan) -> list[Row]:
     """One row per window: messages per second, ours first."""
+    seconds = plan.of(2.0, 0.5, 0.05)
+    count = plan.of(1_000_000, 100_000, 8000)
+    windows = plan.of(WINDOWS, WINDOWS, (8,))
+    made = frames(TOPIC, queue_counts(count, QUEUES))
+
+    def pull(servers: Servers, window: int) -> Load:
+        return run_one(servers.broker, made, window=window, seconds=seconds)
+
     rows = []
-    made = frames(TOPIC, queue_counts(COUNT, QUEUES))
-    with ours() as mine, apache() as java:
+    with both(plan.alone) as (mine, java):
         for servers in (java, mine):
-            fill(servers.broker, TOPIC, COUNT, queues=QUEUES)
-            run_one(servers.broker, made, window=8, seconds=WARM_UP_S)
+            if servers:
+                progress(f"filling with {count:,} messages")
+                fill(servers.broker, TOPIC, count, queues=QUEUES)
+                run_one(servers.broker, made, window=8, seconds=plan.of(3.0, 2.0, 0.05))
+        rows += floor_rows(mine, made, windows, seconds)
+        show(rows)
+        for window in windows:
+            name = f"pull, {window} in flight, {PULL_COUNT} of 128 B each"
+            rows.append(compare(name, "msg/s", plan.rounds(), mine, java, partial(pull, window=window)))
+            show(rows[-1:], heading=False)
+        ends = end_rows(mine, java)
+        show(ends, heading=False)
+    return rows + ends
 
-        def rate(servers: Servers, window: int) -> float:
-            return run_one(servers.broker, made, window=window, seconds=seconds).per_second
 
-        for window in WINDOWS:
-            pairs = [(rate(mine, window), rate(java, window)) for _ in range(runs)]
-            rows.append(
-                Row(
-                    f"pull, {window} in flight, {PULL_COUNT} of 128 B each",
-                    statistics.median(p[0] for p in pairs),
-                    statistics.median(p[1] for p in pairs),
-                    "msg/s",
-                    statistics.median(p[0] / p[1] for p in pairs),
-                )
-            )
-            show([rows[-1]], heading=len(rows) == 1)
+def floor_rows(servers: Servers, made: list[bytes], windows: Sequence[int], seconds: float) -> list[Row]:
+    """The same load on a server that only answers, with a reply of the broker's."""
+    with connect(servers.broker) as s, s.makefile("rb") as replies:
+        s.sendall(made[0])
+        size = replies.read(4)
+        reply = size + replies.read(int.from_bytes(size, "big"))
+    rows = []
+    with floor(reply) as nothing:
+        for window in windows:
+
+            def pull(servers: Servers, window: int = window) -> Load:
+                return run_one(servers.broker, made, window=window, seconds=seconds)
+
+            pairs: list[tuple[Figure, Figure | None]] = [(figure(nothing, pull), None)]
+            rows.append(rates_row(f"the tool alone, {window} in flight", "msg/s", pairs))
     return rows
 
 
@@ -162,10 +170,8 @@ def main() -> None:
     a = parser.parse_args()
     made = frames(a.topic, queue_counts(a.count, a.queues), a.pull_count)
     rate = run_one(a.address, made, window=a.window, seconds=a.seconds)
-    print(
-        f"{rate.per_second:,.0f} msg/s, {rate.pulls / rate.seconds:,.0f} pulls/s"
-        f" ({rate.messages} messages in {rate.seconds:.2f} s, {a.window} in flight)"
-    )
+    tool = f"tool {rate.tool_cpu_s / rate.seconds:.2f} CPU s/s"
+    print(f"{rate.per_second:,.0f} msg/s ({rate.count} messages in {rate.seconds:.2f} s, {a.window} in flight, {tool})")
 
 
 if __name__ == "__main__":

@@ -1,25 +1,136 @@
-"""How results are shown: a row per case, ours beside the peer, the ratio last."""
+"""How results are summed up and shown: a row per case, ours beside the peer, the ratio last.
+
+Rule: figures of one row come from the same run, peers in turn; a ratio is the median of the rounds' own ratios.
+"""
 
 from __future__ import annotations
 
+import statistics
+import sys
+import time
+from collections.abc import Sequence
 from typing import NamedTuple
+
+PROGRESS_EVERY_S = 10.0
+_told_at = time.monotonic()
 
 
 class Row(NamedTuple):
-    """One case. `ratio` above 1: ours is ahead. `peer` None where there is none."""
+    """One case. `ratio` above 1: ours is ahead. `peer` None where there is none.
+
+    Where a server's processor time was measured: `us_each` and `peer_us_each` for each message or request, `cores` and
+    `peer_cores` in processor seconds per second, and `tool_cores` the same of the load tool.
+    """
 
     name: str
     ours: float
     peer: float | None
     unit: str
     ratio: float | None = None
+    us_each: float | None = None
+    peer_us_each: float | None = None
+    cores: float | None = None
+    peer_cores: float | None = None
+    tool_cores: float | None = None
 
 
-def show(rows: list[Row], *, heading: bool = True, peer: str = "java") -> None:
+class Figure(NamedTuple):
+    """One round of one peer: how many, in how many seconds, and the processor seconds of server and tool."""
+
+    count: int
+    seconds: float
+    server_cpu_s: float
+    tool_cpu_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Per second."""
+        return self.count / self.seconds
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]], *, less_is_better: bool = False) -> float | None:
+    """The median of each pair's ratio, ours first; above 1 ours is ahead. None if the peer has none."""
+    found = [p / o if less_is_better else o / p for o, p in pairs if (o if less_is_better else p)]
+    return statistics.median(found) if found else None
+
+
+def values_row(
+    name: str, unit: str, pairs: Sequence[tuple[float, float | None]], *, less_is_better: bool = False
+) -> Row:
+    """A row of plain values, one pair per round."""
+    whole = [(o, p) for o, p in pairs if p is not None]
+    return Row(
+        name,
+        statistics.median(o for o, _ in pairs),
+        statistics.median(p for _, p in whole) if whole else None,
+        unit,
+        ratio_of(whole, less_is_better=less_is_better),
+    )
+
+
+def rates_row(name: str, unit: str, pairs: Sequence[tuple[Figure, Figure | None]]) -> Row:
+    """A row of rates with what they cost, one pair per round."""
+    row = values_row(name, unit, [(o.rate, p.rate if p else None) for o, p in pairs])
+    mine, peers = [o for o, _ in pairs], [p for _, p in pairs if p]
+    return row._replace(
+        us_each=_median_us(mine),
+        peer_us_each=_median_us(peers),
+        cores=_median_cores(mine),
+        peer_cores=_median_cores(peers),
+        tool_cores=max(f.tool_cpu_s / f.seconds for f in [*mine, *peers]) or None,
+    )
+
+
+def _median_us(figures: list[Figure]) -> float | None:
+    return statistics.median(f.server_cpu_s / f.count * 1e6 for f in figures if f.count) if figures else None
+
+
+def _median_cores(figures: list[Figure]) -> float | None:
+    return statistics.median(f.server_cpu_s / f.seconds for f in figures) if figures else None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` (0 to 1) of all lie at or below."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def show(rows: Sequence[Row], *, heading: bool = True, peer: str = "java") -> None:
     """Print rows; with `heading` the columns' names first."""
+    _clear_progress()
     if heading:
-        print(f"{'case':44} {'ours':>14} {peer:>14} {'unit':>8} {'ratio':>7}")
+        columns = f"{'case':42} {'ours':>12} {peer:>12} {'unit':>7} {'ratio':>7}"
+        print(f"{columns} {'us each':>13} {'CPU s/s':>11} {'tool':>5}")
     for row in rows:
-        other = f"{row.peer:14,.0f}" if row.peer is not None else " " * 14
         ratio = f"{row.ratio:6.2f}x" if row.ratio is not None else ""
-        print(f"{row.name:44} {row.ours:14,.0f} {other} {row.unit:>8} {ratio}", flush=True)
+        text = f"{row.name:42} {_number(row.ours):>12} {_number(row.peer):>12} {row.unit:>7} {ratio:>7}"
+        each, cores = _two(row.us_each, row.peer_us_each), _two(row.cores, row.peer_cores)
+        tool = "" if row.tool_cores is None else f"{row.tool_cores:.2f}"
+        print(f"{text} {each:>13} {cores:>11} {tool:>5}".rstrip(), flush=True)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.2f}"
+
+
+def _two(mine: float | None, peer: float | None) -> str:
+    return " / ".join(f"{v:.1f}" if v >= 10 else f"{v:.2f}" for v in (mine, peer) if v is not None)
+
+
+def progress(text: str) -> None:
+    """Tell on stderr what is being done: on a terminal in one line, else every 10 s."""
+    global _told_at
+    if sys.stderr.isatty():
+        print(f"\r\033[K  … {text}", end="", file=sys.stderr, flush=True)
+    elif time.monotonic() - _told_at >= PROGRESS_EVERY_S:
+        _told_at = time.monotonic()
+        print(f"  … {text}", file=sys.stderr, flush=True)
+
+
+def _clear_progress() -> None:
+    global _told_at
+    _told_at = time.monotonic()
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.peers import cpu_seconds, ours
+from bench.peers import cpu_seconds, end_rows, ours
+from bench.plan import Plan
 from bench.report import Row, show
 from rocketspark.arrow import records
 from rocketspark.client import requests
@@ -207,8 +208,13 @@ def spark_rates(namesrv: str, broker_pid: int, rows: int, runs: int) -> tuple[li
     return found, told
 
 
-def run(runs: int = 3, rows: int = 2_000_000, queues: int = 4) -> list[Row]:
+def run(plan: Plan) -> list[Row]:
     """Load, read in every way, print."""
+    return measure(plan.rounds(), plan.of(2_000_000, 200_000, 20_000))
+
+
+def measure(runs: int = 3, rows: int = 2_000_000, queues: int = 4) -> list[Row]:
+    """The same with these sizes."""
     with ours() as servers:
         create_topic(servers.broker, queues)
         found = [Row("load, batches of 1000", rows / load(servers.broker, rows, queues), None, "rows/s")]
@@ -224,7 +230,7 @@ def run(runs: int = 3, rows: int = 2_000_000, queues: int = 4) -> list[Row]:
             Row("fetch and decode of five columns", decoded, None, "rows/s"),
         ]
         by_spark, told = spark_rates(servers.namesrv, servers.pid, rows, runs)
-        found += by_spark
+        found += by_spark + end_rows(servers, None)
     show(found)
     print("\n".join(told))
     return found
@@ -236,4 +242,4 @@ if __name__ == "__main__":
     parser.add_argument("--queues", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
-    run(given.runs, given.rows, given.queues)
+    measure(given.runs, given.rows, given.queues)
