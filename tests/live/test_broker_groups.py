@@ -169,6 +169,63 @@ def test_offsets_set_by_hand_are_told_once_and_commits_wait_for_it(tmp_path: Pat
     run(main())
 
 
+def test_offsets_reset_by_the_consumers_themselves(tmp_path: Path) -> None:
+    async def main() -> None:
+        came: dict[str, list[tuple[Any, dict[str, Any]]]] = {"JAVA": [], "CPP": []}
+
+        def client(language: str) -> Routes:
+            def take(peer: Peer, request: Any, body: bytes) -> None:
+                assert request.flag & 2
+                came[language].append((request.ext, java_json.decode(body, dict)["offsetTable"]))
+
+            routes = Routes()
+            routes.add(220, take, headers.ResetOffsetHeader)
+            return routes
+
+        settings = {"reset_offsets_here": False}
+        async with broker(tmp_path, **settings) as server, connected(server.address) as admin:
+            reset = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0)
+            unknown = await admin.request(222, reset)
+            assert (unknown.code, unknown.remark) == (
+                1,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={TOPIC}",
+            )
+            await create(admin, queues=2)
+            for queue_id in (0, 0, 1):
+                await sent(admin, b"x", TOPIC, queue_id)
+            assert (await admin.request(222, reset)).remark == f"THe consumer group <{GROUP}> not exist"
+            (await admin.request(200, None, json.dumps({"groupName": GROUP}).encode())).raise_for_code("create")
+            await commit(admin, 0, 1)
+            await commit(admin, 1, 1)
+            assert (await admin.request(222, reset)).code == 206
+            async with (
+                connected(server.address, client("JAVA"), language="JAVA") as java,
+                connected(server.address, client("CPP"), language="CPP") as cpp,
+            ):
+                await beat(java)
+                await beat(cpp)
+                done = await admin.request(222, reset)
+                assert (done.code, table(done.body)) == (0, {(TOPIC, 0): 0, (TOPIC, 1): 0})
+                later = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=-1)
+                # Forwards only by force.
+                assert table((await admin.request(222, later)).body) == {(TOPIC, 0): 1, (TOPIC, 1): 1}
+                forced = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=-1, force=True)
+                assert table((await admin.request(222, forced)).body) == {(TOPIC, 0): 2, (TOPIC, 1): 1}
+                await until(lambda: len(came["JAVA"]) == len(came["CPP"]) == 3)
+            heads = [(h.group, h.topic, h.queue_id, h.time_ms) for h, _ in came["JAVA"]]
+            assert heads == [(GROUP, TOPIC, -1, 0), (GROUP, TOPIC, -1, -1), (GROUP, TOPIC, -1, -1)]
+            assert [sorted(t.values()) for _, t in came["JAVA"]] == [[0, 0], [1, 1], [1, 2]]
+            assert [[(q["topic"], q["brokerName"], q["queueId"], q["offset"]) for q in t] for _, t in came["CPP"]] == [
+                [(TOPIC, "broker-a", 0, a), (TOPIC, "broker-a", 1, b)] for a, b in ((0, 0), (1, 1), (2, 1))
+            ]
+            # The broker's own offsets are as they were: the consumers commit theirs.
+            query = headers.QueryConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0)
+            answer = await admin.request(RequestCode.QUERY_CONSUMER_OFFSET, query)
+            assert answer.header(headers.OffsetReply).offset == 1
+
+    run(main())
+
+
 def test_offsets_are_cloned_to_another_group(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

@@ -139,7 +139,7 @@ IGNORED: dict[str, str] = dict(
     transferMsgByHeap=true transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1
     updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
     useMessageFilterForNotification=true usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
-    useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false useServerSideResetOffset=true
+    useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false
     useSingleRocksDBForAllConfigs=false useStaticSubscription=false useTLS=false
     validateSystemTopicWhenUpdateTopic=true waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000
         wakeCommitWhenPutMessage=true

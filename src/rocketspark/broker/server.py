@@ -232,6 +232,7 @@ class BrokerServer:
                 self._offsets,
                 self._arrivals,
                 self._stats.consume_tps,
+                lambda: s.reset_offsets_here,
             ),
             ConsumerHandler(s.broker_name, self.store, self._clients),
             AdminHandler(
@@ -277,7 +278,7 @@ class BrokerServer:
             "autoCreateSubscriptionGroup rejectTransactionMessage longPollingEnable enablePropertyFilter".split()
         )
         live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
-        live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable".split())
+        live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable useServerSideResetOffset".split())
         live.watch("recallMessageEnable allowRecallWhenBrokerNotWriteable".split())
         live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
         live.watch("fileReservedTime deleteWhen diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio".split())

@@ -91,6 +91,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     long_polling: bool = msgspec.field(name="longPollingEnable", default=True)
     pull_count_max: int = msgspec.field(name="maxTransferCountOnMessageInMemory", default=32)
     pull_bytes_max: int = msgspec.field(name="maxTransferBytesOnMessageInMemory", default=256 << 10)
+    reset_offsets_here: bool = msgspec.field(name="useServerSideResetOffset", default=True)
     notify_group_changes: bool = msgspec.field(name="notifyConsumerIdsChangedEnable", default=True)
     # In seconds in broker.conf.
     client_idle_ms: int = msgspec.field(name="serverChannelMaxIdleTimeSeconds", default=120_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -13,12 +14,13 @@ from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.clients import Client, Clients
 from rocketspark.broker.config import now_ms
 from rocketspark.broker.groups import Groups
+from rocketspark.broker.handlers.topics import merged_attributes
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import bodies, java_json
-from rocketspark.protocol.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody
+from rocketspark.protocol.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody, TopicConfig
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     CloneOffsetsHeader,
@@ -37,11 +39,25 @@ from rocketspark.protocol.headers import (
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer, Routes, reply
 
+log = logging.getLogger("rocketspark.broker")
+
+# Clients of this version (V3_0_7_SNAPSHOT) and later reset their offsets when told.
+_RESETS_SINCE = 16
+
+
+class RequestMode(bodies.Body):
+    """Body of SET_MESSAGE_REQUEST_MODE (401)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+
 
 class GroupHandler:
     """Serves the requests about consumer and producer groups.
 
-    `consume_tps`: messages per second that a group took from a topic in the last minute.
+    `consume_tps`: messages per second that a group took from a topic in the last minute; `reset_here`: false leaves it
+    to the live consumers to reset their offsets.
     """
 
     def __init__(
@@ -55,6 +71,7 @@ class GroupHandler:
         offsets: ConsumerOffsets,
         arrivals: Arrivals,
         consume_tps: Callable[[str, str], float] = lambda group, topic: 0.0,
+        reset_here: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker_name = broker_name
         self._address = address
@@ -65,6 +82,7 @@ class GroupHandler:
         self._offsets = offsets
         self._arrivals = arrivals
         self._consume_tps = consume_tps
+        self._reset_here = reset_here
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -87,6 +105,7 @@ class GroupHandler:
         add(RequestCode.CLONE_GROUP_OFFSET, self.clone, CloneOffsetsHeader)
         add(RequestCode.QUERY_CORRECTION_OFFSET, self.correction, CorrectionHeader)
         add(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
+        add(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     # -- settings -------------------------------------------------------------------------------------------------
 
@@ -94,6 +113,7 @@ class GroupHandler:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         config = java_json.decode(body, GroupConfig)
         names.check_group(config.group_name)
+        self._merge_attributes(config)
         self._groups.put(config)
         return reply(request.opaque)
 
@@ -102,8 +122,29 @@ class GroupHandler:
         configs = java_json.decode(body, GroupConfigList).group_config_list
         for config in configs:
             names.check_group(config.group_name)
+            self._merge_attributes(config)
         for config in configs:
             self._groups.put(config)
+        return reply(request.opaque)
+
+    def _merge_attributes(self, config: GroupConfig) -> None:
+        known = self._groups.table.get(config.group_name)
+        change = ",".join(f"{name}={value}" for name, value in config.attributes.items())
+        config.attributes = merged_attributes(known.attributes if known else {}, change)
+
+    def set_mode(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """SET_MESSAGE_REQUEST_MODE (401): how a group is given a topic's messages; here always by its pulls."""
+        wanted = java_json.decode(body, RequestMode)
+        if wanted.topic.startswith(names.RETRY_PREFIX):
+            raise ServerError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if self._topics.get(wanted.topic) is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{wanted.topic}] not exist")
+        if self._groups.table.get(wanted.consumer_group) is None:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        if wanted.mode != "PULL":
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER, f"mode {wanted.mode}: this broker serves PULL consumers only"
+            )
         return reply(request.opaque)
 
     def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
@@ -261,12 +302,14 @@ class GroupHandler:
         """
         h = request.ext
         config = self._topics.get(h.topic)
+        if not self._reset_here():
+            return self._reset_by_clients(request, config)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
         if self._groups.table.get(h.group) is None:
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} does not exist")
         rows = []
-        for queue_id in [h.queue_id] if h.queue_id >= 0 else range(config.write_queue_nums):
+        for queue_id in [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums):
             low, high = self._store.queue_range(h.topic, queue_id)
             by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
             if by_hand:
@@ -288,6 +331,51 @@ class GroupHandler:
             self._arrivals.mark(h.topic, queue_id)
             rows.append((QueueBody.of(MessageQueue(h.topic, self._broker_name, queue_id)), target))
         return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
+
+    def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
+        """The same left to the group's live consumers, as before 5.x (rule: Broker2Client, 5.x).
+
+        The broker's own offsets stay until the consumers commit theirs.
+        """
+        h = request.ext
+        if config is None:
+            remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={h.topic}"
+            raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
+        rows = []
+        for queue_id in range(config.write_queue_nums):
+            current = self._offsets.get(h.group, h.topic, queue_id)
+            if current is None:
+                raise ServerError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{h.group}> not exist")
+            if h.time_ms == -1:
+                target = self._store.queue_range(h.topic, queue_id)[1]
+            else:
+                target = max(0, self._store.offset_at_time(h.topic, queue_id, h.time_ms))
+            rows.append((queue_id, target if h.force or target < current else current))
+        members = self._clients.consumers.get(h.group)
+        if members is None or not members.clients:
+            raise ServerError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {h.group} Topic: {h.topic}"
+                f" Timestamp: {h.time_ms}",
+            )
+        table: list[tuple[Any, Any]] = [
+            (QueueBody.of(MessageQueue(h.topic, self._broker_name, n)), target) for n, target in rows
+        ]
+        body = b'{"offsetTable":%b}' % java_json.encode_object_keys(table)
+        # The C++ client reads a list: its JSON has no objects as keys.
+        listed = [
+            {"topic": h.topic, "brokerName": self._broker_name, "queueId": n, "offset": target} for n, target in rows
+        ]
+        told = ResetOffsetHeader(group=h.group, topic=h.topic, time_ms=h.time_ms)
+        for client in members.clients.values():
+            if client.version < _RESETS_SINCE:
+                remark = f"the client does not support this feature. version={client.version}"
+                raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
+            if client.peer.is_open:
+                its_body = bodies.encode({"offsetTable": listed}) if client.language == "CPP" else body
+                client.peer.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, its_body)
+                log.info("%s of %s was told to reset its offsets of %s", client.client_id, h.group, h.topic)
+        return reply(request.opaque, body=body)
 
     def clone(self, peer: Peer, request: Request[CloneOffsetsHeader], body: bytes) -> bytes:
         """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands."""
