@@ -22,6 +22,8 @@ ANY, OK = b'{"code":', b'{"code":0,'
 TAIL_BYTES = len(OK) - 1
 OTHER_CODE = re.compile(rb'\{"code":(?!0,)(-?\d+),[^}]*')
 SYSTEM_BUSY = 2
+# A request of the broker's own: who is in the group has changed.
+NOTICE = 40
 
 
 class Load(NamedTuple):
@@ -59,7 +61,10 @@ class Replies:
         found = done
         if data.count(ANY) != done:
             for match in OTHER_CODE.finditer(data):
-                if int(match[1]) != SYSTEM_BUSY:
+                code = int(match[1])
+                if code == NOTICE:
+                    continue
+                if code != SYSTEM_BUSY:
                     raise Refused(match[0].decode(errors="replace"))
                 # Busy: an overloaded Java broker gives some up unstored; they do not count.
                 self.busy += 1
