@@ -15,7 +15,12 @@ from rocketspark.testing.process import run_server_process
 DriverFactory = Callable[..., JavaDriver]
 
 # What the tests change of a broker's defaults: waits shortened, and SQL92 allowed.
-QUICK = {"transactionTimeOut": "1000", "transactionCheckInterval": "1000", "enablePropertyFilter": "true"}
+QUICK = {
+    "transactionTimeOut": "1000",
+    "transactionCheckInterval": "1000",
+    "enablePropertyFilter": "true",
+    "messageDelayLevel": "1s 2s" + " 1s" * 16,
+}
 
 
 @pytest.fixture(scope="session", autouse=True)

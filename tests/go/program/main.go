@@ -24,7 +24,7 @@ var commands = map[string]command{
 }
 
 // The client formats the broker's code into its text, and has no field for it.
-var codeInText = regexp.MustCompile(`(?:CODE|Code): (-?\d+)`)
+var codeInText = regexp.MustCompile(`(?i:code): (-?\d+)`)
 
 func answer(line []byte) map[string]any {
 	var args arguments

@@ -64,6 +64,7 @@ func init() {
 	}
 	commands["send"] = send
 	commands["send_ordered"] = send // By "shard": the client's hash selector.
+	commands["send_timed"] = send   // By "times" of each message. The client knows of no recall handles.
 	commands["send_async"] = sendAsync
 	commands["send_oneway"] = sendOneway
 	commands["send_batch"] = sendBatch

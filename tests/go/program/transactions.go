@@ -16,9 +16,10 @@ var states = map[string]primitive.LocalTransactionState{
 }
 
 type transactor struct {
-	producer rocketmq.TransactionProducer
-	lock     sync.Mutex
-	checked  []any
+	producer  rocketmq.TransactionProducer
+	undecided bool // Answers no check.
+	lock      sync.Mutex
+	checked   []any
 }
 
 var transactors table[*transactor]
@@ -33,12 +34,15 @@ func (t *transactor) CheckLocalTransaction(message *primitive.MessageExt) primit
 	t.checked = append(t.checked, map[string]any{
 		"topic": message.Topic, "body": string(message.Body), "transaction_id": message.TransactionId,
 	})
+	if t.undecided {
+		return primitive.UnknowState
+	}
 	return states[message.GetProperty("check")]
 }
 
 func init() {
 	commands["transactor_start"] = func(args arguments) (any, error) {
-		made := &transactor{}
+		made := &transactor{undecided: args.flag("undecided")}
 		var err error
 		if made.producer, err = rocketmq.NewTransactionProducer(made, producerOptions(args)...); err != nil {
 			return nil, err

@@ -45,6 +45,64 @@ final class Admins {
         commands.put("topic_route", this::topicRoute);
         commands.put("topic_stats", this::topicStats);
         commands.put("consume_stats", this::consumeStats);
+        commands.put("consumer_connection", this::consumerConnection);
+        commands.put("producer_connection", args -> {
+            var found = Shapes.named(admins, args)
+                .examineProducerConnectionInfo(args.getString("group"), args.getString("topic"));
+            List<Object> clients = new ArrayList<>();
+            found.getConnectionSet().forEach(connection -> clients.add(connection.getClientId()));
+            return clients;
+        });
+        commands.put("running_info", this::runningInfo);
+        commands.put("groups_of_topic", args -> new TreeSet<>(
+            Shapes.named(admins, args).queryTopicConsumeByWho(args.getString("topic")).getGroupList()));
+        commands.put("reset_offset", args -> {
+            var offsets = Shapes.named(admins, args).resetOffsetByTimestamp(
+                args.getString("topic"), args.getString("group"), args.getLongValue("time_ms"), true);
+            Map<String, Object> byQueue = new TreeMap<>();
+            offsets.forEach((queue, offset) -> byQueue.put(String.valueOf(queue.getQueueId()), offset));
+            return byQueue;
+        });
+        commands.put("consume_directly", args -> Shapes.named(admins, args).consumeMessageDirectly(
+            args.getString("group"), args.getString("client"), args.getString("topic"), args.getString("message_id"))
+            .getConsumeResult().name());
+        commands.put("wipe_write_permission", args -> Shapes.named(admins, args)
+            .wipeWritePermOfBroker(args.getString("namesrv"), args.getString("broker_name")));
+        commands.put("add_write_permission", args -> Shapes.named(admins, args)
+            .addWritePermOfBroker(args.getString("namesrv"), args.getString("broker_name")));
+        commands.put("put_kv", args -> {
+            Shapes.named(admins, args).createAndUpdateKvConfig(
+                args.getString("namespace"), args.getString("key"), args.getString("value"));
+            return null;
+        });
+        commands.put("get_kv", args -> Shapes.named(admins, args)
+            .getKVConfig(args.getString("namespace"), args.getString("key")));
+        commands.put("delete_kv", args -> {
+            Shapes.named(admins, args).deleteKvConfig(args.getString("namespace"), args.getString("key"));
+            return null;
+        });
+    }
+
+    private Object consumerConnection(JSONObject args) throws Exception {
+        var found = Shapes.named(admins, args).examineConsumerConnectionInfo(args.getString("group"));
+        List<Object> clients = new ArrayList<>();
+        for (var connection : found.getConnectionSet()) {
+            clients.add(Map.of("client", connection.getClientId(), "language", connection.getLanguage().name(),
+                "version", connection.getVersion()));
+        }
+        Map<String, Object> subscriptions = new TreeMap<>();
+        found.getSubscriptionTable().forEach((topic, data) -> subscriptions.put(topic, data.getSubString()));
+        return Map.of("clients", clients, "subscriptions", subscriptions, "type", found.getConsumeType().name(),
+            "model", found.getMessageModel().name(), "from", found.getConsumeFromWhere().name());
+    }
+
+    private Object runningInfo(JSONObject args) throws Exception {
+        var found = Shapes.named(admins, args)
+            .getConsumerRunningInfo(args.getString("group"), args.getString("client"), false);
+        Map<String, Object> queues = new TreeMap<>();
+        found.getMqTable().forEach((queue, info) ->
+            queues.put(queue.getTopic() + ":" + queue.getQueueId(), info.getCommitOffset()));
+        return Map.of("queues", queues, "properties", found.getProperties());
     }
 
     private Object deleteTopic(JSONObject args) throws Exception {

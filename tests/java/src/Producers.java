@@ -81,9 +81,18 @@ final class Producers {
                 MessageAccessor.putProperty(message, name, from.getJSONObject("times").getString(name));
             }
             SendResult result = producer.send(message, Shapes.queue(args.getJSONObject("queue")));
-            handles.add(SendResult.class.getMethod("getRecallHandle").invoke(result));
+            handles.add(recallHandle(result));
         }
         return handles;
+    }
+
+    /** Clients before 5.4 know of none. */
+    private static Object recallHandle(SendResult result) throws Exception {
+        try {
+            return SendResult.class.getMethod("getRecallHandle").invoke(result);
+        } catch (NoSuchMethodException old) {
+            return null;
+        }
     }
 
     /** Takes back a timer message; clients before 5.4 have no such method. Returns its id. */

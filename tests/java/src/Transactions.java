@@ -17,6 +17,7 @@ final class Transactions {
 
     private static final class Transactor implements TransactionListener {
         TransactionMQProducer producer;
+        boolean undecided;
         final List<Object> checked = new ArrayList<>();
 
         @Override public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
@@ -29,7 +30,8 @@ final class Transactions {
             shape.put("body", new String(message.getBody(), java.nio.charset.StandardCharsets.UTF_8));
             shape.put("transaction_id", message.getTransactionId());
             checked.add(shape);
-            return LocalTransactionState.valueOf(message.getUserProperty("check"));
+            return undecided ? LocalTransactionState.UNKNOW
+                : LocalTransactionState.valueOf(message.getUserProperty("check"));
         }
 
         synchronized List<Object> checked() {
@@ -46,6 +48,7 @@ final class Transactions {
 
     private Object start(JSONObject args) throws Exception {
         Transactor made = new Transactor();
+        made.undecided = args.getBooleanValue("undecided");  // Answers no check.
         made.producer = new TransactionMQProducer(args.getString("group"));
         Shapes.configure(made.producer, args);
         made.producer.setTransactionListener(made);
