@@ -13,11 +13,17 @@ if TYPE_CHECKING:
         AsyncProducer,
         AsyncPullConsumer,
         AsyncPushConsumer,
+        AsyncTransactionProducer,
         Producer,
         PullConsumer,
         PushConsumer,
         SendResult,
         SendStatus,
+        Transaction,
+        TransactionProducer,
+        TransactionResult,
+        TransactionState,
+        split,
     )
     from rocketspark.errors import RocketSparkError
     from rocketspark.model import Message, MessageQueue, ReceivedMessage
@@ -31,6 +37,12 @@ _HOME = {
     "PushConsumer": "client.sync",
     "AsyncProducer": "client.producer",
     "Producer": "client.sync",
+    "AsyncTransactionProducer": "client.transactions",
+    "Transaction": "client.transactions",
+    "TransactionProducer": "client.transactions",
+    "TransactionResult": "client.transactions",
+    "TransactionState": "client.transactions",
+    "split": "client.producer",
     "SendResult": "client.results",
     "SendStatus": "client.results",
     "RocketSparkError": "errors",
@@ -43,6 +55,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncPullConsumer",
     "AsyncPushConsumer",
+    "AsyncTransactionProducer",
     "Message",
     "MessageQueue",
     "Producer",
@@ -52,6 +65,11 @@ __all__ = [
     "RocketSparkError",
     "SendResult",
     "SendStatus",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionResult",
+    "TransactionState",
+    "split",
 ]
 
 

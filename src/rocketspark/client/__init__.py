@@ -6,11 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rocketspark.client.producer import AsyncProducer
+    from rocketspark.client.producer import AsyncProducer, split
     from rocketspark.client.pull_consumer import AsyncPullConsumer
     from rocketspark.client.push_consumer import AsyncPushConsumer
     from rocketspark.client.results import SendResult, SendStatus
     from rocketspark.client.sync import Producer, PullConsumer, PushConsumer
+    from rocketspark.client.transactions import (
+        AsyncTransactionProducer,
+        Transaction,
+        TransactionProducer,
+        TransactionResult,
+        TransactionState,
+    )
 
 _HOME = {
     "AsyncPullConsumer": "pull_consumer",
@@ -19,6 +26,12 @@ _HOME = {
     "PushConsumer": "sync",
     "AsyncProducer": "producer",
     "Producer": "sync",
+    "split": "producer",
+    "AsyncTransactionProducer": "transactions",
+    "Transaction": "transactions",
+    "TransactionProducer": "transactions",
+    "TransactionResult": "transactions",
+    "TransactionState": "transactions",
     "SendResult": "results",
     "SendStatus": "results",
 }
@@ -27,11 +40,17 @@ __all__ = [
     "AsyncProducer",
     "AsyncPullConsumer",
     "AsyncPushConsumer",
+    "AsyncTransactionProducer",
     "Producer",
     "PullConsumer",
     "PushConsumer",
     "SendResult",
     "SendStatus",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionResult",
+    "TransactionState",
+    "split",
 ]
 
 

@@ -51,7 +51,7 @@ class Delivery:
         self._group = group
         self._rules = rules
         self._faults = faults
-        self._frames: dict[tuple[MessageQueue, bool, bool], requests.SendFrames] = {}
+        self._frames: dict[tuple[MessageQueue, int, bool], requests.SendFrames] = {}
         self._turns: dict[str, int] = {}
 
     def end_s(self, timeout_ms: float | None) -> float:
@@ -118,7 +118,7 @@ class Delivery:
 
     async def _attempt(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
-        frames = self._frames.get((queue, out.is_batch, False)) or self.frames_to(queue, out.is_batch)
+        frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
         opaque = peer.next_opaque()
         frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
         left_ms = max((end_s - time.monotonic()) * 1000, 1)
@@ -139,7 +139,7 @@ class Delivery:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
         queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
-        frames = self._frames.get((queue, out.is_batch, True)) or self.frames_to(queue, out.is_batch, oneway=True)
+        frames = self._frames.get((queue, out.code, True)) or self._frames_to(queue, out.code, oneway=True)
         frame = frames.frame(
             peer.next_opaque(), out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
         )
@@ -242,15 +242,14 @@ class Delivery:
         except TimeoutError:
             raise NotSent(f"{what}: not had in time, nothing was sent") from None
 
-    def frames_to(self, queue: MessageQueue, is_batch: bool, oneway: bool = False) -> requests.SendFrames:
-        """The template of sends to a queue."""
-        key = (queue, is_batch, oneway)
+    def _frames_to(self, queue: MessageQueue, code: int, oneway: bool = False) -> requests.SendFrames:
+        key = (queue, code, oneway)
         frames = self._frames.get(key)
         if frames is None:
             frames = self._frames[key] = requests.SendFrames(
                 queue,
                 group=self._group,
-                batch=is_batch,
+                code=code,
                 oneway=oneway,
                 default_topic=self._rules.default_topic,
                 default_queue_count=self._rules.default_queue_count,

@@ -1,4 +1,4 @@
-"""One client of a cluster: its id, its connections, its heartbeats, and what brokers may ask of it.
+"""One client of a cluster: its id, its connections, its heartbeats.
 
 Rule: a connection to a broker begins with a heartbeat, so that the broker knows our groups before any other request.
 """
@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable
 
 from rocketspark.client import requests
+from rocketspark.client.asked import Asked
 from rocketspark.client.lookup import fetch_addresses
 from rocketspark.client.routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError
 from rocketspark.protocol import bodies
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import ConsumerListHeader, Request
 from rocketspark.transport.dial import Connections, parse_address
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
 
@@ -39,8 +38,7 @@ def unique_name() -> str:
 class Instance:
     """A client id with its connections.
 
-    `producers`: groups it sends as; `consumers`: by group, what to put into the heartbeat; `watchers`: by group, what
-    to call when its members changed.
+    `producers`: groups it sends as; `consumers`: by group, what to put into the heartbeat; `asked`: what brokers ask.
     """
 
     def __init__(
@@ -69,10 +67,9 @@ class Instance:
         self._client_ip = client_ip
         self._route_interval_s = route_interval_ms / 1000
         self._heartbeat_interval_s = heartbeat_interval_ms / 1000
-        asked = Routes()
-        asked.add(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._group_changed)
         self.timeout_ms = timeout_ms
-        self.connections = Connections(asked, connect_timeout_ms=timeout_ms)
+        self.asked = Asked()
+        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms)
         self.routes = RouteCache(
             [] if namesrv_url and not namesrv else namesrv_addresses(namesrv),
             timeout_ms=timeout_ms,
@@ -82,7 +79,6 @@ class Instance:
         self.client_id = ""
         self.producers: set[str] = set()
         self.consumers: dict[str, Callable[[], bodies.ConsumerData]] = {}
-        self.watchers: dict[str, Callable[[], None]] = {}
         self._greeted: dict[str, Peer] = {}
         self._greeting: dict[str, asyncio.Task[Peer]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -163,6 +159,13 @@ class Instance:
         self._greeted[address] = peer
         return peer
 
+    async def greet_all(self) -> None:
+        """Open a connection to every broker in the routes; one that cannot be reached is left out."""
+        missing = [a for a in self.routes.broker_addresses(slaves=False) if self.open_broker(a) is None]
+        for result in await asyncio.gather(*map(self.broker, missing), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, RocketSparkError):
+                raise result
+
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
     def _heartbeat_body(self) -> bodies.Heartbeat:
@@ -202,14 +205,6 @@ class Instance:
                 log.info("broker %s not reached for a heartbeat: %s", address, result)
             elif isinstance(result, BaseException):
                 raise result
-
-    # -- what brokers ask ----------------------------------------------------------------------------------------
-
-    def _group_changed(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes | None:
-        watcher = self.watchers.get(request.ext.group)
-        if watcher:
-            watcher()
-        return None
 
 
 async def _every(interval_s: float, act: Callable[[], object]) -> None:

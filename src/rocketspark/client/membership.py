@@ -101,7 +101,7 @@ class Membership:
         Returns after the first try to take a share, or after 3 s.
         """
         self.instance.consumers[self.group] = self._heartbeat
-        self.instance.watchers[self.group] = self._notice.set
+        self.instance.asked.watchers[self.group] = self._notice.set
         self._tasks.append(asyncio.ensure_future(self._balance()))
         try:
             async with asyncio.timeout(JOIN_S):
@@ -119,7 +119,7 @@ class Membership:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.instance.watchers.pop(self.group, None)
+        self.instance.asked.watchers.pop(self.group, None)
         for fetcher in self.fetchers.values():
             fetcher.stop()
 

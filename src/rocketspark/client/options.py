@@ -1,8 +1,22 @@
-"""The arguments that all clients have in common. Rule: defaults stand in Instance, which takes them."""
+"""The arguments that several clients have in common.
+
+Rule: a typed dict names them for type checkers, and says what they mean; the defaults stand in Instance, or in the
+struct of the same names beside it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypedDict
+
+import msgspec
+
+from rocketspark.client import validate
+from rocketspark.client.delivery import RETRY_CODES
+from rocketspark.client.faults import FaultTable
+from rocketspark.client.routes import DEFAULT_TOPIC
+from rocketspark.errors import ConfigError
+from rocketspark.protocol.compression import KINDS
 
 
 class ClientOptions(TypedDict, total=False):
@@ -28,3 +42,78 @@ class ClientOptions(TypedDict, total=False):
     heartbeat_interval_ms: float
     timeout_ms: float
     use_tls: bool
+
+
+class ProducerOptions(ClientOptions, total=False):
+    """Arguments of every producer, besides ClientOptions; defaults are DefaultMQProducer's, 5.x, whose name is given.
+
+    send_timeout_ms: the budget of one send, over all its attempts: 3 s [sendMsgTimeout].
+    retries: attempts after the first: 2 [retryTimesWhenSendFailed].
+    future_retries: the same for `send_future`: 2 [retryTimesWhenSendAsyncFailed].
+    retry_codes: response codes after which a send is tried again [retryResponseCodes].
+    retry_not_stored: try another broker also if the status is not SEND_OK: no [retryAnotherBrokerWhenNotStoreOK].
+    compress_over_bytes: larger bodies are compressed: 4096 [compressMsgBodyOverHowmuch]; `compression`: zlib, lz4 or
+        zstd [compressType]; `compress_level`: 5 [compressLevel].
+    body_bytes_max: larger bodies are refused: 4 MiB [maxMessageSize].
+    default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues: TBW102, 4
+        [createTopicKey, defaultTopicQueueNums].
+    fault_tolerance: leave brokers alone for a while that were slow or failed: no [sendLatencyFaultEnable].
+    fault_table: how long: "4.x" or "5.x", or a FaultTable [latencyMax, notAvailableDuration].
+    fault_detector: look every 2 s whether a broker that was unreachable answers again: no [startDetectorEnable].
+    in_flight_max, oneway_in_flight_max, in_flight_bytes_max: how much may be on its way at once: 65535 sends, as many
+        one-way sends, 100 MiB of each; who comes later waits, at most for his own timeout.
+    vip_channel: send to the brokers' port - 2: no [vipChannelEnabled].
+    """
+
+    send_timeout_ms: float
+    retries: int
+    future_retries: int
+    retry_codes: Collection[int]
+    retry_not_stored: bool
+    compress_over_bytes: int
+    compression: str
+    compress_level: int
+    body_bytes_max: int
+    default_topic: str
+    default_queue_count: int
+    fault_tolerance: bool
+    fault_table: str | FaultTable
+    fault_detector: bool
+    in_flight_max: int
+    oneway_in_flight_max: int
+    in_flight_bytes_max: int
+    vip_channel: bool
+
+
+class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """ProducerOptions with their defaults."""
+
+    send_timeout_ms: float = 3000
+    retries: int = 2
+    future_retries: int = 2
+    retry_codes: Collection[int] = RETRY_CODES
+    retry_not_stored: bool = False
+    compress_over_bytes: int = 4096
+    compression: str = "zlib"
+    compress_level: int = 5
+    body_bytes_max: int = validate.BODY_BYTES_MAX
+    default_topic: str = DEFAULT_TOPIC
+    default_queue_count: int = 4
+    fault_tolerance: bool = False
+    fault_table: str | FaultTable = "4.x"
+    fault_detector: bool = False
+    in_flight_max: int = 65535
+    oneway_in_flight_max: int = 65535
+    in_flight_bytes_max: int = 100 << 20
+    vip_channel: bool = False
+
+
+def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, ClientOptions]:
+    """The producer's own settings, and what is for all clients. Raises ConfigError for values that cannot be."""
+    own = {name: options.pop(name) for name in ProducerSettings.__struct_fields__ if name in options}  # type: ignore[misc]
+    settings = ProducerSettings(**own)
+    if settings.compression not in KINDS:
+        raise ConfigError(f"compression {settings.compression!r} is not one of {', '.join(KINDS)}")
+    if min(settings.retries, settings.future_retries) < 0 or settings.send_timeout_ms <= 0:
+        raise ConfigError("retries and future_retries must be 0 or more, send_timeout_ms more than 0")
+    return settings, options

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from rocketspark.client import validate
 from rocketspark.errors import MessageIllegal, UsageError
-from rocketspark.model import Message, MessageFields, MessageQueue, namespace
+from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import batch, compression, properties
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message_ids import unique_ids
 
 
@@ -22,7 +23,7 @@ class Outgoing(NamedTuple):
     sys_flag: int
     flag: int
     message_id: str
-    is_batch: bool = False
+    code: int = RequestCode.SEND_MESSAGE_V2
 
 
 class Packing(NamedTuple):
@@ -95,7 +96,44 @@ def pack_batch(messages: Sequence[Message], packing: Packing) -> Outgoing:
     wait = "true" if first.wait_store_ok else "false"
     outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01{wait}\x02"
     topic = namespace.wrap(packing.namespace, first.topic)
-    return Outgoing(topic, body, outer, 0, 0, ",".join(ids), is_batch=True)
+    return Outgoing(topic, body, outer, 0, 0, ",".join(ids), RequestCode.SEND_BATCH_MESSAGE)
+
+
+def request_text(correlation_id: str, client_id: str, ttl_ms: float) -> str:
+    """The properties that make a message a request (rule: DefaultMQProducerImpl.prepareSendRequest, 5.x)."""
+    pairs = {
+        properties.CORRELATION_ID: correlation_id,
+        properties.REPLY_TO_CLIENT: client_id,
+        properties.TTL: f"{max(ttl_ms, 0):.0f}",
+    }
+    return properties.encode(pairs)
+
+
+def pack_reply(request: ReceivedMessage, body: bytes, packing: Packing) -> Outgoing:
+    """What to send as the reply to a request (rule: MessageUtil.createReplyMessage, 5.x).
+
+    Raises UsageError if the message asks for no reply.
+    """
+    given = request.properties
+    cluster, correlation_id = given.get(properties.CLUSTER), given.get(properties.CORRELATION_ID)
+    if not cluster or not correlation_id or not given.get(properties.REPLY_TO_CLIENT):
+        raise UsageError(f"message {request.message_id} is no request: nobody waits for a reply to it")
+    topic = cluster + validate.REPLY_SUFFIX
+    validate.check_body(topic, body, packing.body_bytes_max)
+    unique_id = unique_ids.next()
+    pairs = {
+        properties.UNIQUE_ID: unique_id,
+        properties.WAIT: "true",
+        properties.MESSAGE_TYPE: "reply",
+        properties.CORRELATION_ID: correlation_id,
+        properties.REPLY_TO_CLIENT: given[properties.REPLY_TO_CLIENT],
+        properties.TTL: given.get(properties.TTL, "3000"),
+    }
+    sys_flag = 0
+    if len(body) > packing.over_bytes:
+        body, sys_flag = compression.deflate(body, packing.kind, packing.level)
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    return Outgoing(topic, body, properties.encode(pairs), sys_flag, 0, unique_id, code)
 
 
 def properties_text(message: Message, unique_id: str) -> str:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from rocketspark.client import requests, validate
-from rocketspark.client.delivery import RETRY_CODES, Delivery, SendRules
+from rocketspark.client.delivery import Delivery, SendRules
 from rocketspark.client.detector import Detector
-from rocketspark.client.faults import Faults, FaultTable, table_of
+from rocketspark.client.faults import Faults, table_of
 from rocketspark.client.instance import Instance
 from rocketspark.client.lanes import Lanes
-from rocketspark.client.options import ClientOptions
-from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch
+from rocketspark.client.options import ProducerOptions, producer_settings
+from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch, pack_reply, request_text
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
-from rocketspark.client.routes import DEFAULT_TOPIC
 from rocketspark.client.selectors import Selector, select
-from rocketspark.errors import ConfigError, MessageIllegal, ProtocolError, StateError, UsageError
-from rocketspark.model import Message, MessageFields, MessageQueue, namespace
-from rocketspark.protocol.compression import KINDS
+from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, StateError, UsageError
+from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
 
 GROUP = "rocketspark_producer"
@@ -31,25 +30,10 @@ GROUP = "rocketspark_producer"
 class AsyncProducer:
     """Sends messages, on the running asyncio loop.
 
-    Args (the name in brackets is DefaultMQProducer's, whose 5.x defaults these are):
+    Args:
         namesrv: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
         group: the producer group.
-        send_timeout_ms: the budget of one send, over all its attempts [sendMsgTimeout].
-        retries: attempts after the first [retryTimesWhenSendFailed].
-        future_retries: the same for `send_future` [retryTimesWhenSendAsyncFailed].
-        retry_codes: response codes after which a send is tried again [retryResponseCodes].
-        retry_not_stored: try another broker also if the status is not SEND_OK [retryAnotherBrokerWhenNotStoreOK].
-        compress_over_bytes: bodies over this are compressed; `compression`: zlib, lz4 or zstd, with `compress_level`.
-        body_bytes_max: larger bodies are refused [maxMessageSize].
-        default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues
-            [createTopicKey, defaultTopicQueueNums].
-        fault_tolerance: leave brokers alone for a while that were slow or failed [sendLatencyFaultEnable].
-        fault_table: how long: "4.x", "5.x" or a FaultTable [latencyMax, notAvailableDuration].
-        fault_detector: look every 2 s whether a broker that was unreachable answers again [startDetectorEnable].
-        in_flight_max, oneway_in_flight_max, in_flight_bytes_max: how much may be on its way at once, sends and one-way
-            sends each; who comes later waits, at most for his own timeout.
-        vip_channel: send to the brokers' port - 2 [vipChannelEnabled].
-        options: see ClientOptions.
+        options: see ProducerOptions and ClientOptions.
 
     Use it as a context manager, or `start` and `close` it.
     """
@@ -58,51 +42,42 @@ class AsyncProducer:
         self,
         namesrv: str | None = None,
         group: str = GROUP,
-        *,
-        send_timeout_ms: float = 3000,
-        retries: int = 2,
-        future_retries: int = 2,
-        retry_codes: Collection[int] = RETRY_CODES,
-        retry_not_stored: bool = False,
-        compress_over_bytes: int = 4096,
-        compression: str = "zlib",
-        compress_level: int = 5,
-        body_bytes_max: int = validate.BODY_BYTES_MAX,
-        default_topic: str = DEFAULT_TOPIC,
-        default_queue_count: int = 4,
-        fault_tolerance: bool = False,
-        fault_table: str | FaultTable = "4.x",
-        fault_detector: bool = False,
-        in_flight_max: int = 65535,
-        oneway_in_flight_max: int = 65535,
-        in_flight_bytes_max: int = 100 << 20,
-        vip_channel: bool = False,
-        **options: Unpack[ClientOptions],
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        if compression not in KINDS:
-            raise ConfigError(f"compression {compression!r} is not one of {', '.join(KINDS)}")
-        if min(retries, future_retries) < 0 or send_timeout_ms <= 0:
-            raise ConfigError("retries and future_retries must be 0 or more, send_timeout_ms more than 0")
+        settings, client_options = producer_settings(options)
         self._instance = Instance(
-            namesrv, default_topic=default_topic, default_queue_count=default_queue_count, **options
+            namesrv,
+            default_topic=settings.default_topic,
+            default_queue_count=settings.default_queue_count,
+            **client_options,
         )
         self._namespace = self._instance.namespace
         self.group = namespace.wrap(self._namespace, validate.check_group(group))
-        self.attempts = retries + 1
-        self.future_attempts = future_retries + 1
-        self.packing = Packing(compress_over_bytes, compression, compress_level, body_bytes_max, self._namespace)
+        self.attempts = settings.retries + 1
+        self.future_attempts = settings.future_retries + 1
+        self.packing = Packing(
+            settings.compress_over_bytes,
+            settings.compression,
+            settings.compress_level,
+            settings.body_bytes_max,
+            self._namespace,
+        )
         self._instance.producers.add(self.group)
         self._routes = self._instance.routes
-        faults = Faults(table_of(fault_table)) if fault_tolerance else None
-        self._detector = Detector(self._instance, faults) if faults is not None and fault_detector else None
-        rules = SendRules(
-            send_timeout_ms, frozenset(retry_codes), retry_not_stored, default_topic, default_queue_count, vip_channel
+        faults = Faults(table_of(settings.fault_table)) if settings.fault_tolerance else None
+        self._detector = Detector(self._instance, faults) if faults is not None and settings.fault_detector else None
+        self._rules = SendRules(
+            settings.send_timeout_ms,
+            frozenset(settings.retry_codes),
+            settings.retry_not_stored,
+            settings.default_topic,
+            settings.default_queue_count,
+            settings.vip_channel,
         )
-        self._rules = rules
-        self._delivery = Delivery(self._instance, self.group, rules, faults)
+        self._delivery = Delivery(self._instance, self.group, self._rules, faults)
         self._lanes = Lanes()
-        self._room = Room(in_flight_max, in_flight_bytes_max)
-        self._oneway_room = Room(oneway_in_flight_max, in_flight_bytes_max)
+        self._room = Room(settings.in_flight_max, settings.in_flight_bytes_max)
+        self._oneway_room = Room(settings.oneway_in_flight_max, settings.in_flight_bytes_max)
         self._state = "new"
         self._idle = asyncio.Event()
 
@@ -221,6 +196,49 @@ class AsyncProducer:
         finally:
             self._oneway_room.leave(size)
             self._note_idle()
+
+    async def request(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> ReceivedMessage:
+        """Send a request and wait for the reply that a consumer of it gives with `reply`.
+
+        `timeout_ms` is the budget of both together. Raises as `send` does, and NoReply if none came in time.
+        """
+        message = make_message(message, body, fields)
+        self._check_started()
+        end_s = self._delivery.end_s(timeout_ms)
+        ttl_ms = (end_s - time.monotonic()) * 1000
+        correlation_id = str(uuid.uuid4())
+        out = pack(message, self.packing)
+        out = out._replace(properties=out.properties + request_text(correlation_id, self.client_id, ttl_ms))
+        if selector is not None:
+            queue = await self._select(message, out.topic, queue, selector, argument, timeout_ms)
+        # The reply comes through whichever broker it was sent to: each must know this client.
+        await self._delivery.queues(out.topic, end_s)
+        await self._delivery.within(end_s, self._instance.greet_all(), f"request to topic {message.topic!r}")
+        waiting: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._instance.asked.replies[correlation_id] = waiting
+        try:
+            await self.send_packed(out, message.sharding_key, queue, (end_s - time.monotonic()) * 1000)
+            async with asyncio.timeout(max(end_s - time.monotonic(), 0)):
+                return await waiting
+        except TimeoutError:
+            text = f"the request to topic {message.topic!r} was sent, but no reply came within {ttl_ms:.0f} ms"
+            raise NoReply(f"{text}: does a consumer reply to it?") from None
+        finally:
+            del self._instance.asked.replies[correlation_id]
+
+    async def reply(self, request: ReceivedMessage, body: bytes, *, timeout_ms: float | None = None) -> SendResult:
+        """Answer a message that was sent with `request`. Raises UsageError if it was not, else as `send` does."""
+        return await self.send_packed(pack_reply(request, body, self.packing), None, None, timeout_ms)
 
     async def recall(self, topic: str, handle: str, *, timeout_ms: float | None = None) -> str:
         """Take back a timer message that is not delivered yet. `handle`: its SendResult's `recall_handle`.

@@ -88,7 +88,7 @@ async def delete_topic_route(namesrv: Peer, topic: str, *, timeout_ms: float = T
 
 
 class SendFrames:
-    """Frames of SEND_MESSAGE_V2 (or of its batch form) to one queue, from a template.
+    """Frames of SEND_MESSAGE_V2 (or of a batch or a reply) to one queue, from a template.
 
     Formatting a template costs a third of encoding a typed header; the template is made from such a header.
     """
@@ -100,7 +100,7 @@ class SendFrames:
         queue: MessageQueue,
         *,
         group: str,
-        batch: bool = False,
+        code: int = RequestCode.SEND_MESSAGE_V2,
         oneway: bool = False,
         default_topic: str = "TBW102",
         default_queue_count: int = 4,
@@ -119,10 +119,9 @@ class SendFrames:
             properties=_PROPERTIES,
             reconsume_times=reconsume_times,
             max_reconsume_times=max_reconsume_times,
-            batch=batch,
+            batch=code == RequestCode.SEND_BATCH_MESSAGE,
             broker_name=queue.broker_name,
         )
-        code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
         frame = request_frame(code, header, opaque=_OPAQUE, flag=frames.ONEWAY_FLAG if oneway else 0)
         text = frame[8:].replace(b"%", b"%%").replace(_encode_text(_PROPERTIES), b"%b")
         # In this order they stand in the header's fields.
@@ -206,6 +205,11 @@ async def send_back(
     )
     reply = await broker.request(RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"send back of message {message.message_id}")
+
+
+def end_transaction(broker: Peer, header: headers.EndTransactionHeader) -> None:
+    """Tell how a transaction ended; there is no reply. Raises NotSent on a closed connection."""
+    broker.oneway(RequestCode.END_TRANSACTION, header)
 
 
 async def recall(

@@ -52,16 +52,13 @@ class Turnstile:
                 self._freed.notify_all()
 
 
-class Producer(Facade[AsyncProducer]):
-    """Sends messages; may be used from many threads. Arguments and rules: those of AsyncProducer.
+P = TypeVar("P", bound=AsyncProducer)
 
-    >>> with Producer("127.0.0.1:9876", "orders") as producer:
-    ...     producer.send("orders", b"42 apples", tag="fruit")
-    """
 
-    @arguments_of(AsyncProducer.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        core = AsyncProducer(*args, **kwargs)
+class ProducerFacade(Facade[P]):
+    """What synchronous producers have in common."""
+
+    def __init__(self, core: P) -> None:
         super().__init__(core)
         self.group = core.group
         self._room = Turnstile(FUTURES_IN_FLIGHT_MAX)
@@ -69,6 +66,8 @@ class Producer(Facade[AsyncProducer]):
     send = blocking(AsyncProducer.send)
     send_batch = blocking(AsyncProducer.send_batch)
     send_oneway = blocking(AsyncProducer.send_oneway)
+    request = blocking(AsyncProducer.request)
+    reply = blocking(AsyncProducer.reply)
     recall = blocking(AsyncProducer.recall)
     queues = blocking(AsyncProducer.queues)
 
@@ -89,9 +88,23 @@ class Producer(Facade[AsyncProducer]):
         loop = self._loop
         message = make_message(message, body, fields)
         # Packed here, so that the caller may change the message as soon as this returns.
-        out = pack(message, self._core.packing)
+        core = self._core
+        out = pack(message, core.packing)
         self._room.enter()
-        return loop.submit(self._core.send_packed(out, message.sharding_key, queue, timeout_ms), self._room.leave)
+        sending = core.send_packed(out, message.sharding_key, queue, timeout_ms, core.future_attempts)
+        return loop.submit(sending, self._room.leave)
+
+
+class Producer(ProducerFacade[AsyncProducer]):
+    """Sends messages; may be used from many threads. Arguments and rules: those of AsyncProducer.
+
+    >>> with Producer("127.0.0.1:9876", "orders") as producer:
+    ...     producer.send("orders", b"42 apples", tag="fruit")
+    """
+
+    @arguments_of(AsyncProducer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(AsyncProducer(*args, **kwargs))
 
 
 class PushConsumer(Facade[AsyncPushConsumer]):

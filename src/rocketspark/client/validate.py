@@ -12,6 +12,7 @@ GROUP_CHARACTERS_MAX = 120
 BODY_BYTES_MAX = 4 << 20
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+REPLY_SUFFIX = "_REPLY_TOPIC"
 
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 # Brokers write these themselves; a client's send to them is refused.

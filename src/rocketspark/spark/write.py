@@ -18,6 +18,7 @@ from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message_ids import unique_ids
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.plain_errors import plain_errors
@@ -177,7 +178,7 @@ class _Sender:
             return
         del self._sizes[target]
         outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-        out = Outgoing(target[0], b"".join(items), outer, 0, 0, "", is_batch=True)
+        out = Outgoing(target[0], b"".join(items), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
         await self._submit(target, self._producer.send_packed(out, None, target[1], None))
 
     async def _submit(self, target: Target, sending: Coroutine[Any, Any, SendResult]) -> None:

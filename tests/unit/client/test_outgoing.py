@@ -11,6 +11,7 @@ from rocketspark.client.outgoing import Packing, make_message, pack, pack_batch,
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol import batch, properties
+from rocketspark.protocol.codes import RequestCode
 
 PACKING = Packing()
 
@@ -114,7 +115,7 @@ def test_batch_layout_and_ids() -> None:
     outer = properties.decode(out.properties)
     assert set(outer) == {"UNIQ_KEY", "WAIT"}
     assert outer["UNIQ_KEY"] not in ids
-    assert out.is_batch
+    assert out.code == RequestCode.SEND_BATCH_MESSAGE
 
 
 def test_a_batch_is_never_compressed() -> None:

@@ -17,7 +17,8 @@ TEXTS = ["", "UNIQ_KEY\x01AB\x02WAIT\x01true\x02", 'quote" back\\slash %d %b {} 
 @pytest.mark.parametrize("topic", ["t", "%RETRY%g", "a|b-c_d"])
 @pytest.mark.parametrize("batch", [False, True])
 def test_template_equals_typed_header(text: str, topic: str, batch: bool) -> None:
-    made = SendFrames(MessageQueue(topic, "broker-a", 3), group="g%d", batch=batch)
+    code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
+    made = SendFrames(MessageQueue(topic, "broker-a", 3), group="g%d", code=code)
     frame = frames.decode(made.frame(77, b"body", text, 1, 1_700_000_000_000, -5))
     assert (frame.code, frame.opaque, frame.flag) == (320 if batch else 310, 77, 0)
     assert frame.body == b"body"

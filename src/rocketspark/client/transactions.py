@@ -1,0 +1,273 @@
+"""Transactions: a message that consumers see only once the application's own transaction is committed.
+
+Rule: the local transaction runs only after its half message is stored safely; whatever then fails is settled by the
+broker's check (rule: TransactionMQProducer, 5.x).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar, Unpack
+
+import msgspec
+
+from rocketspark.client import requests
+from rocketspark.client.facade import arguments_of, blocking
+from rocketspark.client.options import ProducerOptions
+from rocketspark.client.outgoing import make_message, pack
+from rocketspark.client.producer import GROUP, AsyncProducer
+from rocketspark.client.results import SendResult, SendStatus
+from rocketspark.client.sync import ProducerFacade
+from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError
+from rocketspark.model import Message, MessageFields, ReceivedMessage
+from rocketspark.protocol import properties, sysflags
+from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
+from rocketspark.protocol.message_ids import parse_offset_message_id
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+T = TypeVar("T")
+
+
+class TransactionState(StrEnum):
+    """How a local transaction ended. UNKNOWN: not known yet, the broker will ask."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+_OUTCOMES = {
+    TransactionState.COMMIT: sysflags.TRANSACTION_COMMIT,
+    TransactionState.ROLLBACK: sysflags.TRANSACTION_ROLLBACK,
+    TransactionState.UNKNOWN: 0,
+}
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """What `execute` is told. `id`: of the half message, the `message_id` that `check` is asked about."""
+
+    id: str
+    argument: Any
+    sent: SendResult
+
+
+class TransactionResult(msgspec.Struct, frozen=True):
+    """What became of a transaction. `error`: what `execute` raised, which left the state UNKNOWN."""
+
+    sent: SendResult
+    state: TransactionState
+    error: BaseException | None = None
+
+
+class TransactionListener(Protocol):
+    """The application's side of transactions; plain functions, or coroutine functions for the asyncio producer."""
+
+    def execute(self, message: Message, transaction: Transaction) -> Any:
+        """Run the local transaction; returns its TransactionState. Anything else, or an exception, means UNKNOWN."""
+
+    def check(self, message: ReceivedMessage) -> Any:
+        """Look up how the local transaction of a half message ended; returns its TransactionState."""
+
+
+class Half(msgspec.Struct, frozen=True):
+    """A half message that is stored, with what its listener is told."""
+
+    message: Message
+    topic: str
+    transaction: Transaction
+
+
+class AsyncTransactionProducer(AsyncProducer):
+    """Sends messages in transactions, on the running asyncio loop.
+
+    Args:
+        listener: an object with `execute` and `check`; plain functions run in threads, coroutine functions on the loop.
+        check_threads: how many checks may run at once in threads.
+        others: see AsyncProducer; `group` names who is asked about unknown transactions, so give it a name of its own.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = GROUP,
+        *,
+        listener: TransactionListener,
+        check_threads: int = 4,
+        **others: Unpack[ProducerOptions],
+    ) -> None:
+        for name in ("execute", "check"):
+            if not callable(getattr(listener, name, None)):
+                raise ConfigError(f"the transaction listener {listener!r} has no method {name!r}")
+        if check_threads < 1:
+            raise ConfigError("check_threads must be 1 or more")
+        super().__init__(namesrv, group, **others)
+        self._listener = listener
+        self._pool = ThreadPoolExecutor(check_threads, thread_name_prefix="rocketspark-transactions")
+        self._instance.asked.checks[self.group] = self._check
+
+    async def close(self) -> None:
+        """Finish what is in flight; transactions left open are checked with another producer of the group."""
+        await super().close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    async def send_in_transaction(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        argument: Any = None,
+        check_after_s: int = 0,
+        timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> TransactionResult:
+        """Send a half message, run the listener's `execute`, and commit or roll back as it says.
+
+        `argument` is handed to `execute`; `check_after_s`: the broker asks no earlier. If the half message is stored
+        with another status than SEND_OK, it is rolled back without `execute`. The commit itself goes out without a
+        reply: if it is lost, the broker's check brings it about. Raises as `send` does; nothing was begun then.
+        """
+        half = await self.send_half(
+            message, body, argument=argument, check_after_s=check_after_s, timeout_ms=timeout_ms, **fields
+        )
+        state, error = TransactionState.ROLLBACK, None
+        if half.transaction.sent.status is SendStatus.SEND_OK:
+            state, error = await self._execute(half)
+        return await self.end(half, state, error)
+
+    async def send_half(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        argument: Any = None,
+        check_after_s: int = 0,
+        timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> Half:
+        """The first step of `send_in_transaction`: consumers don't see the message before `end` commits it."""
+        message = make_message(message, body, fields)
+        if message.delay_level or message.delay_ms or message.deliver_at_ms:
+            raise MessageIllegal("a message in a transaction cannot be delayed", topic=message.topic)
+        out = pack(message, self.packing)
+        text = f"{properties.TRANSACTION}\x01true\x02{properties.PRODUCER_GROUP}\x01{self.group}\x02"
+        if check_after_s:
+            text += f"{properties.CHECK_IMMUNITY_S}\x01{check_after_s:d}\x02"
+        out = out._replace(
+            properties=out.properties + text,
+            sys_flag=out.sys_flag | sysflags.TRANSACTION_PREPARED,
+        )
+        sent = await self.send_packed(out, message.sharding_key, None, timeout_ms)
+        return Half(message, out.topic, Transaction(out.message_id, argument, sent))
+
+    async def end(self, half: Half, state: TransactionState, error: BaseException | None = None) -> TransactionResult:
+        """The last step of `send_in_transaction`; what fails here is left to the broker's check."""
+        sent = half.transaction.sent
+        header = EndTransactionHeader(
+            topic=half.topic,
+            producer_group=self.group,
+            half_offset=sent.queue_offset,
+            log_position=parse_offset_message_id(sent.offset_message_id)[2],
+            outcome=_OUTCOMES[state],
+            message_id=sent.message_id,
+            transaction_id=sent.transaction_id,
+            broker_name=sent.queue.broker_name,
+        )
+        try:
+            peer = await self._delivery.connect(
+                self._in_namespace(sent.queue) or sent.queue, self._delivery.end_s(None)
+            )
+            requests.end_transaction(peer, header)
+        except RocketSparkError as e:
+            log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
+        return TransactionResult(sent, state, error)
+
+    # -- the listener --------------------------------------------------------------------------------------------
+
+    async def _execute(self, half: Half) -> tuple[TransactionState, BaseException | None]:
+        try:
+            return _state(await self._call(self._listener.execute, half.message, half.transaction)), None
+        except Exception as e:
+            report(half, e)
+            return TransactionState.UNKNOWN, e
+
+    async def _check(self, peer: Peer, question: CheckTransactionHeader, message: ReceivedMessage) -> None:
+        try:
+            state = _state(await self._call(self._listener.check, message))
+        except Exception:
+            log.exception("the check of transaction %s failed; the broker will ask again", message.message_id)
+            state = TransactionState.UNKNOWN
+        header = EndTransactionHeader(
+            topic=message.topic,
+            producer_group=self.group,
+            half_offset=question.half_offset,
+            log_position=question.log_position,
+            outcome=_OUTCOMES[state],
+            from_check=True,
+            message_id=message.message_id or question.message_id or "",
+            transaction_id=question.transaction_id,
+            broker_name=question.broker_name,
+        )
+        try:
+            requests.end_transaction(peer, header)
+        except RocketSparkError as e:
+            log.warning("the check of transaction %s was not answered: %s", message.message_id, e)
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+
+def _state(returned: Any) -> TransactionState:
+    return returned if isinstance(returned, TransactionState) else TransactionState.UNKNOWN
+
+
+def report(half: Half, error: BaseException) -> None:
+    """Log what a local transaction raised."""
+    text = "the local transaction of message %s of topic %s failed; its state is unknown, the broker will ask"
+    log.error(text, half.transaction.id, half.topic, exc_info=error)
+
+
+class TransactionProducer(ProducerFacade[AsyncTransactionProducer]):
+    """Sends messages in transactions; `execute` runs in the calling thread. Otherwise as AsyncTransactionProducer.
+
+    >>> class Listener:
+    ...     def execute(self, message, transaction):
+    ...         return TransactionState.COMMIT
+    ...     def check(self, message):
+    ...         return TransactionState.COMMIT
+    >>> with TransactionProducer("127.0.0.1:9876", "payments", listener=Listener()) as producer:
+    ...     producer.send_in_transaction("orders", b"42 apples")
+    """
+
+    @arguments_of(AsyncTransactionProducer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(AsyncTransactionProducer(*args, **kwargs))
+
+    send_half = blocking(AsyncTransactionProducer.send_half)
+    end = blocking(AsyncTransactionProducer.end)
+
+    @arguments_of(AsyncTransactionProducer.send_in_transaction)
+    def send_in_transaction(self, *args: Any, **kwargs: Any) -> TransactionResult:
+        """As AsyncTransactionProducer.send_in_transaction; `execute` runs in this thread."""
+        execute = self._core._listener.execute
+        if inspect.iscoroutinefunction(execute):
+            return self._loop.call(self._core.send_in_transaction(*args, **kwargs))
+        half: Half = self.send_half(*args, **kwargs)
+        state, error = TransactionState.ROLLBACK, None
+        if half.transaction.sent.status is SendStatus.SEND_OK:
+            try:
+                state = _state(execute(half.message, half.transaction))
+            except Exception as e:
+                report(half, e)
+                state, error = TransactionState.UNKNOWN, e
+        return self.end(half, state, error)

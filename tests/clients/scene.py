@@ -1,0 +1,66 @@
+"""What the tests of our clients share: a topic on a cluster, a listener that keeps what it gets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.client import PullConsumer
+from rocketspark.model import MessageQueue, ReceivedMessage
+
+
+class Cluster(NamedTuple):
+    """A NameServer and a broker. `name`: whose."""
+
+    name: str
+    namesrv: str
+    broker: str
+
+
+class Scene:
+    """A topic and a group of a test's own."""
+
+    def __init__(self, cluster: Cluster, name: str, *, queues: int = 4) -> None:
+        self.cluster = cluster
+        self.namesrv = cluster.namesrv
+        self.topic = f"t-{name}"
+        self.group = f"g-{name}"
+        with SyncOperations(self.namesrv) as operations:
+            operations.create_topic(self.topic, queue_count=queues)
+
+    def queue(self, queue_id: int = 0) -> MessageQueue:
+        return MessageQueue(self.topic, "broker-a", queue_id)
+
+    def stored(self, count: int, *, limit_s: float = 20) -> list[ReceivedMessage]:
+        """The messages of the topic once there are `count`, each queue's in order."""
+        found: list[ReceivedMessage] = []
+        with PullConsumer(self.namesrv, f"look-{self.group}", consume_from="first", auto_commit=False) as consumer:
+            consumer.assign(consumer.queues(self.topic))
+            end = time.monotonic() + limit_s
+            while len(found) < count and time.monotonic() < end:
+                found += consumer.poll(500)
+        return found
+
+
+class Inbox:
+    """A listener that keeps what it gets. `then`: what it returns for a message."""
+
+    def __init__(self, then: Callable[[ReceivedMessage], object] = lambda message: None) -> None:
+        self._then = then
+        self._arrived = threading.Condition()
+        self.received: list[ReceivedMessage] = []
+
+    def __call__(self, message: ReceivedMessage) -> object:
+        with self._arrived:
+            self.received.append(message)
+            self._arrived.notify_all()
+        return self._then(message)
+
+    def wait_for(self, count: int, *, limit_s: float = 30) -> list[ReceivedMessage]:
+        """What was received, once that is `count` messages or the time is over."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: len(self.received) >= count, limit_s)
+            return list(self.received)

@@ -1,0 +1,125 @@
+"""Transactions on both servers: committed is seen once, rolled back never, unknown is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from tests.clients.scene import Inbox, Scene
+
+from rocketspark.client import (
+    AsyncTransactionProducer,
+    PushConsumer,
+    Transaction,
+    TransactionProducer,
+    TransactionState,
+)
+from rocketspark.errors import ConfigError, MessageIllegal
+from rocketspark.model import Message, ReceivedMessage
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+
+
+class Bank:
+    """A listener that does as the argument says, and commits what it is asked about if `settled` has it."""
+
+    def __init__(self, *settled: str) -> None:
+        self.settled = set(settled)
+        self.begun: list[tuple[str, Any, int]] = []
+        self.asked: list[ReceivedMessage] = []
+        self.ids: dict[bytes, str] = {}
+
+    def execute(self, message: Message, transaction: Transaction) -> TransactionState:
+        self.begun.append((message.body.decode(), transaction.argument, threading.get_ident()))
+        self.ids[message.body] = transaction.id
+        if isinstance(transaction.argument, Exception):
+            raise transaction.argument
+        return transaction.argument
+
+    def check(self, message: ReceivedMessage) -> TransactionState:
+        self.asked.append(message)
+        return COMMIT if message.body.decode() in self.settled else ROLLBACK
+
+
+def test_each_ends_as_it_was_decided(scene: Scene) -> None:
+    bank, inbox = Bank("asked", "raised"), Inbox()
+    consumer = PushConsumer(scene.namesrv, scene.group, consume_from="first")
+    consumer.subscribe(scene.topic)
+    consumer.listen(inbox)
+    error = RuntimeError("the bank is closed")
+    with consumer, TransactionProducer(scene.namesrv, f"p-{scene.group}", listener=bank) as producer:
+        results = {
+            name: producer.send_in_transaction(scene.topic, name.encode(), argument=argument, tag="T", keys=name)
+            for name, argument in {
+                "paid": COMMIT,
+                "bounced": ROLLBACK,
+                "asked": UNKNOWN,
+                "forgotten": UNKNOWN,
+                "raised": error,
+                "nothing": None,
+            }.items()
+        }
+        states = {name: r.state for name, r in results.items()}
+        assert states == {
+            "paid": COMMIT,
+            "bounced": ROLLBACK,
+            "asked": UNKNOWN,
+            "forgotten": UNKNOWN,
+            "raised": UNKNOWN,
+            "nothing": UNKNOWN,
+        }
+        assert results["raised"].error is error
+        # The local transaction runs in the caller's own thread, where his database session lives.
+        assert {thread for _, _, thread in bank.begun} == {threading.get_ident()}
+        found = {m.body.decode(): m for m in inbox.wait_for(3)}
+        assert sorted(found) == ["asked", "paid", "raised"]
+        for name, message in found.items():
+            assert (message.topic, message.tag, message.keys) == (scene.topic, "T", (name,))
+            assert message.message_id == bank.ids[name.encode()] == results[name].sent.message_id
+        asked = {m.body.decode(): m for m in bank.asked}
+        assert set(asked) == {"asked", "forgotten", "raised", "nothing"}
+        assert asked["asked"].message_id == results["asked"].sent.message_id
+        assert {m.topic for m in bank.asked} == {scene.topic}
+    assert len(inbox.received) == 3
+
+
+def test_any_producer_of_the_group_is_asked(scene: Scene) -> None:
+    group = f"p-{scene.group}"
+    with TransactionProducer(scene.namesrv, group, listener=Bank()) as gone:
+        gone.send_in_transaction(scene.topic, b"left", argument=UNKNOWN)
+    bank = Bank("left")
+    with TransactionProducer(scene.namesrv, group, listener=bank) as heir:
+        # It is known to the broker from its first send on.
+        heir.send_in_transaction(scene.topic, b"own", argument=COMMIT)
+        assert sorted(m.body for m in scene.stored(2)) == [b"left", b"own"]
+        assert [m.body for m in bank.asked] == [b"left"]
+
+
+def test_coroutines_and_fields(scene: Scene) -> None:
+    class Listener:
+        async def execute(self, message: Message, transaction: Transaction) -> TransactionState:
+            await asyncio.sleep(0)
+            return COMMIT
+
+        async def check(self, message: ReceivedMessage) -> TransactionState:
+            return COMMIT
+
+    async def run() -> None:
+        async with AsyncTransactionProducer(scene.namesrv, f"p-{scene.group}", listener=Listener()) as producer:
+            message = Message(topic=scene.topic, body=b"x" * 9000, properties={"p": "q"}, flag=7)
+            before = repr(message)
+            result = await producer.send_in_transaction(message)
+            assert (result.state, repr(message)) == (COMMIT, before)
+            with pytest.raises(MessageIllegal, match="delayed"):
+                await producer.send_in_transaction(scene.topic, b"x", delay_level=1)
+
+    asyncio.run(run())
+    (found,) = scene.stored(1)
+    assert (found.body, found.properties["p"], found.flag) == (b"x" * 9000, "q", 7)
+
+
+def test_a_listener_needs_both_methods() -> None:
+    with pytest.raises(ConfigError, match="check"):
+        TransactionProducer("127.0.0.1:9", "g", listener=type("Half", (), {"execute": print})())
