@@ -32,7 +32,7 @@ def write(servers: Servers, stream: Stream, batch_count: int) -> Load:
     load = pump(servers.broker, stream, window=4, count_max=batch_count)
     if load.busy:
         raise ConnectionError(f"{servers.broker} was too busy for {load.busy} batches; the backlog has gaps")
-    return load._replace(count=load.count * BATCH_COUNT)
+    return load._replace(done=load.done * BATCH_COUNT)
 
 
 def run(plan: Plan) -> list[Row]:

@@ -181,14 +181,15 @@ def _figure(result: dict[str, float]) -> Figure:
 
 def run(plan: Plan) -> list[Row]:
     """Every case at the plan's sizes. There is no part without the Java client."""
-    sizes = {
-        "consume_count": plan.of(CONSUME_COUNT, 100_000, 1000),
-        "seconds": plan.of(1.5, 0.5, 0.05),
-        "latency_count": plan.of(LATENCY_COUNT, 300, 20),
-    }
     # The part `consume` has the Java client's consuming from both brokers.
     with_cross = () if plan.size != "full" else ("sync", "async256", "async1000", "latency")
-    return measure_all(plan.rounds(), cross=with_cross, **sizes)
+    return measure_all(
+        plan.rounds(),
+        consume_count=plan.of(CONSUME_COUNT, 100_000, 1000),
+        seconds=plan.of(1.5, 0.5, 0.05),
+        latency_count=plan.of(LATENCY_COUNT, 300, 20),
+        cross=with_cross,
+    )
 
 
 def measure_all(

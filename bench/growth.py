@@ -17,9 +17,7 @@ from bench.report import Figure, Row, progress, rates_row, show
 TOPIC = "bench-growth"
 QUEUES = 8
 WINDOW = 64
-HEADING = (
-    f"{'':28} {'msg/s':>12} {'MiB/s':>8} {'us CPU each':>12} {'CPU s/s':>8} {'tool':>5} {'RssAnon':>9} {'VmRSS':>9}"
-)
+HEADING = f"{'':28} {'msg/s':>12} {'MiB/s':>8} {'us CPU each':>12} {'CPU s/s':>8} {'tool':>5}   RssAnon     VmRSS"
 
 Act = Callable[[Servers], Load]
 
@@ -63,7 +61,7 @@ def batched(count: int, seconds: float) -> Act:
 
     def act(servers: Servers) -> Load:
         load = pump(servers.broker, stream, window=max(WINDOW // count, 4), seconds=seconds)
-        return load._replace(count=load.count * count)
+        return load._replace(done=load.done * count)
 
     return act
 

@@ -27,9 +27,9 @@ NOTICE = 40
 
 
 class Load(NamedTuple):
-    """What was done: requests answered, of these by "busy", seconds taken, and the tool's own processor seconds."""
+    """Requests done, requests answered with "busy" instead, seconds taken, and the tool's own processor seconds."""
 
-    count: int
+    done: int
     busy: int
     seconds: float
     tool_cpu_s: float
@@ -37,7 +37,7 @@ class Load(NamedTuple):
     @property
     def per_second(self) -> float:
         """Requests that were done in a second."""
-        return self.count / self.seconds
+        return self.done / self.seconds
 
 
 class Refused(ConnectionError):

@@ -18,7 +18,7 @@ def figure(servers: Servers, act: Act, pid: int | None = None) -> Figure:
     after = cpu_seconds(pid or servers.pid)
     if load.busy:
         print(f"  {load.busy} requests were answered with busy and do not count", flush=True)
-    return Figure(load.count, load.seconds, after - before, load.tool_cpu_s)
+    return Figure(load.done, load.seconds, after - before, load.tool_cpu_s)
 
 
 def compare(name: str, unit: str, runs: int, mine: Servers, java: Servers | None, act: Act) -> Row:

@@ -83,19 +83,18 @@ def run(plan: Plan) -> list[Row]:
             rows.append(compare(name, "msg/s", plan.rounds(), mine, java, lambda s: send(s, few)))
             show(rows)
             before = [memory_kib(s.pid) for s in peers]
-            disk = disk_bytes(store)
+            before_disk = [disk_bytes(s.store / "consumequeue") for s in peers]
             progress(f"creating {len(names)} topics")
             took = [create(s.broker, names, per_topic) for s in peers]
-            found = [
-                row(f"{len(names)} topics of {per_topic} queues, one by one", "1/s", [len(names) / t for t in took])
-            ]
+            name = f"{len(names)} topics of {per_topic} queues, one by one"
+            found = [row(name, "1/s", [len(names) / t for t in took])]
             progress("a message on each queue")
             first = [pump(s.broker, many, window=WINDOW, count_max=count) for s in peers]
             found.append(row(f"first message on each of {count:,} queues", "1/s", [load.per_second for load in first]))
             show(found, heading=False)
             rows += found
-            # What the disk holds now, less the messages themselves: these lie in the log, which is reserved ahead.
-            found = [values_row("disk taken by the queues", "MiB", [((disk_bytes(store) - disk) / 2**20, None)])]
+            disk = [(disk_bytes(s.store / "consumequeue") - b) / 2**20 for s, b in zip(peers, before_disk, strict=True)]
+            found = [row("disk taken by the queues' files", "MiB", disk)]
             name = f"sends, {count:,} queues, 64 in flight"
             found.append(compare(name, "msg/s", plan.rounds(), mine, java, lambda s: send(s, many)))
             found.append(values_row("  beside 8 queues (ours, Java's)", "x", _beside(found[-1], rows[0])))

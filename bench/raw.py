@@ -25,9 +25,10 @@ def send(servers: Servers, *, window: int, body_bytes: int = 128, seconds: float
 def warm_up(mine: Servers, java: Servers | None, windows: tuple[int, ...], seconds: float) -> None:
     """The JIT doubles the Java broker's rate: both get the same rounds first."""
     for servers in (java, mine):
-        for window in windows if servers else ():
-            progress(f"warm-up, {window} in flight")
-            send(servers, window=window, seconds=seconds)
+        if servers:
+            for window in windows:
+                progress(f"warm-up, {window} in flight")
+                send(servers, window=window, seconds=seconds)
 
 
 def run(plan: Plan) -> list[Row]:

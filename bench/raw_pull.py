@@ -171,7 +171,7 @@ def main() -> None:
     made = frames(a.topic, queue_counts(a.count, a.queues), a.pull_count)
     rate = run_one(a.address, made, window=a.window, seconds=a.seconds)
     tool = f"tool {rate.tool_cpu_s / rate.seconds:.2f} CPU s/s"
-    print(f"{rate.per_second:,.0f} msg/s ({rate.count} messages in {rate.seconds:.2f} s, {a.window} in flight, {tool})")
+    print(f"{rate.per_second:,.0f} msg/s ({rate.done} messages in {rate.seconds:.2f} s, {a.window} in flight, {tool})")
 
 
 if __name__ == "__main__":

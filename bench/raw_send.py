@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(load._asdict()))
         return
     tool = f"tool {load.tool_cpu_s / load.seconds:.2f} CPU s/s"
-    print(f"{load.per_second:,.0f} msg/s ({load.count} in {load.seconds:.2f} s, {load.busy} busy, {tool})")
+    print(f"{load.per_second:,.0f} msg/s ({load.done} in {load.seconds:.2f} s, {load.busy} busy, {tool})")
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ class Row(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One round of one peer: how many, in how many seconds, and the processor seconds of server and tool."""
+    """One round of one peer: how many were done, in how many seconds, processor seconds of server and tool."""
 
-    count: int
+    done: int
     seconds: float
     server_cpu_s: float
     tool_cpu_s: float = 0.0
@@ -45,7 +45,7 @@ class Figure(NamedTuple):
     @property
     def rate(self) -> float:
         """Per second."""
-        return self.count / self.seconds
+        return self.done / self.seconds
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]], *, less_is_better: bool = False) -> float | None:
@@ -82,7 +82,7 @@ def rates_row(name: str, unit: str, pairs: Sequence[tuple[Figure, Figure | None]
 
 
 def _median_us(figures: list[Figure]) -> float | None:
-    return statistics.median(f.server_cpu_s / f.count * 1e6 for f in figures if f.count) if figures else None
+    return statistics.median(f.server_cpu_s / f.done * 1e6 for f in figures if f.done) if figures else None
 
 
 def _median_cores(figures: list[Figure]) -> float | None:
