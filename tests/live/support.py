@@ -178,6 +178,12 @@ async def create(peer: Peer, topic: str = TOPIC, queues: int = 4, perm: int = 6,
     (await peer.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).raise_for_code("create")
 
 
+async def create_group(peer: Peer, group: str = GROUP) -> None:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, with the settings that a group gets by itself."""
+    config = b'{"groupName":"%b"}' % group.encode()
+    (await peer.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, config)).raise_for_code("create")
+
+
 _client = itertools.count()
 
 

@@ -15,6 +15,7 @@ from tests.live.support import (
     broker,
     connected,
     create,
+    create_group,
     name_server,
     pull,
     pulled,
@@ -388,6 +389,7 @@ def test_progress_of_all_groups(tmp_path: Path) -> None:
             await sent(peer, b"x", "Ordered")
             await pulled(peer, count_max=4)
             for topic, group, offset in ((TOPIC, GROUP, 3), ("Ordered", "H", 1)):
+                await create_group(peer, group)
                 commit = UpdateConsumerOffsetHeader(group=group, topic=topic, queue_id=0, commit_offset=offset)
                 await ask(peer, RequestCode.UPDATE_CONSUMER_OFFSET, commit)
             await pull(peer, "Ordered", 0, 1, group="H")

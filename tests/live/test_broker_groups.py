@@ -14,6 +14,7 @@ from tests.live.support import (
     broker,
     connected,
     create,
+    create_group,
     pairs,
     pull,
     pull_header,
@@ -40,6 +41,7 @@ def table(body: bytes) -> dict[tuple[str, int], Any]:
 
 
 async def commit(peer: Peer, queue_id: int, offset: int, group: str = GROUP) -> Reply:
+    await create_group(peer, group)
     header = headers.UpdateConsumerOffsetHeader(group=group, topic=TOPIC, queue_id=queue_id, commit_offset=offset)
     return await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 

@@ -15,6 +15,7 @@ from tests.live.support import (
     broker,
     connected,
     create,
+    create_group,
     pairs,
     pulled,
     records,
@@ -59,6 +60,9 @@ def test_a_group_s_offset_is_what_was_committed_last(tmp_path: Path) -> None:
             assert offset_of(await query(peer)) == 0
             reply = await query(peer, zero=False)
             assert (reply.code, reply.remark) == (22, "Not found, maybe this group consumer boot first")
+            reply = await update(peer, 7)
+            assert (reply.code, reply.remark) == (26, f"Group {GROUP} not exist!")
+            await create_group(peer)
             (await update(peer, 7)).raise_for_code("update")
             (await update(peer, 3, 1)).raise_for_code("update")
             assert [offset_of(await query(peer, n, zero=False)) for n in (0, 1)] == [7, 3]
@@ -91,6 +95,7 @@ def test_updates_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             await create(peer)
+            await create_group(peer)
             assert (await update(peer, 1, topic="NoSuchTopic")).code == 17
             assert (await update(peer, -1)).code == 1
             assert (await update(peer, 1, -1)).code == 1
@@ -151,10 +156,11 @@ def test_a_message_is_found_by_key_unique_id_and_offset_id(tmp_path: Path) -> No
                 return [m.body for m in records(reply)]
 
             assert await found("k3") == [b"3"]
-            assert await found("all") == [b"4", b"3", b"2", b"1", b"0"]
-            assert await found("all", count_max=2) == [b"4", b"3"]
+            assert await found("all") == [b"0", b"1", b"2", b"3", b"4"]
+            # The newest, in the order of the log.
+            assert await found("all", count_max=2) == [b"3", b"4"]
             assert await found("UNIQUE2", unique=True) == await found("UNIQUE2", kind="U") == [b"2"]
-            assert await found("t1", kind="T") == [b"3", b"1"]
+            assert await found("t1", kind="T") == [b"1", b"3"]
             assert await found("nothing") == await found("k3", end_ms=1) == await found("k3", unique=True) == []
 
             message_id = reply.header(headers.SendReply).message_id
@@ -175,6 +181,7 @@ def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             await create(peer, queues=3, perm=6, attributes="+delete.policy=DELETE", order=True)
             await create(peer, "Gone")
+            await create_group(peer)
             for n in range(10):
                 await sent(peer, b"%d" % n, TOPIC, n % 3, pairs={"KEYS": f"k{n}", "TAGS": "ab"[n % 2]})
             await sent(peer, b"x", "Auto")
@@ -216,6 +223,7 @@ def test_offsets_are_written_while_the_broker_runs(tmp_path: Path) -> None:
             connected(server.address) as peer,
         ):
             await create(peer)
+            await create_group(peer)
             (await update(peer, 5)).raise_for_code("update")
             path = tmp_path / "config" / "consumerOffset.json"
             await until(lambda: path.exists() and b'"T@G":{0:5}' in path.read_bytes())

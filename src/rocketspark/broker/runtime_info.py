@@ -95,7 +95,7 @@ def runtime_info(
 def disk(path: str) -> tuple[float, int, int]:
     """(share in use, bytes in all, bytes free) of the disk that a folder is on."""
     found = os.statvfs(path)
-    total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bfree
     return disk_used_percent(path) / 100, total, free
 
 

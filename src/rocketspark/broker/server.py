@@ -210,7 +210,7 @@ class BrokerServer:
             self._send,
             pulls,
             client_handler,
-            OffsetHandler(self.store, self._offsets, self._topics),
+            OffsetHandler(self.store, self._offsets, self._topics, self._groups),
             TopicHandler(
                 s.broker_name,
                 self.store,
@@ -218,6 +218,7 @@ class BrokerServer:
                 self._offsets,
                 self._registration.settled,
                 self._stats.forget_topic,
+                self._stats.put_tps,
             ),
             QueryHandler(self.store),
             TransactionHandler(s, self._transactions, self._durability),

@@ -275,7 +275,8 @@ class Stats:
             self._broker_put.add(flow.messages, times)
             self.by_topic.setdefault(topic, Flow()).add(flow.messages, flow.bytes)
             self.stored.add(flow.messages, flow.bytes)
-            if not names.is_system_topic(topic):
+            # Nobody sent the dead letters (rule: AbstractSendMessageProcessor, 5.x).
+            if not names.is_system_topic(topic) and not topic.startswith(names.DLQ_PREFIX):
                 self._put_plain += flow.messages
         for key, flow in self.read.items():
             fresh = flow.messages - self._read_before.get(key, 0)
@@ -295,6 +296,11 @@ class Stats:
     def consume_tps(self, group: str, topic: str) -> float:
         """Messages per second that a group took from a topic in the last minute."""
         item = self._items.get((GROUP_GET_NUMS, f"{topic}@{group}"))
+        return item.minute().tps if item is not None else 0.0
+
+    def put_tps(self, topic: str) -> float:
+        """Messages per second that were stored in a topic in the last minute."""
+        item = self._items.get((TOPIC_PUT_NUMS, topic))
         return item.minute().tps if item is not None else 0.0
 
     def put_today(self) -> int:

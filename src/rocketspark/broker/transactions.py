@@ -1,7 +1,8 @@
 """Transactions: half messages, their end by commit or rollback, the check-back of those left open.
 
-Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others);
-what was committed is told from the log itself after a kill, so a commit is neither lost nor applied twice.
+Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others).
+A mark of ours names all commits before it that no mark named yet, so after a kill the log behind the last one tells what
+else was committed: a commit is neither lost nor applied twice.
 Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5.x.
 """
 
@@ -37,6 +38,8 @@ CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 MARK_BYTES_MAX = 4096
+# Only where marks could not be written for long do they need more than one record: then commits come first.
+MARKS_MAX = 100_000
 # Kept so that an end told again long after is still answered from memory; older ones are looked up in the log.
 READ_COUNT = 256
 
@@ -84,6 +87,8 @@ class Transactions:
         self.set_limits(timeout_ms=timeout_ms, interval_ms=interval_ms, checks_max=checks_max)
         self._open: dict[str, Half] = {}
         self._marks: list[int] = []
+        self._mark_bytes = 0
+        self._committed: set[int] = set()
         # (offset in the op queue, highest half offset it marks): the op queue is done up to where all are behind.
         self._marked: deque[tuple[int, int]] = deque()
         self._turn = 0
@@ -120,7 +125,7 @@ class Transactions:
         ended: set[int] = set()
         last_mark = -1
         for op in self._records(names.OP_HALF_TOPIC):
-            last_mark = max(last_mark, op.position)
+            last_mark = max(last_mark, _own_mark(op))
             offsets = [int(n) for n in op.body.decode("ascii", "ignore").split(",") if n.strip().isdigit()]
             ended.update(offsets)
             self._marked.append((op.queue_offset, max(offsets, default=-1)))
@@ -135,21 +140,35 @@ class Transactions:
                 superseded.append(before.queue_offset)
             self._open[key] = _half(half.queue_offset, half.position, half.store_time_ms, pairs)
         if self._open:
-            self._find_unmarked_commits(last_mark)
+            self._find_unmarked_commits(max(last_mark, self._last_mark()))
         self._marks.extend(superseded)
         self._write_marks()
         if self._open:
             log.info("%d half messages are open", len(self._open))
 
     def _find_unmarked_commits(self, last_mark: int) -> None:
-        """A kill may fall between a commit and its mark: the log after the last mark tells."""
+        """A kill may fall between a commit and its mark: the log after the last mark of ours tells.
+
+        RocketMQ marks later and in any order: without a mark of ours the log tells from the first open one on.
+        """
         by_position = {h.position: key for key, h in self._open.items()}
         start = last_mark if last_mark >= 0 else min(by_position)
         for stored in self._store.iterate(max(start, self._store.min_position)):
             if stored.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT:
                 key = by_position.get(stored.prepared_position)
                 if key is not None and key in self._open:
-                    self._marks.append(self._open.pop(key).queue_offset)
+                    queue_offset = self._open.pop(key).queue_offset
+                    self._committed.add(queue_offset)
+                    self._marks.append(queue_offset)
+
+    def _last_mark(self) -> int:
+        """Log position of the newest record of marks if it is ours, else -1."""
+        low, high = self._store.queue_range(names.OP_HALF_TOPIC, 0)
+        if high <= low:
+            return -1
+        ((position, _, _),) = self._store.queue_units(names.OP_HALF_TOPIC, 0, high - 1, 1)
+        found = self._store.record_at(position)
+        return -1 if found is None else _own_mark(record.decode(found))
 
     def _records(self, topic: str) -> Iterable[Record]:
         low, high = self._store.queue_range(topic, 0)
@@ -239,7 +258,7 @@ class Transactions:
             topic = pairs[properties.REAL_TOPIC]
             self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + 1
         del self._open[key]
-        self._mark(known.queue_offset)
+        self._mark(known.queue_offset, committed=end is not None)
         return end
 
     def _commit(self, half: Record, pairs: dict[str, str], known: Half) -> int:
@@ -262,25 +281,27 @@ class Transactions:
         count(self._stats.committed, topic, end - position)
         return end
 
-    def _mark(self, queue_offset: int) -> None:
+    def _mark(self, queue_offset: int, *, committed: bool = False) -> None:
         if not self._marks:
+            self._mark_bytes = 0
             try:
                 asyncio.get_running_loop().call_soon(self._write_marks)
             except RuntimeError:
                 pass
+        more = len(b"%d," % queue_offset)
+        if self._marks and self._mark_bytes + more > MARK_BYTES_MAX:
+            self._write_marks(self._marks_but(queue_offset, committed))
+            return
         self._marks.append(queue_offset)
 
     def _write_marks(self) -> None:
-        """Write which half messages ended: several at once, at most 4096 bytes in one."""
+        """Write which half messages ended: all at once."""
         marks, self._marks = self._marks, []
+        if len(marks) > MARKS_MAX:
+            marks.sort(key=lambda offset: offset not in self._committed)
         while marks:
-            text, count = b"", 0
-            for offset in marks:
-                piece = b"%d," % offset
-                if text and len(text) + len(piece) > MARK_BYTES_MAX:
-                    break
-                text += piece
-                count += 1
+            count = min(len(marks), MARKS_MAX)
+            text = b"".join([b"%d," % offset for offset in marks[:count]])
             stored = b"TAGS\x01d\x02WAIT\x01true\x02"
             try:
                 _, op_offset, _ = self._intake.accept(
@@ -291,6 +312,7 @@ class Transactions:
                 self._marks = marks + self._marks
                 return
             self._marked.append((op_offset, max(marks[:count])))
+            self._committed.difference_update(marks[:count])
             marks = marks[count:]
 
     # -- check-back -----------------------------------------------------------------------------------------------
@@ -333,7 +355,6 @@ class Transactions:
         self._ask(producer.peer, key, record.decode(again), pairs)
 
     def _store_again(self, topic: str, stored: Record, pairs: dict[str, str]) -> Accepted:
-        pairs = pairs | {properties.WAIT: "false"}
         encoded = properties.encode(pairs).encode()
         return self._intake.accept(
             topic,
@@ -413,6 +434,8 @@ class Transactions:
         done = min((h.queue_offset for h in self._open.values()), default=high)
         if self._marks:
             done = min(done, *self._marks)
+        if not high:
+            return  # As long as there was no transaction the group shows nowhere.
         self._offsets.commit(GROUP, names.HALF_TOPIC, 0, done)
         op_done = self._store.queue_range(names.OP_HALF_TOPIC, 0)[1]
         while self._marked and self._marked[0][1] < done:

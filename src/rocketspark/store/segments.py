@@ -54,6 +54,14 @@ class Maps:
             segments.recent = (start, found)
             return found
 
+    def advise(self, segments: Segments, *, scattered: bool) -> None:
+        """Maps the files of a row so from now on, those mapped already too. See `OsFiles.map`."""
+        with self._lock:
+            segments.scattered = scattered
+            for (row, _), mapped in self._maps.items():
+                if row is segments:
+                    mapped.map.madvise(mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
+
     def drop(self, segments: Segments, start: int) -> Mapped | None:
         """Lets one go and returns it, if it was mapped."""
         with self._lock:

@@ -392,6 +392,10 @@ class Store:
         assert queue_offset + count <= queue.next
         return list(queue.units(queue_offset, count))
 
+    def read_ahead(self, on: bool) -> None:
+        """Whether the kernel may read the log ahead; off suits readers that jump about in a log beyond memory."""
+        self.log.segments.maps.advise(self.log.segments, scattered=not on)
+
     def queues(self) -> Mapping[str, Collection[int]]:
         """Topics and the queue ids that have a consume queue."""
         return self.queue_index.queues()

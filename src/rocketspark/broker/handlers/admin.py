@@ -30,8 +30,10 @@ from rocketspark.protocol.headers.admin import (
     BrokerConsumeStatsHeader,
     ConfigReply,
     QueueUnitsHeader,
+    ReadAheadHeader,
     ResumeCheckHeader,
     StatsHeader,
+    TimerEngineHeader,
 )
 from rocketspark.protocol.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
@@ -98,6 +100,9 @@ class AdminHandler:
         add(RequestCode.QUERY_CONSUME_QUEUE, self.queue_units, QueueUnitsHeader)
         add(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check, ResumeCheckHeader)
         add(RequestCode.GET_BROKER_HA_STATUS, self.replication)
+        add(RequestCode.RESET_MASTER_FLUSH_OFFSET, self.nothing_to_do)
+        add(RequestCode.SET_COMMITLOG_READ_MODE, self.read_ahead, ReadAheadHeader)
+        add(RequestCode.SWITCH_TIMER_ENGINE, self.timer_engine, TimerEngineHeader)
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -191,6 +196,30 @@ class AdminHandler:
             "masterCommitLogMaxOffset": self._store.written_position,
         }
         return reply(request.opaque, body=bodies.encode(answer))
+
+    def nothing_to_do(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """RESET_MASTER_FLUSH_OFFSET (908): a slave's; a master answers (rule: AdminBrokerProcessor, 5.x)."""
+        return reply(request.opaque)
+
+    def read_ahead(self, peer: Peer, request: Request[ReadAheadHeader], body: bytes) -> bytes:
+        """SET_COMMITLOG_READ_MODE (2004): whether the kernel reads the log ahead, until the broker stops."""
+        mode = request.ext.mode
+        if mode not in (0, 1):
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "set commitlog readahead mode param value error")
+        self._store.read_ahead(mode == 0)
+        return reply(request.opaque, remark=f"set commitlog readahead mode success, mode: {mode}")
+
+    def timer_engine(self, peer: Peer, request: Request[TimerEngineHeader], body: bytes) -> bytes:
+        """SWITCH_TIMER_ENGINE (5001): there is the wheel in files only."""
+        if not self._settings.timers_enabled:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "broker timerWheelEnable is false")
+        if request.ext.engine == "R":
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER, "timerRocksDBEnable must be configured true when broker start"
+            )
+        if request.ext.engine != "F":
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"timer engine {request.ext.engine!r}: F is needed")
+        return reply(request.opaque)
 
     # -- topics and queues -----------------------------------------------------------------------------------------
 

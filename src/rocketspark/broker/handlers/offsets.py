@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocketspark.broker.groups import Groups
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
@@ -23,10 +24,11 @@ from rocketspark.transport.peer import Peer, Routes, reply
 class OffsetHandler:
     """Answers where a group stands and what a queue holds."""
 
-    def __init__(self, store: Store, offsets: ConsumerOffsets, topics: Topics) -> None:
+    def __init__(self, store: Store, offsets: ConsumerOffsets, topics: Topics, groups: Groups) -> None:
         self._store = store
         self._offsets = offsets
         self._topics = topics
+        self._groups = groups
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -42,9 +44,9 @@ class OffsetHandler:
         h = request.ext
         offset = self._offsets.get(h.group, h.topic, h.queue_id)
         if offset is None:
-            low, _ = self._store.queue_range(h.topic, h.queue_id)
+            low, high = self._store.queue_range(h.topic, h.queue_id)
             # A queue that still has its first message is read from there: nothing sent so far is missed.
-            if h.zero_if_not_found is False or low > 0:
+            if h.zero_if_not_found is False or low > 0 or high == 0:
                 raise ServerError(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
             offset = 0
         return reply(request.opaque, header=OffsetReply(offset=offset))
@@ -52,6 +54,8 @@ class OffsetHandler:
     def update(self, peer: Peer, request: Request[UpdateConsumerOffsetHeader], body: bytes) -> bytes:
         """UPDATE_CONSUMER_OFFSET (15)."""
         h = request.ext
+        if h.group not in self._groups.table:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} not exist!")
         if self._topics.get(h.topic) is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} not exist!")
         if h.queue_id < 0:

@@ -24,7 +24,7 @@ class QueryHandler:
         routes.add(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
     def query(self, peer: Peer, request: Request[QueryMessageHeader], body: bytes) -> bytes:
-        """QUERY_MESSAGE (12): newest first, at most 64; 32 by unique id; code 22 for none."""
+        """QUERY_MESSAGE (12): the newest 64 at most, 32 by unique id, in the order of the log; code 22 for none."""
         h = request.ext
         kind = h.kind or ("U" if h.unique else "K")
         limit = UNIQUE_COUNT_MAX if h.unique else min(max(h.count_max, 1), QUERY_COUNT_MAX)
@@ -34,7 +34,8 @@ class QueryHandler:
         header = QueryMessageReply(
             updated_ms=self._store.last_store_time_ms, updated_position=self._store.written_position
         )
-        return reply(request.opaque, header=header, body=b"".join(found))
+        # Rule: DefaultMessageStore.queryMessage, 5.x.
+        return reply(request.opaque, header=header, body=b"".join(reversed(found)))
 
     def view(self, peer: Peer, request: Request[ViewMessageHeader], body: bytes) -> bytes:
         """VIEW_MESSAGE_BY_ID (33): the record at a log position."""

@@ -23,7 +23,8 @@ QUEUES_MAX = 65_536
 class TopicHandler:
     """Serves the requests about topics.
 
-    `settled`: waits until the NameServers know of every change; `deleted`: told of a topic that is gone.
+    `settled`: waits until the NameServers know of every change; `deleted`: told of a topic that is gone;
+    `put_tps`: messages per second that were stored in a topic in the last minute.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TopicHandler:
         offsets: ConsumerOffsets,
         settled: Callable[[], Awaitable[None]],
         deleted: Callable[[str], None] = lambda topic: None,
+        put_tps: Callable[[str], float] = lambda topic: 0.0,
     ) -> None:
         self._broker_name = broker_name
         self._store = store
@@ -41,6 +43,7 @@ class TopicHandler:
         self._offsets = offsets
         self._settled = settled
         self._deleted = deleted
+        self._put_tps = put_tps
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -94,7 +97,7 @@ class TopicHandler:
         )
 
     def stats(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
-        """GET_TOPIC_STATS_INFO (202): bounds and last store time of each queue."""
+        """GET_TOPIC_STATS_INFO (202): bounds and last store time of each queue, and the topic's rate."""
         config = self._known(request.ext.topic)
         rows = []
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
@@ -102,7 +105,9 @@ class TopicHandler:
             last_ms = self._store.store_time_at(config.topic_name, queue_id, high - 1) if high > low else 0
             queue = bodies.QueueBody.of(MessageQueue(config.topic_name, self._broker_name, queue_id))
             rows.append((queue, {"lastUpdateTimestamp": max(last_ms, 0), "maxOffset": high, "minOffset": low}))
-        return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
+        tps = bodies.encode(self._put_tps(config.topic_name))
+        table = java_json.encode_object_keys(rows)
+        return reply(request.opaque, body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, tps))
 
     def _known(self, topic: str) -> TopicConfig:
         config = self._topics.get(topic)

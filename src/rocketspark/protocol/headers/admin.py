@@ -44,3 +44,15 @@ class ResumeCheckHeader(Header, kw_only=True, gc=False, rename={"message_id": "m
 
     topic: str | None = None
     message_id: str
+
+
+class ReadAheadHeader(Header, kw_only=True, gc=False, rename={"mode": "READ_AHEAD_MODE"}):
+    """SET_COMMITLOG_READ_MODE (2004). `mode`: madvise's number, 0 for normal, 1 for random."""
+
+    mode: int
+
+
+class TimerEngineHeader(Header, kw_only=True, gc=False, rename={"engine": "E_T"}):
+    """SWITCH_TIMER_ENGINE (5001). `engine`: F for the wheel in files, R for RocksDB."""
+
+    engine: str
