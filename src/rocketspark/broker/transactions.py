@@ -1,8 +1,8 @@
 """Transactions: half messages, their end by commit or rollback, the check-back of those left open.
 
 Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others).
-A mark of ours names all commits before it that no mark named yet, so after a kill the log behind the last one tells what
-else was committed: a commit is neither lost nor applied twice.
+A mark of ours names all commits before it that no mark named yet, so after a kill the log behind the last one tells
+what else was committed: a commit is neither lost nor applied twice.
 Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5.x.
 """
 
@@ -38,10 +38,13 @@ CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 MARK_BYTES_MAX = 4096
+MARK_BYTES_ONE = 20
 # Only where marks could not be written for long do they need more than one record: then commits come first.
 MARKS_MAX = 100_000
 # Kept so that an end told again long after is still answered from memory; older ones are looked up in the log.
 READ_COUNT = 256
+RESUMED_COUNT_MAX = 32
+NEVER_MS = (1 << 63) - 1
 
 
 class Half(msgspec.Struct):
@@ -288,11 +291,14 @@ class Transactions:
                 asyncio.get_running_loop().call_soon(self._write_marks)
             except RuntimeError:
                 pass
-        more = len(b"%d," % queue_offset)
-        if self._marks and self._mark_bytes + more > MARK_BYTES_MAX:
-            self._write_marks(self._marks_but(queue_offset, committed))
-            return
         self._marks.append(queue_offset)
+        if committed:
+            self._committed.add(queue_offset)
+        self._mark_bytes += len(b"%d," % queue_offset)
+        if self._mark_bytes > MARK_BYTES_MAX - MARK_BYTES_ONE:
+            # Before the next commit: one record must name all that there are.
+            self._mark_bytes = 0
+            self._write_marks()
 
     def _write_marks(self) -> None:
         """Write which half messages ended: all at once."""
@@ -380,15 +386,22 @@ class Transactions:
         pairs = properties.decode(stored.properties.decode("utf-8", "replace")) if stored is not None else {}
         if stored is None or properties.REAL_TOPIC not in pairs:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"no half message at log position {position}")
-        if stored.topic.decode() != names.CHECK_MAX_TOPIC and pairs.get(properties.UNIQUE_ID) not in self._open:
+        given_up = stored.topic.decode() == names.CHECK_MAX_TOPIC
+        key = pairs.get(properties.UNIQUE_ID, "")
+        if key not in self._open and (not given_up or self._was_committed(pairs)):
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half message at log position {position} was ended")
         pairs[CHECK_TIMES] = "0"
         new_position, queue_offset, _ = self._store_again(names.HALF_TOPIC, stored, pairs)
-        key = pairs.get(properties.UNIQUE_ID, str(queue_offset))
         before = self._open.get(key)
         if before is not None:
             self._mark(before.queue_offset)
         self._open[key] = _half(queue_offset, new_position, now_ms(), pairs)
+
+    def _was_committed(self, pairs: dict[str, str]) -> bool:
+        """Whether the message of a half message is in its topic, e.g. because it was resumed and committed before."""
+        key = pairs.get(properties.UNIQUE_ID, "")
+        found = self._store.query(pairs[properties.REAL_TOPIC], key, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
+        return any(record.decode(r).sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT for r in found)
 
     def _producer(self, group: str) -> Client | None:
         members = [c for c in self._clients.producers.get(group, {}).values() if c.peer.is_open]
@@ -443,6 +456,11 @@ class Transactions:
         if self._marked:
             op_done = self._marked[0][0]
         self._offsets.commit(GROUP, names.OP_HALF_TOPIC, 0, op_done)
+
+
+def _own_mark(op: Record) -> int:
+    """Log position of marks if this broker wrote them, as its properties tell; -1 for RocketMQ's."""
+    return op.position if b"MSG_REGION" in pairs_of(op.properties) else -1
 
 
 def _half(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> Half:

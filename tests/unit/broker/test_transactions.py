@@ -1,0 +1,234 @@
+"""Transactions killed at any moment: what was committed is delivered once, whatever is told again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.broker import names, transactions
+from rocketspark.broker.arrivals import Arrivals
+from rocketspark.broker.clients import Clients
+from rocketspark.broker.config import JsonFile
+from rocketspark.broker.delays import Delays
+from rocketspark.broker.intake import Accepted, Intake, pairs_of
+from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.stats import Stats
+from rocketspark.broker.transactions import Transactions
+from rocketspark.errors import ServerError
+from rocketspark.protocol import bodies, properties, record
+from rocketspark.protocol.headers import EndTransactionHeader
+from rocketspark.store import Store, StoreSettings
+
+BORN = bytes.fromhex("7f0000010000c001")
+COMMIT, ROLLBACK = 8, 12
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Rig:
+    """A store with its transactions, which may be killed before the n-th record is stored."""
+
+    def __init__(self, root: Path, kill_after: int | None = None) -> None:
+        self.store = Store(
+            StoreSettings(
+                root=str(root), log_file_bytes=1 << 18, queue_file_units=1000, index_slots=100, index_entries=400
+            )
+        )
+        self.store.open()
+        stats = Stats("C", self.store.take_stored, 0)
+        delays = Delays(self.store, (1000,), JsonFile(root / "config/delayOffset.json", bodies.DelayOffsetTable))
+        marks = {"MSG_REGION": "R", "TRACE_ON": "true", "CLUSTER": "C"}
+        self.intake = Intake(self.store, Arrivals(), delays, stats, body_bytes_max=1 << 20, marks=marks)
+        self.left = kill_after
+        self.full = False
+        accept = self.intake.accept
+
+        def counted(*args: Any, **options: Any) -> Accepted:
+            if self.full:
+                raise ServerError(14, "full")
+            if self.left is not None:
+                if self.left == 0:
+                    raise Killed
+                self.left -= 1
+            return accept(*args, **options)
+
+        self.intake.accept = counted  # type: ignore[method-assign]
+        self.offsets = ConsumerOffsets(JsonFile(root / "config/offsets.json", bodies.OffsetTable, encode_offsets))
+        self.transactions = Transactions(
+            self.store,
+            self.intake,
+            self.offsets,
+            Clients(lambda group: None),
+            stats,
+            broker_name="broker-a",
+            store_host=BORN,
+            timeout_ms=0,
+            interval_ms=1_000_000,
+            checks_max=15,
+        )
+        try:
+            self.transactions._recover()
+        except Killed:
+            self.kill()
+            raise
+
+    def prepare(self, key: str) -> record.Record:
+        stored = properties.encode({"UNIQ_KEY": key, "PGROUP": "P", "TRAN_MSG": "true"}).encode()
+        position, _, _ = self.transactions.prepare("T", 0, key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN)
+        return self.at(position)
+
+    def at(self, position: int) -> record.Record:
+        found = self.store.record_at(position)
+        assert found is not None
+        return record.decode(bytes(found))
+
+    def end(self, half: record.Record, outcome: int) -> None:
+        header = EndTransactionHeader(
+            producer_group="P", half_offset=half.queue_offset, log_position=half.position, outcome=outcome
+        )
+        self.transactions.end(header)
+
+    def end_open(self, outcomes: dict[str, int]) -> None:
+        """What a check-back comes to: the producer tells the end of each that is open here."""
+        for key, half in list(self.transactions._open.items()):
+            self.end(self.at(half.position), outcomes[key])
+
+    def delivered(self) -> Counter[str]:
+        low, high = self.store.queue_range("T", 0)
+        found: list[str] = []
+        while low < high:
+            read = self.store.read("T", 0, low, 32, 1 << 20)
+            found += [r.body.decode() for chunk in read.records for r in record.decode_all(chunk)]
+            low = read.next_offset
+        return Counter(found)
+
+    def kill(self) -> None:
+        """Nothing is written any more; the files are given back."""
+        self.store.close()
+
+
+# A turn of the loop: half messages of a producer, ends of earlier ones, a round of checks.
+STEPS = st.lists(st.sampled_from(["half", "half", "commit", "commit", "rollback", "check", "turn"]), max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 60), st.integers(0, 20))
+def test_a_kill_at_any_record_commits_nothing_twice_and_loses_nothing(
+    steps: list[str], kill_after: int, kill_again: int
+) -> None:
+    async def main(root: Path) -> None:
+        outcomes: dict[str, int] = {}
+        open_halves: list[record.Record] = []
+        rig = Rig(root, kill_after)
+        try:
+            for number, step in enumerate(steps):
+                if step == "half":
+                    key = f"K{number}"
+                    half = rig.prepare(key)
+                    outcomes[key] = ROLLBACK
+                    open_halves.append(half)
+                elif step in ("commit", "rollback") and open_halves:
+                    half = open_halves.pop(number % len(open_halves))
+                    outcomes[half.body.decode()] = COMMIT if step == "commit" else ROLLBACK
+                    rig.end(half, outcomes[half.body.decode()])
+                elif step == "check":
+                    for key, known in list(rig.transactions._open.items()):
+                        rig.transactions._check(key, known)
+                elif step == "turn":
+                    rig.transactions._write_marks()
+                    rig.transactions._commit_progress()
+        except Killed:
+            pass
+        rig.kill()
+        # Killed while it recovers and its producers answer, then once more without.
+        for left in (kill_again, None):
+            try:
+                rig = Rig(root, left)
+            except Killed:
+                continue
+            for key in rig.transactions._open:
+                outcomes.setdefault(key, ROLLBACK)
+            try:
+                rig.end_open(outcomes)
+                rig.transactions.stop()
+            except Killed:
+                pass
+            if left is not None:
+                rig.kill()
+        wanted = Counter(key for key, outcome in outcomes.items() if outcome == COMMIT)
+        assert rig.delivered() == wanted
+        assert rig.transactions.open_count == 0
+        rig.kill()
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        # A few marks fill one record of them.
+        patch.setattr(transactions, "MARK_BYTES_MAX", 26)
+        asyncio.run(main(Path(folder)))
+
+
+def test_marks_that_could_not_be_written_are_written_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        halves = [rig.prepare(f"K{n}") for n in range(3000)]
+        rig.full = True
+        for half in halves:
+            rig.end(half, ROLLBACK)
+        assert rig.store.queue_range(names.OP_HALF_TOPIC, 0) == (0, 0)
+        rig.full = False
+        rig.transactions._write_marks()
+        # However many there are: were they apart, a kill in between would leave commits unmarked before a mark.
+        assert rig.store.queue_range(names.OP_HALF_TOPIC, 0) == (0, 1)
+        (mark,) = rig.transactions._records(names.OP_HALF_TOPIC)
+        assert mark.body == b"".join(b"%d," % n for n in range(3000))
+        rig.kill()
+        rig = Rig(tmp_path)
+        assert rig.transactions.open_count == 0
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def test_marks_of_a_turn_fill_records_of_a_bounded_size(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        for half in [rig.prepare(f"K{n}") for n in range(2000)]:
+            rig.end(half, ROLLBACK)
+        rig.transactions._write_marks()
+        marks = list(rig.transactions._records(names.OP_HALF_TOPIC))
+        assert len(marks) == 3
+        assert max(len(m.body) for m in marks) <= transactions.MARK_BYTES_MAX
+        assert b"".join(m.body for m in marks) == b"".join(b"%d," % n for n in range(2000))
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_message_given_up_is_resumed_until_it_is_committed(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0)
+        rig.prepare("K")
+        ((key, half),) = rig.transactions._open.items()
+        rig.transactions._check(key, half)
+        (given_up,) = rig.store.queue_units(names.CHECK_MAX_TOPIC, 0, 0, 1)
+        assert rig.transactions.open_count == 0
+        for _ in range(2):
+            rig.transactions.resume(given_up[0])
+            assert rig.transactions.open_count == 1
+        rig.end_open({"K": COMMIT})
+        with pytest.raises(ServerError, match="was ended"):
+            rig.transactions.resume(given_up[0])
+        assert rig.delivered() == Counter({"K": 1})
+        rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
