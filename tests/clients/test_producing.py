@@ -1,0 +1,105 @@
+"""Sends on both servers: what arrives, where, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tests.clients.scene import Inbox, Scene
+
+from rocketspark.client import AsyncProducer, Producer, PushConsumer, split
+from rocketspark.client.selectors import by_hash, by_random
+from rocketspark.errors import MessageIllegal, SendFailed, ServerError
+from rocketspark.model import Message, MessageQueue
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+def test_every_compression_is_read_back(scene: Scene, kind: str) -> None:
+    body = b"all work and no play " * 500
+    with Producer(scene.namesrv, "pg", compression=kind, compress_level=3) as producer:
+        producer.send(scene.topic, body, properties={"odd": "ä ;=\t漢\U0001f680", "b": "x=y"}, keys=["a", "b"])
+    (found,) = scene.stored(1)
+    assert (found.body, found.properties["odd"], found.properties["b"]) == (body, "ä ;=\t漢\U0001f680", "x=y")
+    assert found.keys == ("a", "b")
+
+
+def test_selectors_and_queues(scene: Scene) -> None:
+    with Producer(scene.namesrv, "pg") as producer:
+        queues = producer.queues(scene.topic)
+        assert queues == [scene.queue(i) for i in range(4)]
+        assert producer.send(scene.topic, b"x", selector=by_hash, argument="order-1").queue == scene.queue(2)
+        assert producer.send(scene.topic, b"x", selector=by_random).queue in queues
+        assert producer.send(scene.topic, b"x", sharding_key="order-1").queue == scene.queue(2)
+        assert producer.send(scene.topic, b"x", queue=scene.queue(3)).queue == scene.queue(3)
+        with pytest.raises(SendFailed):
+            producer.send(scene.topic, b"x", queue=MessageQueue(scene.topic, "broker-a", 77))
+
+
+def test_order_of_a_sharding_key_under_asyncio_and_threads(scene: Scene) -> None:
+    async def run() -> None:
+        async with AsyncProducer(scene.namesrv, "pg") as producer:
+            await asyncio.gather(*(producer.send(scene.topic, b"a%d" % i, sharding_key="a") for i in range(100)))
+
+    asyncio.run(run())
+    with Producer(scene.namesrv, "pg") as producer:
+        for future in [producer.send_future(scene.topic, b"b%d" % i, sharding_key="b") for i in range(100)]:
+            future.result(10)
+    bodies = [m.body for m in scene.stored(200)]
+    for key in (b"a", b"b"):
+        assert [b for b in bodies if b.startswith(key)] == [key + b"%d" % i for i in range(100)]
+
+
+def test_batches_in_parts(scene: Scene) -> None:
+    messages = [Message(topic=scene.topic, body=b"%05d" % i + b"x" * 2000, keys=[f"k{i}"]) for i in range(1200)]
+    with Producer(scene.namesrv, "pg") as producer:
+        parts = list(split(messages))
+        assert len(parts) > 1
+        for part in parts:
+            result = producer.send_batch(part, queue=scene.queue())
+            assert len(result.message_id.split(",")) == len(part)
+    assert [m.body for m in scene.stored(1200)] == [m.body for m in messages]
+
+
+def test_timer_messages_and_recall(scene: Scene) -> None:
+    inbox = Inbox()
+    consumer = PushConsumer(scene.namesrv, scene.group, consume_from="first")
+    consumer.subscribe(scene.topic)
+    consumer.listen(inbox)
+    with consumer, Producer(scene.namesrv, "pg") as producer:
+        sent_ms = time.time() * 1000
+        at_ms = int(sent_ms) + 4000
+        producer.send(scene.topic, b"delay", delay_ms=1500)
+        producer.send(scene.topic, b"at", deliver_at_ms=at_ms)
+        producer.send(scene.topic, b"level", delay_level=1)
+        recalled = producer.send(scene.topic, b"recalled", delay_ms=4000)
+        assert recalled.recall_handle is not None
+        assert producer.recall(scene.topic, recalled.recall_handle) == recalled.message_id
+        last = producer.send(scene.topic, b"last", delay_ms=6000)
+        assert last.recall_handle
+        found = {m.body: m for m in inbox.wait_for(4)}
+        assert set(found) == {b"delay", b"at", b"level", b"last"}
+        # The wheel's slots are a second; one that a slot covers may come up to that much early.
+        assert found[b"at"].store_time_ms >= at_ms - 1000
+        assert found[b"delay"].store_time_ms >= sent_ms + 500
+        with pytest.raises(ServerError):
+            producer.recall(scene.topic, recalled.recall_handle)
+
+
+def test_what_is_refused(scene: Scene) -> None:
+    with Producer(scene.namesrv, "pg") as producer:
+        for topic in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "tópic", "a b", ""):
+            with pytest.raises(MessageIllegal):
+                producer.send(topic, b"x")
+        with pytest.raises(MessageIllegal, match="retry topic"):
+            producer.send_batch([Message(topic="%RETRY%g", body=b"x")])
+
+
+def test_a_namespace_hides_its_topics(scene: Scene) -> None:
+    with Producer(scene.namesrv, "pg", namespace="space") as producer:
+        result = producer.send(scene.topic, b"inside")
+        assert result.queue.topic == scene.topic
+    with Producer(scene.namesrv, "pg") as producer:
+        assert {q.topic for q in producer.queues(f"space%{scene.topic}")} == {f"space%{scene.topic}"}
+        producer.send(scene.topic, b"outside")
+    assert [m.body for m in scene.stored(1)] == [b"outside"]
