@@ -11,9 +11,10 @@ import time
 from typing import Any
 
 import pytest
+from tests.commanded import Commanded
 from tests.java.apache import committed_offset
 from tests.java.conftest import DriverFactory
-from tests.java.driver import JavaDriver, JavaError, body_of, message
+from tests.java.driver import JavaError, body_of, message
 
 CLIENTS = [("5.5.0", "JSON"), ("4.9.7", "JSON")]
 BINARY_CLIENTS = [("5.5.0", "ROCKETMQ"), ("4.9.7", "ROCKETMQ")]
@@ -22,7 +23,7 @@ BINARY_CLIENTS = [("5.5.0", "ROCKETMQ"), ("4.9.7", "ROCKETMQ")]
 class Scene:
     """One client of one version, our server, and names that no other test uses."""
 
-    def __init__(self, java: JavaDriver, server: Any, name: str) -> None:
+    def __init__(self, java: Commanded, server: Any, name: str) -> None:
         self.java = java
         self.namesrv: str = server.namesrv
         self.broker: str = server.broker

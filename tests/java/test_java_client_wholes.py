@@ -48,20 +48,20 @@ def test_transactions_end_as_they_were_decided(scene: Scene) -> None:
         assert [r["status"] for r in sent] == ["SEND_OK"] * 4
         received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=20_000)
         deadline = time.monotonic() + 20
-        while len(asked := scene.java.call("transactor_checked", name=transactor)) < 2:
-            assert time.monotonic() < deadline, asked
+        undecided = {"found by the check", "dropped by the check"}
+        while not undecided <= {a["body"] for a in scene.java.call("transactor_checked", name=transactor)}:
+            assert time.monotonic() < deadline, "not asked"
             time.sleep(0.05)
         # Both were asked for, nothing comes after: not even what is sent last comes before it.
         last = [in_transaction(scene, "last", "COMMIT_MESSAGE")]
         scene.java.call("transactor_send", name=transactor, messages=last)
         received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=20_000)
+        asked = scene.java.call("transactor_checked", name=transactor)
     ids = {body_of(m).decode(): m["properties"]["UNIQ_KEY"] for m in received}
     assert sorted(body_of(m).decode() for m in received) == ["committed", "found by the check", "last"]
     assert ids["committed"] == sent[0]["transaction_id"]
-    assert {a["body"]: a["topic"] for a in asked} == {
-        "found by the check": scene.topic,
-        "dropped by the check": scene.topic,
-    }
+    # The official broker may ask for one that has just ended, too.
+    assert {a["topic"] for a in asked} == {scene.topic}
     by_body = {a["body"]: a["transaction_id"] for a in asked}
     assert by_body["found by the check"] == sent[2]["transaction_id"]
 

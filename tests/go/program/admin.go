@@ -17,19 +17,21 @@ var (
 	adminStarted sync.Mutex
 )
 
-func init() {
-	commands["admin_start"] = func(args arguments) (any, error) {
-		adminStarted.Lock()
-		defer adminStarted.Unlock()
-		if theAdmin != nil {
-			return nil, nil
-		}
-		made, err := admin.NewAdmin(admin.WithResolver(nameServers(args)))
-		if err == nil {
-			theAdmin = made
-		}
-		return nil, err
+func startAdmin(args arguments) (any, error) {
+	adminStarted.Lock()
+	defer adminStarted.Unlock()
+	if theAdmin != nil {
+		return nil, nil
 	}
+	made, err := admin.NewAdmin(admin.WithResolver(nameServers(args)))
+	if err == nil {
+		theAdmin = made
+	}
+	return nil, err
+}
+
+func init() {
+	commands["admin_start"] = startAdmin
 	commands["admin_stop"] = func(arguments) (any, error) { return nil, nil }
 	commands["create_topic"] = func(args arguments) (any, error) {
 		options := []admin.OptionCreate{

@@ -26,12 +26,17 @@ var commands = map[string]command{
 // The client formats the broker's code into its text, and has no field for it.
 var codeInText = regexp.MustCompile(`(?i:code): (-?\d+)`)
 
-func answer(line []byte) map[string]any {
+func answer(line []byte) (reply map[string]any) {
 	var args arguments
 	if err := json.Unmarshal(line, &args.raw); err != nil {
 		return map[string]any{"id": 0, "error": failure(err)}
 	}
-	reply := map[string]any{"id": args.raw["id"]}
+	reply = map[string]any{"id": args.raw["id"]}
+	defer func() {
+		if trouble := recover(); trouble != nil {
+			reply["error"] = failure(fmt.Errorf("panic: %v", trouble))
+		}
+	}()
 	run, known := commands[args.text("command")]
 	if !known {
 		reply["error"] = failure(fmt.Errorf("no command %s", args.text("command")))
