@@ -5,14 +5,19 @@ JAVA_TESTS_ON=apache runs the same tests on the official servers: what fails the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.commanded import message
 from tests.go.driver import GoDriver
 from tests.java import test_java_client_on_ours as on_ours
 from tests.java import test_java_client_wholes as wholes
 from tests.java import test_scenarios as scenarios
+from tests.java.apache import ask
+
+CONSUMER_CONNECTIONS, RUNNING_INFO, CONSUME_DIRECTLY = 203, 307, 309
 
 Scenario = Callable[[on_ours.Scene], None]
 
@@ -48,3 +53,80 @@ def scene_of(name: str, go_client: GoDriver, ours: Any) -> on_ours.Scene:
 @pytest.mark.parametrize("scenario", SAME, ids=lambda scenario: scenario.__name__.removeprefix("test_"))
 def test_scenario(scenario: Scenario, go_client: GoDriver, ours: Any) -> None:
     scenario(scene_of(scenario.__name__, go_client, ours))
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, go_client: GoDriver, ours: Any) -> on_ours.Scene:
+    return scene_of(request.node.originalname, go_client, ours)
+
+
+def test_a_batch_becomes_one_message_each(scene: on_ours.Scene) -> None:
+    scene.create(queues=2)
+    batch = [message(scene.topic, f"batch {n}", tag="b", keys=f"k{n}") for n in range(10)]
+    with scene.producer() as producer:
+        first = scene.java.call("send_batch", name=producer, messages=batch, queue=scene.queue(1))
+        second = scene.java.call("send_batch", name=producer, messages=batch[:3], queue=scene.queue(1))
+    stored = scene.stored(queues=2)
+    assert scenarios.bodies(stored) == [f"batch {n}" for n in [*range(10), *range(3)]]
+    assert [(m["queue_id"], m["queue_offset"]) for m in stored] == [(1, n) for n in range(13)]
+    assert [m["keys"] for m in stored[:10]] == [f"k{n}" for n in range(10)]
+    assert (first["queue_offset"], second["queue_offset"]) == (0, 10)
+    # This client gives the messages of a batch no ids of their own.
+    assert first["offset_message_id"].split(",") == [m["message_id"] for m in stored[:10]]
+
+
+def test_a_pull_and_its_states(scene: on_ours.Scene) -> None:
+    scene.create(queues=1)
+    scene.fill([f"{n}" for n in range(10)])
+    with scene.puller() as puller:
+        some = scene.java.call("pull", name=puller, queue=scene.queue(0), offset=4, count_max=3)
+        assert (some["status"], some["next"], some["min"], some["max"]) == ("FOUND", 7, 0, 10)
+        assert scenarios.bodies(some["messages"]) == ["4", "5", "6"]
+        beyond = scene.java.call("pull", name=puller, queue=scene.queue(0), offset=50)
+        assert (beyond["status"], beyond["next"]) == ("OFFSET_ILLEGAL", 10)
+
+
+def test_polls_bring_everything_and_acknowledge_it(scene: on_ours.Scene) -> None:
+    scene.create(queues=1)
+    scene.fill([f"{n}" for n in range(30)])
+    with scene.java.started("lite", namesrv=scene.namesrv, group=scene.group, topic=scene.topic) as consumer:
+        received = scene.java.call("lite_poll", name=consumer, count=30, timeout_ms=15_000)
+    assert scenarios.bodies(received) == [f"{n}" for n in range(30)]
+    assert scene.committed(0) == 30
+
+
+def test_a_consumer_is_seen_and_asked(scene: on_ours.Scene) -> None:
+    scene.create(queues=2)
+    [sent] = scene.fill(["seen"])
+    group = {"consumerGroup": scene.group}
+
+    def asked(code: int, **fields: str) -> bytes:
+        answer = ask(scene.broker, code, ext_fields=group | fields, timeout_s=10)
+        assert answer.code == 0, answer
+        return answer.body
+
+    with scene.pusher() as consumer:
+        scene.java.call("push_await", name=consumer, count=1, timeout_ms=15_000)
+        seen = json.loads(asked(CONSUMER_CONNECTIONS))
+        [connection] = seen["connectionSet"]
+        assert connection["language"] == "GO"
+        assert seen["subscriptionTable"][scene.topic]["subString"] == "*"
+        client = {"clientId": connection["clientId"]}
+        # The client's own text; its tables' keys are objects, which is no JSON.
+        info = asked(RUNNING_INFO, jstackEnable="false", **client)
+        assert b'"PROP_CONSUME_TYPE":"CONSUME_PASSIVELY"' in info
+        assert b'{"topic":"%b","brokerName":"broker-a","queueId":1}:' % scene.topic.encode() in info
+        place = {"topic": scene.topic, "msgId": sent["offset_message_id"], "brokerName": "broker-a"}
+        assert json.loads(asked(CONSUME_DIRECTLY, **client, **place))["consumeResult"] == "CR_SUCCESS"
+        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=15_000)
+        assert scenarios.bodies(received) == ["seen", "seen"]
+
+
+def test_the_admin_makes_lists_and_deletes_topics(scene: on_ours.Scene) -> None:
+    scene.create(queues=1)
+    scenarios.set_group(scene)
+    with scene.java.started("admin", namesrv=scene.namesrv) as admin:
+        groups = scene.java.call("groups", name=admin, broker_address=scene.broker)
+        assert groups[scene.group]["ConsumeEnable"] is True
+        scene.java.call("delete_topic", name=admin, topic=scene.topic, broker_address=scene.broker)
+        assert scene.topic not in scene.java.call("topic_list", name=admin)
