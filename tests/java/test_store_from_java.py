@@ -199,7 +199,7 @@ def test_a_store_that_the_java_broker_began(java_client_55: JavaDriver, start: S
     assert (store / "abort").exists() == (how == "kill")
 
     server = start("ours")
-    assert read_all(java, server, count, QUEUES + [WORK]) == {
+    assert read_all(java, server, count, [*QUEUES, WORK]) == {
         place: found for place, found in before.items() if place[0] not in ("delayed", "paid")
     }
     assert committed(java, server) == offsets

@@ -45,7 +45,7 @@ IGNORED: dict[str, str] = dict(
     dispatchCqCacheNum=4096 dispatchCqThreads=10 dispatchFromSenderThread=false duplicationEnable=false
     enableAcceleratedRecovery=false enableAsyncReput=true enableAutoInSyncReplicas=false enableBatchPush=false
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
-    enableCleanExpiredOffset=false enableCompaction=true enableConnectionMetrics=true enableConsumeQueueExt=false
+    enableCleanExpiredOffset=false enableCompaction=true enableConnectionMetrics=true
     enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
     enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false enableLmq=false
     enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
@@ -57,14 +57,14 @@ IGNORED: dict[str, str] = dict(
     enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush=false
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false enableSplitMetadata=true
-    enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true enabledAppendPropCRC=false
+    enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 estimateAccumulation=true
     expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
     fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
     filterDataCleanTimeSpan=86400000 filterSupportRetry=false flushCommitLogLeastPages=4
     flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushConsumeQueueLeastPages=2
     flushConsumeQueueThoroughInterval=60000 flushConsumerOffsetHistoryInterval=60000
-    flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true forceVerifyPropCRC=false forwardTimeout=3000
+    flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true forwardTimeout=3000
     globalColdReadThreshold=104857600 haFlowControlEnable=false haHousekeepingInterval=20000 haListenPort=10912
     haMaxGapNotInSync=268435456 haMaxTimeSlaveNotCatchup=15000 haSendHeartbeatInterval=5000
     haTransferBatchSize=32768 heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
@@ -79,8 +79,8 @@ IGNORED: dict[str, str] = dict(
     loadBalancePollNameServerInterval=30000 loadBalanceProcessorThreadPoolNums=32
     loadBalanceThreadPoolQueueCapacity=100000 lockInStrictMode=false logicQueueForceSwapMapInterval=43200000
     logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
-    logicalDiskSpaceCleanForciblyThreshold=0.8 mappedFileSizeConsumeQueueExt=50331648
-    mappedFileSwapEnable=true mapperFileSizeBatchConsumeQueue=13800000
+    logicalDiskSpaceCleanForciblyThreshold=0.8
+    mappedFileSwapEnable=true
     maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
     maxHaTransferByteInSecond=104857600 maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
@@ -162,8 +162,6 @@ UNKEPT_PROMISES: dict[str, frozenset[str]] = {
     "minInSyncReplicas": frozenset({"0", "1"}),
     "allAckInSyncStateSet": frozenset({"false"}),
     "duplicationEnable": frozenset({"false"}),
-    "enabledAppendPropCRC": frozenset({"false"}),
-    "forceVerifyPropCRC": frozenset({"false"}),
     "useTLS": frozenset({"false"}),
     "rejectPullConsumerEnable": frozenset({"false"}),
     "readOnlyCommitLogStorePaths": frozenset({""}),

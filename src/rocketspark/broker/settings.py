@@ -20,6 +20,7 @@ from rocketspark.transport.dial import parse_addresses
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _QUEUE_UNIT_BYTES = 20
+_BATCH_QUEUE_UNIT_BYTES = 46
 
 
 class BrokerSettings(msgspec.Struct, kw_only=True):
@@ -43,6 +44,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     store_commit_log: str = msgspec.field(name="storePathCommitLog", default="")
     log_file_bytes: int = msgspec.field(name="mappedFileSizeCommitLog", default=1 << 30)
     queue_file_bytes: int = msgspec.field(name="mappedFileSizeConsumeQueue", default=300_000 * _QUEUE_UNIT_BYTES)
+    queue_ext: bool = msgspec.field(name="enableConsumeQueueExt", default=False)
+    queue_ext_file_bytes: int = msgspec.field(name="mappedFileSizeConsumeQueueExt", default=48 << 20)
+    batch_queue_file_bytes: int = msgspec.field(
+        name="mapperFileSizeBatchConsumeQueue", default=300_000 * _BATCH_QUEUE_UNIT_BYTES
+    )
+    append_record_crc: bool = msgspec.field(name="enabledAppendPropCRC", default=False)
+    verify_record_crc: bool = msgspec.field(name="forceVerifyPropCRC", default=False)
     index_enabled: bool = msgspec.field(name="messageIndexEnable", default=True)
     index_slots: int = msgspec.field(name="maxHashSlotNum", default=5_000_000)
     index_entries: int = msgspec.field(name="maxIndexNum", default=20_000_000)
@@ -173,6 +181,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             log_file_bytes=self.log_file_bytes,
             # A size that is no multiple of the unit is rounded up (rule: MessageStoreConfig, 5.x).
             queue_file_units=-(-self.queue_file_bytes // unit),
+            queue_ext=self.queue_ext,
+            queue_ext_file_bytes=self.queue_ext_file_bytes,
+            batch_queue_file_units=-(-self.batch_queue_file_bytes // _BATCH_QUEUE_UNIT_BYTES),
+            append_record_crc=self.append_record_crc,
+            verify_record_crc=self.verify_record_crc,
             index_slots=self.index_slots,
             index_entries=self.index_entries,
             index_enabled=self.index_enabled,
@@ -200,6 +213,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
         if self.log_file_bytes < 4096 or self.queue_file_bytes < _QUEUE_UNIT_BYTES:
             raise ConfigError("mappedFileSizeCommitLog needs 4096 bytes or more, mappedFileSizeConsumeQueue 20 or more")
+        if self.queue_ext_file_bytes < 4096 or self.batch_queue_file_bytes < _BATCH_QUEUE_UNIT_BYTES:
+            raise ConfigError(
+                "mappedFileSizeConsumeQueueExt needs 4096 bytes or more, mapperFileSizeBatchConsumeQueue 46 or more"
+            )
         if self.timer_precision_ms not in (100, 200, 500, 1000):
             raise ConfigError(f"timerPrecisionMs {self.timer_precision_ms} is not supported; use 100, 200, 500 or 1000")
         if self.timer_log_file_bytes < 4096:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from rocketspark.errors import MessageIllegal, RecordError, StoreFull, StoreUnwritable
-from rocketspark.protocol import record, sysflags
+from rocketspark.protocol import record, record_crc, sysflags
 from rocketspark.store.files import failure
 from rocketspark.store.segments import Maps, Segments
 
@@ -44,6 +44,8 @@ class Log:
         self.flushed = 0
         self.failed: StoreUnwritable | None = None
         self.refused: StoreFull | None = None
+        # Whether a record's own CRC, where it has one, is compared when the log is read through.
+        self.verifies_record_crc = False
         self._names_new = True
         self._populated = 0
         self._populate_from = 0
@@ -265,6 +267,8 @@ class Log:
             except RecordError:
                 break
             if found.position != at or not _plausible(found):
+                break
+            if self.verifies_record_crc and not record_crc.is_right(view[offset : offset + found.size]):
                 break
             # No CRC covers the properties: zeros at their end are a lost page, if this is the last record.
             if found.properties.endswith(b"\0") and not self._continues(at + found.size):

@@ -11,12 +11,13 @@ import numpy as np
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import properties as props
 from rocketspark.protocol import record
+from rocketspark.store.batch_queue import BatchQueue
 from rocketspark.store.key_index import KeyIndex
 from rocketspark.store.log import Log, store_time_of
-from rocketspark.store.queue_index import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, Queue, QueueIndex, places
+from rocketspark.store.queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, Queue, places
+from rocketspark.store.queue_ext import ADDRESS_MAX, is_address
+from rocketspark.store.queue_index import QueueIndex
 
-# Tags codes at or below this are addresses in a consume queue extension, not hashes (wire.md 5).
-_EXT_ADDRESS_MAX = -2147483649
 _SCAN_BYTES_MIN = 16000
 # Up to so many units struct is quicker than numpy, and up to so many tags numpy is quicker than a loop.
 _PLACES_MAX = 64
@@ -87,6 +88,8 @@ class Reader:
                 return Read(Found.OFFSET_TOO_SMALL, [], 0, 0, low, low, high)
             status = Found.AT_END if queue_offset == high else Found.OFFSET_TOO_BIG
             return Read(status, [], 0, 0, high, low, high)
+        if isinstance(queue, BatchQueue):
+            return self._read_batches(queue, queue_offset, count_max, bytes_max, codes, accepts)
         if codes is None and accepts is None:
             units_max = min(count_max, high - queue_offset)
             whole = self._whole(queue, queue_offset, units_max, bytes_max)
@@ -102,7 +105,7 @@ class Reader:
         file_bytes = self._log.file_bytes
         oldest = self._log.min_position
         for offset, (position, size, code) in _candidates(queue, queue_offset, units_max, codes):
-            if codes is not None and code not in codes and not self._ext_matches(code, position, codes):
+            if codes is not None and code not in codes and self._code(queue, code, position) not in codes:
                 continue
             if count and (total + size > bytes_max or count >= count_max):
                 next_offset = offset
@@ -169,15 +172,64 @@ class Reader:
         found = self._log.record_at(position)
         return found is not None and accepts(found)
 
-    def _ext_matches(self, code: int, position: int, codes: frozenset[int]) -> bool:
-        """Whether the tags match where the unit holds an address in the extension instead of their hash."""
-        if code > _EXT_ADDRESS_MAX:
-            return False
+    def _read_batches(
+        self,
+        queue: BatchQueue,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        codes: frozenset[int] | None,
+        accepts: Callable[[memoryview], bool] | None,
+    ) -> Read:
+        """`read` of a batch queue: whole records, from that which holds the offset on (rule: DefaultMessageStore, 5.x).
+
+        Tags codes are those of the records: messages within one are not told apart here.
+        """
+        count = total = 0
+        next_offset = queue_offset
+        records = []
+        for base, messages, position, size, code in queue.batches(queue_offset):
+            if count and (count + messages > count_max or total + size > bytes_max):
+                break
+            if base - queue_offset >= max(_SCAN_BYTES_MIN // BatchQueue.unit_bytes, count_max):
+                break
+            next_offset = base + messages
+            if codes is not None and code not in codes:
+                continue
+            stored = self._log.record_at(position)
+            if stored is None or (accepts is not None and not accepts(stored)):
+                continue
+            records.append(stored)
+            count += messages
+            total += size
+        status = Found.FOUND if records else Found.NO_MATCHED
+        return Read(status, records, count, total, next_offset, queue.min, queue.next)
+
+    def units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
+        """(log position, record size, tags code) of `count` messages, which must be in the queue."""
+        queue = self._queues.find(topic, queue_id)
+        assert queue is not None
+        assert queue_offset + count <= queue.next
+        return [
+            (position, size, self._code(queue, code, position) if is_address(code) else code)
+            for position, size, code in queue.units(queue_offset, count)
+        ]
+
+    def _code(self, queue: Queue, code: int, position: int) -> int:
+        """The tags code of a message whose unit may hold an address in the extension instead."""
+        if not is_address(code):
+            return code
+        unit = queue.ext.get(code) if queue.ext is not None else None
+        if unit is not None:
+            return unit.code
+        # The extension is gone: as the record says.
         found = self._log.record_at(position)
         if found is None:
-            return False
-        tags = props.find(record.decode(found, check_crc=False).properties, _TAGS)
-        return (string_hash(tags.decode("utf-8", "replace")) if tags else 0) in codes
+            return 0
+        if queue.delay_ms is not None:
+            return store_time_of(found) + queue.delay_ms
+        tags = props.find(record.properties_of(found), _TAGS)
+        return string_hash(tags.decode("utf-8", "replace")) if tags else 0
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
         """The first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one
@@ -186,6 +238,8 @@ class Reader:
         queue = self._queues.find(topic, queue_id)
         if queue is None or queue.min == queue.next:
             return 0 if queue is None else queue.min
+        if isinstance(queue, BatchQueue):
+            return queue.offset_at_time(time_ms, upper)
         low, high = queue.min, queue.next
         while low < high:
             middle = (low + high) // 2
@@ -242,7 +296,7 @@ def _candidates(
         view, at, here = queue.place(queue_offset, count)
         units = np.frombuffer(view, UNIT_TYPE, here, at)
         stated = units["code"].astype(np.int64)
-        wanted = stated <= _EXT_ADDRESS_MAX
+        wanted = stated <= ADDRESS_MAX
         for code in codes:
             wanted |= stated == code
         hits = wanted.nonzero()[0]

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import properties, sysflags
 from rocketspark.protocol.record import Record
+from rocketspark.store.batch_queue import inner_count
 from rocketspark.store.checkpoint import Checkpoint
 from rocketspark.store.key_index import PENDING_MAX, KeyIndex
 from rocketspark.store.log import Log
-from rocketspark.store.queue_index import UNIT_BYTES, Queue, QueueIndex
+from rocketspark.store.queue import UNIT_BYTES, Queue
+from rocketspark.store.queue_index import QueueIndex
 
 # How much of the log before the checkpoint is read again, to notice a tail that was cut or garbled.
 VERIFY_BYTES = 4 << 20
@@ -172,10 +174,9 @@ class _Replay:
         """Queue unit and index keys of one record. Raises _QueueHole if its queue lacks units before it."""
         queues, index = self._queues, self._index
         kind = found.sys_flag & sysflags.TRANSACTION_MASK
-        if found.sys_flag & sysflags.INNER_BATCH:
-            queues.batch_topics.add(found.topic)
-        queued = not kind & sysflags.TRANSACTION_PREPARED and found.topic not in queues.batch_topics
-        if queued and found.position >= self._deleted.get(found.topic, 0):
+        if not kind & sysflags.TRANSACTION_PREPARED and found.position >= self._deleted.get(found.topic, 0):
+            if found.sys_flag & sysflags.INNER_BATCH:
+                queues.batch_topics.add(found.topic)
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):
                 _put_unit(queue, found)
@@ -198,7 +199,8 @@ class _Replay:
         offset = found.queue_offset
         if offset == queue.next:
             return True
-        if offset == 1 and queue in self._reborn:
+        reborn = self._reborn.get(queue)
+        if reborn is not None and offset == inner_count(reborn.sys_flag, reborn.properties):
             queue.cut(0)
             _put_unit(queue, self._reborn.pop(queue))
             return True
@@ -209,7 +211,7 @@ class _Replay:
             return False
         if not self._from_start:
             raise _QueueHole
-        if queue.next == 0:
+        if queue.next == 0 and not queue.segments.starts:
             queue.start_at(offset)
             return True
         if offset - queue.next > queue.segments.size // UNIT_BYTES:
@@ -224,4 +226,4 @@ def _put_unit(queue: Queue, found: Record) -> None:
     else:
         tags = properties.find(found.properties, _TAGS)
         code = string_hash(tags.decode("utf-8", "replace")) if tags else 0
-    queue.put(found.position, found.size, code)
+    queue.put(found.position, found.size, code, found.store_time_ms, inner_count(found.sys_flag, found.properties))

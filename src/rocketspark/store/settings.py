@@ -21,4 +21,11 @@ class StoreSettings(msgspec.Struct, kw_only=True):
     index_entries: int = 20_000_000
     index_enabled: bool = True
     message_bytes_max: int = 4 << 20
+    # Tags codes go into consumequeue_ext/.
+    queue_ext: bool = False
+    queue_ext_file_bytes: int = 48 << 20
+    batch_queue_file_units: int = 300_000
+    # Each record ends with a CRC of all before it; recovery compares it (that of the body is compared anyway).
+    append_record_crc: bool = False
+    verify_record_crc: bool = False
     delay_ms: tuple[int, ...] = DELAY_LEVELS_MS

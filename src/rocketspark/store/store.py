@@ -12,15 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import MessageIllegal, StoreFull, StoreUnwritable
-from rocketspark.protocol import record, sysflags
+from rocketspark.protocol import record, record_crc, sysflags
 from rocketspark.store import checkpoint, recovery, retention
+from rocketspark.store.batch_queue import inner_count
 from rocketspark.store.clock import Clock, SystemClock
 from rocketspark.store.deletions import Deletions
 from rocketspark.store.files import OsFiles, failure
 from rocketspark.store.key_index import PENDING_MAX, KeyIndex
 from rocketspark.store.lock import DirectoryLock
 from rocketspark.store.log import Log
-from rocketspark.store.queue_index import UNIT, Queue, QueueIndex
+from rocketspark.store.queue import UNIT, Queue
+from rocketspark.store.queue_index import QueueIndex
 from rocketspark.store.reading import Read, Reader
 from rocketspark.store.segments import Maps
 from rocketspark.store.settings import StoreSettings
@@ -53,13 +55,18 @@ class Store:
         store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f",
         clock: Clock | None = None,
         files: OsFiles | None = None,
+        batch_topics: Collection[str] = (),
     ) -> None:
-        """`store_host`: packed ip (4 or 16 bytes) and i4 port, written into every record."""
+        """`store_host`: packed ip (4 or 16 bytes) and i4 port, written into every record.
+
+        `batch_topics`: those with batch queues (queue.type=BatchCQ), so that they can be made anew from the log.
+        """
         self.settings = settings
         self.store_host = store_host
         self._clock = clock or SystemClock()
         self._files = files or OsFiles()
         self._host_v6 = len(store_host) == 20
+        self._batch_topics = batch_topics
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
@@ -95,7 +102,9 @@ class Store:
         share = max(32, min(4096, descriptors // 4 if descriptors > 0 else 4096))
         maps = Maps(self._files, share)
         self.log = Log(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
-        self.queue_index = QueueIndex(f"{s.root}/consumequeue", s.queue_file_units, maps, s.delay_ms, share)
+        self.log.verifies_record_crc = s.verify_record_crc
+        self.queue_index = QueueIndex(s, maps, share)
+        self.queue_index.batch_topics.update(topic.encode() for topic in self._batch_topics)
         self.key_index = (
             KeyIndex(f"{s.root}/index", s.index_slots, s.index_entries, maps, self._clock) if s.index_enabled else None
         )
@@ -196,7 +205,7 @@ class Store:
         queue = self._queues_by_bytes.get((topic, queue_id))
         if queue is None:
             queue = self.queue_index.make(topic, queue_id)
-        if sys_flag & 4 or len(born_host) != 8 or queue.long_topic or self._host_v6:
+        if sys_flag & 4 or len(born_host) != 8 or queue.rare or self._host_v6:
             return self._append_rare(
                 queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
                 born_time_ms, born_host, reconsume_times, prepared_position,
@@ -268,7 +277,9 @@ class Store:
         reconsume_times: int,
         prepared_position: int,
     ) -> tuple[int, int, int]:
-        """`append` for IPv6 hosts, topics over 127 bytes, and records that enter no queue."""
+        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`."""
+        if self.settings.append_record_crc:
+            properties = record_crc.with_room(properties)
         if len(body) > self.settings.message_bytes_max or len(properties) > 32767:
             raise self._too_large(queue, len(body), len(properties))
         pending = self._pending
@@ -276,8 +287,8 @@ class Store:
             self.key_index.write_pending()
         # Prepared and rolled back records are in no queue (wire.md 4.3).
         queued = not sys_flag & sysflags.TRANSACTION_PREPARED
-        if queued and queue.at >= queue.limit:
-            queue.make_room()
+        if queued:
+            queue.make_room_for(1)
         log = self.log
         host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
             len(self.store_host) == 20 and sysflags.STORE_HOST_V6
@@ -304,13 +315,15 @@ class Store:
             reconsume_times=reconsume_times,
             prepared_position=prepared_position,
         )
+        if self.settings.append_record_crc:
+            encoded = record_crc.sealed(encoded)
         start = position - log.base
         log.map[start + 4 : start + size] = encoded[4:]
         log.map[start : start + 4] = encoded[:4]
         if queued:
             if queue.delay_ms is not None:
                 tags_code = now_ms + queue.delay_ms
-            queue.put(position, size, tags_code)
+            queue.put(position, size, tags_code, now_ms, inner_count(sys_flag, properties))
             queue.stored_bytes += size
         if pending is not None and sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK:
             pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
@@ -345,8 +358,9 @@ class Store:
             len(self.store_host) == 20 and sysflags.STORE_HOST_V6
         )
         total = 0
+        crc_bytes = record_crc.BYTES + 1 if self.settings.append_record_crc else 0
         for message in messages:
-            body_length, properties_length = len(message.body), len(message.properties)
+            body_length, properties_length = len(message.body), len(message.properties) + crc_bytes
             if body_length > self.settings.message_bytes_max or properties_length > 32767:
                 raise self._too_large(queue, body_length, properties_length)
             total += record.record_bytes(body_length, len(topic), properties_length, host_bits)
@@ -387,14 +401,16 @@ class Store:
 
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log position, record size, tags code) of `count` messages, which must be in the queue."""
-        queue = self.queue_index.find(topic, queue_id)
-        assert queue is not None
-        assert queue_offset + count <= queue.next
-        return list(queue.units(queue_offset, count))
+        return self._reader.units(topic, queue_id, queue_offset, count)
 
     def read_ahead(self, on: bool) -> None:
         """Whether the kernel may read the log ahead; off suits readers that jump about in a log beyond memory."""
         self.log.segments.maps.advise(self.log.segments, scattered=not on)
+
+    def make_batch_topic(self, topic: str) -> None:
+        """From here on new queues of a topic are batch queues (queue.type=BatchCQ); one with queues keeps its kind."""
+        if topic not in self.queue_index.queues():
+            self.queue_index.batch_topics.add(topic.encode())
 
     def queues(self) -> Mapping[str, Collection[int]]:
         """Topics and the queue ids that have a consume queue."""

@@ -47,7 +47,13 @@ def golden(tmp_path: Path) -> Callable[[str], Golden]:
 
 def golden_settings(root: Path) -> StoreSettings:
     return StoreSettings(
-        root=str(root), log_file_bytes=131072, queue_file_units=100, index_slots=100, index_entries=400
+        root=str(root),
+        log_file_bytes=131072,
+        queue_file_units=100,
+        index_slots=100,
+        index_entries=400,
+        batch_queue_file_units=100,
+        queue_ext_file_bytes=4096,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import record
 from rocketspark.store import Found, Store
-from rocketspark.store.queue_index import GAP_SIZE
+from rocketspark.store.queue import GAP_SIZE
 
 TAGS = ("a", "b", "c")
 BYTES_MAX = 1 << 20

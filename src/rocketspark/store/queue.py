@@ -1,0 +1,347 @@
+"""One consume queue: a row of 20-byte units (log position, size, tags code).
+
+Rule: unit n is the message with queue offset n; only this file writes units (`Store.append` by `map` and `at`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from rocketspark.store.key_index import TopicKeys
+from rocketspark.store.queue_ext import QueueExt
+from rocketspark.store.segments import Segments
+
+UNIT = struct.Struct(">qiq")
+UNIT_BYTES = UNIT.size
+UNIT_TYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+GAP_SIZE = 0x7FFFFFFF
+# Blocks are reserved in steps that grow with the file: a queue of a few messages takes 4 KiB.
+RESERVE_STEP_BYTES_MIN = 4 << 10
+RESERVE_STEP_BYTES_MAX = 64 << 10
+_NO_MAP = memoryview(bytearray())
+
+
+@cache
+def places(count: int) -> struct.Struct:
+    """Position and size of `count` units in a row, without their tags codes."""
+    return struct.Struct(">" + "qi8x" * count)
+
+
+class Queue:
+    """One consume queue.
+
+    Fields of the hot path: `map` the file written to, `at` the byte of the next unit in it, `limit` the byte up
+    to which there are blocks (0 while the file is not mapped), `next` the queue offset of the next message.
+    `rare`: whatever is put here takes the general way of an append. `ext`: where tags codes go, if not into units.
+    """
+
+    unit_bytes: ClassVar[int] = UNIT_BYTES
+    is_batch: ClassVar[bool] = False
+
+    __slots__ = (
+        "_active",
+        "at",
+        "counted",
+        "delay_ms",
+        "ext",
+        "fixed_bytes",
+        "flushed",
+        "keys",
+        "limit",
+        "map",
+        "min",
+        "name",
+        "next",
+        "queue_id",
+        "rare",
+        "reserved",
+        "segments",
+        "start",
+        "stored_bytes",
+        "suffix",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        queue_id: int,
+        segments: Segments,
+        active: Active,
+        keys: TopicKeys,
+        delay_ms: int | None,
+        *,
+        rare: bool = False,
+        ext: QueueExt | None = None,
+    ) -> None:
+        self.name = name
+        self.topic = name.encode()
+        self.queue_id = queue_id
+        self.segments = segments
+        self.keys = keys
+        self.delay_ms = delay_ms
+        self._active = active
+        # Topic length and topic as they stand in a record after the body.
+        length = len(self.topic)
+        self.ext = ext
+        self.rare = rare or length > 127 or (ext is not None and ext.writes) or self.is_batch
+        self.suffix = length.to_bytes(1 if length <= 127 else 2, "big") + self.topic
+        # Bytes of a record that are neither host, body nor properties.
+        self.fixed_bytes = 72 + len(self.suffix) + 2
+        self.map = _NO_MAP
+        self.at = self.limit = self.reserved = self.start = 0
+        self.next = self.min = 0
+        self.flushed = 0
+        # For the count of what was stored: up to which message, and bytes of records since.
+        self.counted = 0
+        self.stored_bytes = 0
+
+    def load(self, below: int | None, min_position: int, *, cut: bool) -> None:
+        """Finds the queue's end: the last unit that is written and lies before log position `below`.
+
+        `cut`: what follows is looked through to the end and made zero, as after a power cut pages may be missing.
+        """
+        segments = self.segments
+        segments.scan()
+        end = segments.starts[0] if segments.starts else 0
+        for start in reversed(segments.starts):
+            count = self._written_units(segments.get(start).view, below)
+            if count:
+                end = start + count * self.unit_bytes
+                break
+        if segments.starts and (cut or self._anything_at(end)):
+            segments.cut(end)
+        self._set_end(end)
+        self.flushed = end
+        self.find_min(min_position)
+        self._load_ext()
+
+    def _load_ext(self) -> None:
+        """Takes from the extension what no unit points to any more."""
+        if self.ext is not None:
+            first = self.segments.starts[0] // UNIT_BYTES if self.segments.starts else self.next
+            self.ext.load(self.unit(self.next - 1)[2] if self.next > first else None)
+
+    def _set_end(self, end: int) -> None:
+        self.next = end // UNIT_BYTES
+        self.start = end - end % self.segments.size
+        if end and end == self.start and self.start not in self.segments.starts:
+            self.start -= self.segments.size
+        self.at = self.reserved = end - self.start
+        self.limit = 0
+        self.map = _NO_MAP
+
+    def _written_units(self, view: memoryview, below: int | None) -> int:
+        low, high = 0, self.segments.size // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            position, size, _ = UNIT.unpack_from(view, middle * UNIT_BYTES)
+            if size > 0 and (below is None or position < below):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _anything_at(self, end: int) -> bool:
+        start = end - end % self.segments.size
+        if start not in self.segments.starts:
+            return False
+        return bool(UNIT.unpack_from(self.segments.get(start).view, end - start)[1])
+
+    def find_min(self, min_position: int) -> None:
+        """Sets `min`: the first unit that is no gap and lies at or after log position `min_position`."""
+        low = self.segments.starts[0] // UNIT_BYTES if self.segments.starts else self.next
+        high = self.next
+        while low < high:
+            middle = (low + high) // 2
+            position, size, _ = self.unit(middle)
+            if size == GAP_SIZE or position < min_position:
+                low = middle + 1
+            else:
+                high = middle
+                if middle == low:
+                    break
+        self.min = low
+
+    def expire(self, min_position: int) -> None:
+        """Removes the files whose units all lie before log position `min_position`, but never the last."""
+        segments = self.segments
+        while len(segments.starts) > 1 and segments.starts[0] < self.start:
+            last = segments.starts[0] + segments.size - UNIT_BYTES
+            if self.unit(last // UNIT_BYTES)[0] >= min_position:
+                break
+            segments.remove(segments.starts[0])
+        self.find_min(min_position)
+        if self.ext is not None and self.min < self.next:
+            self.ext.expire(self.unit(self.min)[2])
+
+    def make_room(self) -> int:
+        """Maps the file for the next unit, a new one if need be, with blocks for some; returns `at`.
+
+        Raises StoreFull or StoreUnwritable.
+        """
+        segments = self.segments
+        step = self._step()
+        if self.at >= segments.size or not segments.starts:
+            start = self.start + (self.at if self.at >= segments.size else 0)
+            if start in segments.starts:
+                reserved = segments.reserve(start, step) - start
+            else:
+                segments.add(start, step)
+                reserved = min(step, segments.size)
+            self.start, self.at, self.reserved = start, 0, reserved
+            self.limit = 0
+        elif self.at >= self.reserved:
+            self.reserved = segments.reserve(self.start + self.at, step) - self.start
+        if self.limit == 0:
+            self.map = segments.get(self.start).view
+            self._active.enter(self)
+        # A limit is a whole number of units, so that none is begun that has no block to end in.
+        self.limit = self.reserved - self.reserved % self.unit_bytes
+        if self.limit <= self.at:
+            self.reserved = segments.reserve(self.start + self.at, step) - self.start
+            self.limit = self.reserved - self.reserved % self.unit_bytes
+        return self.at
+
+    def _step(self) -> int:
+        """How many bytes to reserve next: as many as there are, the whole step from the second file on."""
+        if self.start:
+            return RESERVE_STEP_BYTES_MAX
+        return min(max(self.at, RESERVE_STEP_BYTES_MIN), RESERVE_STEP_BYTES_MAX)
+
+    def make_room_for(self, count: int) -> None:
+        """Room for `count` units in a row, so that a batch is written whole or not at all."""
+        if self.at >= self.limit:
+            self.make_room()
+        if self.ext is not None:
+            self.ext.make_room(count)
+        end = self.at + count * self.unit_bytes
+        size = self.segments.size
+        if end > self.limit and self.reserved < size:
+            self.reserved = self.segments.reserve(self.start + self.at, min(end, size) - self.at) - self.start
+            self.limit = self.reserved - self.reserved % self.unit_bytes
+        following = self.start + size
+        while following < self.start + end:
+            if following not in self.segments.starts:
+                self.segments.add(following, RESERVE_STEP_BYTES_MAX)
+            self.segments.reserve(following, min(size, self.start + end - following))
+            following += size
+
+    def release(self) -> None:
+        """Lets the map go; the next append maps it again."""
+        self.limit = 0
+        self.map = _NO_MAP
+
+    def put(self, position: int, size: int, code: int, stored_ms: int, count: int = 1) -> None:
+        """Writes the next unit. `count` of messages in the record: 1 but in a batch queue."""
+        if self.ext is not None and self.ext.writes:
+            code = self.ext.put(code, stored_ms)
+        self._put(position, size, code)
+
+    def _put(self, position: int, size: int, code: int) -> None:
+        at = self.at
+        if at >= self.limit:
+            at = self.make_room()
+        UNIT.pack_into(self.map, at, position, size, code)
+        self.at = at + UNIT_BYTES
+        self.next += 1
+
+    def start_at(self, offset: int) -> None:
+        """Makes an empty queue begin at `offset`; the units before it in its file become gaps."""
+        assert not self.segments.starts
+        if self.ext is not None:
+            self.ext.load(None)
+        size = self.segments.size
+        self.start = offset * UNIT_BYTES - offset * UNIT_BYTES % size
+        self.at = self.reserved = self.limit = 0
+        self.next = self.start // UNIT_BYTES
+        self.flushed = self.start
+        self.fill_to(offset)
+        self.min = offset
+
+    def fill_to(self, offset: int) -> None:
+        """Gaps up to `offset`."""
+        while self.next < offset:
+            self._put(0, GAP_SIZE, 0)
+
+    def cut(self, offset: int) -> None:
+        """Removes the units from `offset` on."""
+        end = offset * UNIT_BYTES
+        if self.segments.starts and end < self.segments.starts[0]:
+            for start in self.segments.starts[::-1]:
+                self.segments.remove(start)
+            self.start_at(offset)
+            return
+        self.segments.cut(end)
+        self._set_end(end)
+        self.min = min(self.min, offset)
+        self.flushed = min(self.flushed, end)
+        self._load_ext()
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        """(log position, record size, tags code) of one message; the offset must be in the queue."""
+        byte = offset * UNIT_BYTES
+        start = byte - byte % self.segments.size
+        view = self.map if start == self.start and self.limit else self.segments.get(start).view
+        return UNIT.unpack_from(view, byte - start)
+
+    def place(self, offset: int, count: int) -> tuple[memoryview, int, int]:
+        """(view of a file, byte of a message's unit in it, how many of `count` units from it on the file holds).
+
+        The messages [offset, offset + count) must be in the queue.
+        """
+        size = self.segments.size
+        at = offset * UNIT_BYTES % size
+        start = offset * UNIT_BYTES - at
+        view = self.map if start == self.start and self.limit else self.segments.get(start).view
+        end = at + count * UNIT_BYTES
+        return view, at, count if end <= size else (size - at) // UNIT_BYTES
+
+    def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """The units of messages [offset, offset + count), which must be in the queue."""
+        while count:
+            view, at, here = self.place(offset, count)
+            yield from UNIT.iter_unpack(view[at : at + here * UNIT_BYTES])
+            offset += here
+            count -= here
+
+    def _end(self) -> int:
+        """The byte after the last unit."""
+        return self.next * UNIT_BYTES
+
+    def flush(self) -> None:
+        """Puts the units written so far on the disk. Safe beside appends. Raises OSError."""
+        segments = self.segments
+        end = self._end()
+        if self.flushed >= end:
+            return
+        if self.ext is not None:
+            self.ext.flush()  # First: no unit on the disk points to what is not.
+        for start in list(segments.starts):
+            if start + segments.size > self.flushed and start < end:
+                try:
+                    segments.files.sync_file(segments.path(start))
+                except FileNotFoundError:
+                    pass  # The topic was deleted meanwhile.
+        self.flushed = end
+
+
+class Active:
+    """Which queues hold their file mapped for writing: at most `count_max`, first in, first out."""
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+        self._queues: deque[Queue] = deque()
+
+    def enter(self, queue: Queue) -> None:
+        self._queues.append(queue)
+        while len(self._queues) > self.count_max:
+            oldest = self._queues.popleft()
+            if oldest is not queue:
+                oldest.release()
