@@ -23,7 +23,7 @@ from tests.live.support import (
 )
 
 from rocketspark.errors import StoreFull, StoreUnwritable
-from rocketspark.protocol import batch, bodies, headers, java_json, message_ids, properties
+from rocketspark.protocol import batch, bodies, headers, java_json, message_ids, properties, record
 from rocketspark.protocol.batch import BatchItem
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendReply
@@ -155,6 +155,35 @@ def test_batches_that_are_none_are_refused_whole(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("abc", {}),
+        ("abc\x01", {}),
+        ("a\x01b", {"a": "b"}),
+        ("a\x01b\x02junk", {"a": "b"}),
+        ("UNIQ_KEY\x01u\x02junk\x01", {"UNIQ_KEY": "u"}),
+    ],
+)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_property_text_that_is_no_pair_is_dropped(
+    tmp_path: Path, text: str, kept: dict[str, str], prepared: bool
+) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            await sent(peer, properties=text, sys_flag=4 if prepared else 0)
+            topic = "RMQ_SYS_TRANS_HALF_TOPIC" if prepared else TOPIC
+            (stored,) = server.store.read(topic, 0, 0, 1, 1 << 20).records
+            (message,) = record.decode_all(stored)
+            ours = {"UNIQ_KEY", "MSG_REGION", "TRACE_ON", "CLUSTER", "REAL_TOPIC", "REAL_QID", "__transactionId__"}
+            assert {k: v for k, v in pairs(message).items() if k in kept or k not in ours} == kept
+            assert b"abc" not in message.properties
+            assert b"junk" not in message.properties
+
+    run(main())
+
+
 @pytest.mark.parametrize(("asked", "made"), [(4, 4), (8, 8), (16, 8), (1, 1)])
 def test_an_unknown_topic_is_made_with_no_more_queues_than_the_default_s(tmp_path: Path, asked: int, made: int) -> None:
     async def main() -> None:
@@ -195,7 +224,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("New", {"default_topic": TOPIC}, 17, "topic[New] not exist, apply first please!"),
     (TOPIC, {"body": bytes((4 << 20) + 1)}, 13, "the message is illegal: body of 4194305 bytes, the limit is 4194304"),
     (TOPIC, {"pairs": {"k": "v" * 32765}}, 13, "the message is illegal: properties"),
-    (TOPIC, {"properties": "k" * 1_000_000}, 13, "the message is illegal: properties of 1000"),
+    (TOPIC, {"properties": "k\x01" + "v" * 1_000_000}, 13, "the message is illegal: properties of 1000"),
     (TOPIC, {"pairs": {"TIMER_DELAY_SEC": "259201"}}, 13, "should not be bigger than the max delay 259200000ms"),
     (TOPIC, {"pairs": {"TIMER_DELAY_MS": "soon"}}, 13, "timer message illegal"),
     (TOPIC, {"pairs": {"TIMER_DELIVER_MS": "4000000000000"}}, 13, "timer message illegal"),

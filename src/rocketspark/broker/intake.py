@@ -93,7 +93,8 @@ class Intake:
     def marked(self, stored: bytes, pairs: dict[bytes, bytes]) -> bytes:
         """The properties as they are stored: the broker's marks and a unique id added where they lack."""
         if stored and stored[-1] != 2:
-            stored += b"\x02"
+            # What is no pair is dropped (rule: 5.5.0).
+            stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
         if b"UNIQ_KEY" not in pairs:
             unique_id = unique_ids.next().encode()
             pairs[b"UNIQ_KEY"] = unique_id

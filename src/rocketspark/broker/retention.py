@@ -8,6 +8,7 @@ Rules (CleanCommitLogService, 5.5.0): at `deleteWhen` o'clock files older than `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -97,10 +98,10 @@ class Retention:
 
     async def _clean_forever(self) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self._wanted.wait(), max(self._settings.clean_interval_ms / 1000, 0.1))
-            except TimeoutError:
-                pass
+            # Not wait_for: before Python 3.12 it may swallow a cancellation.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(self._settings.clean_interval_ms / 1000, 0.1)):
+                    await self._wanted.wait()
             self._wanted.clear()
             try:
                 await self.clean()

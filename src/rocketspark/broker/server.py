@@ -77,7 +77,7 @@ class BrokerServer:
     @property
     def address(self) -> str:
         """ "host:port" that clients are told."""
-        return f"{self.settings.host}:{self._server.port}"
+        return self.settings.address(self._server.port)
 
     async def start(self) -> None:
         """Listen, recover the store, serve, register. Raises ConfigError or StoreError, with nothing left behind."""

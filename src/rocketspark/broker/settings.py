@@ -141,10 +141,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     @property
     def host(self) -> str:
-        """The address clients are told."""
-        if self.advertised_host:
-            return self.advertised_host
-        return "127.0.0.1" if self.listen_host in ("0.0.0.0", "") else self.listen_host
+        """The address clients are told, IPv6 without brackets."""
+        host = self.advertised_host or ("" if self.listen_host == "0.0.0.0" else self.listen_host) or "127.0.0.1"
+        return host.removeprefix("[").removesuffix("]")
+
+    def address(self, port: int) -> str:
+        """ "host:port" that clients are told; IPv6 in brackets, as RocketMQ registers one that it finds itself."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @property
     def sync_flush(self) -> bool:

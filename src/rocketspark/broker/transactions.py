@@ -200,7 +200,7 @@ class Transactions:
     ) -> Accepted:
         """Store a half message: invisible until its commit. Raises ServerError as `Intake.accept`."""
         if stored and stored[-1] != 2:
-            stored += b"\x02"
+            stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
         unique_id = pairs.get(b"UNIQ_KEY")
         stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
         if unique_id is not None and b"__transactionId__" not in pairs:

@@ -92,6 +92,20 @@ def test_a_wrong_value_is_named(key: str, value: str) -> None:
         settings_from({key: value})
 
 
+@pytest.mark.parametrize(
+    ("bound", "told", "address"),
+    [
+        ("0.0.0.0", "", "127.0.0.1:1"),
+        ("", "10.0.0.7", "10.0.0.7:1"),
+        ("::1", "", "[::1]:1"),
+        ("::", "fd00::7", "[fd00::7]:1"),
+        ("::", "[fd00::7]", "[fd00::7]:1"),
+    ],
+)
+def test_the_address_that_clients_are_told(bound: str, told: str, address: str) -> None:
+    assert BrokerSettings(listen_host=bound, advertised_host=told).address(1) == address
+
+
 def test_a_line_that_is_no_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="here line 2: 'oops' is no key=value"):
         parse_properties("a=b\noops\n", "here")
