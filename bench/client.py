@@ -186,8 +186,8 @@ def run(plan: Plan) -> list[Row]:
     return measure_all(
         plan.rounds(),
         consume_count=plan.of(CONSUME_COUNT, 100_000, 1000),
-        seconds=plan.of(1.5, 0.5, 0.05),
-        latency_count=plan.of(LATENCY_COUNT, 300, 20),
+        seconds=plan.of(1.0, 0.5, 0.05),
+        latency_count=plan.of(1000, 300, 20),
         cross=with_cross,
     )
 

@@ -68,7 +68,7 @@ def batched(count: int, seconds: float) -> Act:
 
 def run(plan: Plan) -> list[Row]:
     """A table of its own: messages per second, processor time of each, memory then."""
-    seconds = plan.of(1.5, 0.3, 0.05)
+    seconds = plan.of(0.8, 0.3, 0.05)
     steps: list[tuple[str, int, int, Act]] = []
     for size in plan.of((128, 1024, 4096, 16384, 65536), (128, 4096, 65536), (128,)):
         steps.append((f"body {size:,} B", size, size, bodies(size, seconds)))
@@ -90,8 +90,9 @@ def run(plan: Plan) -> list[Row]:
             found = [figure(servers, act) for _ in range(plan.rounds())]
             rows.append(rates_row(name, "msg/s", [(f, None) for f in found]))
             tell(rows[-1], body_bytes, found, servers)
-        rows += end_rows(servers, None)
-    return rows
+        ends = end_rows(servers, None)
+        show(ends, heading=False)
+    return rows + ends
 
 
 def tell(row: Row, body_bytes: int, found: list[Figure], servers: Servers) -> None:

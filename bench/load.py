@@ -18,8 +18,8 @@ from rocketspark.transport.dial import parse_address
 REPLY_TIMEOUT_S = 30.0
 COUNT_MAX = 5_000_000
 ANY, OK = b'{"code":', b'{"code":0,'
-# The longest start of a marker that a chunk may end with.
-TAIL_BYTES = len(OK) - 1
+# The longest start of a code that a chunk may end with: of any 32 bits.
+TAIL_BYTES = len(b'{"code":-2147483648')
 OTHER_CODE = re.compile(rb'\{"code":(?!0,)(-?\d+),[^}]*')
 SYSTEM_BUSY = 2
 # A request of the broker's own: who is in the group has changed.
@@ -59,9 +59,10 @@ class Replies:
         data = self._tail + data
         done = data.count(OK)
         found = done
+        end = data.rfind(OK) + len(OK) if done else 0
         if data.count(ANY) != done:
             for match in OTHER_CODE.finditer(data):
-                code = int(match[1])
+                code, end = int(match[1]), max(end, match.end())
                 if code == NOTICE:
                     continue
                 if code != SYSTEM_BUSY:
@@ -70,7 +71,7 @@ class Replies:
                 self.busy += 1
                 found += 1
         self.done += done
-        self._tail = data[-TAIL_BYTES:]
+        self._tail = data[max(end, len(data) - TAIL_BYTES) :]
         return found
 
 

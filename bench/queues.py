@@ -78,12 +78,12 @@ def run(plan: Plan) -> list[Row]:
             for servers in peers:
                 progress("8 queues, not counted")
                 create(servers.broker, [FEW_TOPIC], 8)
-                pump(servers.broker, few, window=WINDOW, seconds=plan.of(4.0, 2.0, 0.05))
+                pump(servers.broker, few, window=WINDOW, seconds=plan.of(3.0, 2.0, 0.05))
             name = "sends, 8 queues, 64 in flight"
             rows.append(compare(name, "msg/s", plan.rounds(), mine, java, lambda s: send(s, few)))
             show(rows)
             before = [memory_kib(s.pid) for s in peers]
-            before_disk = [disk_bytes(s.store / "consumequeue") for s in peers]
+            before_disk = disk_bytes(store / "consumequeue")
             progress(f"creating {len(names)} topics")
             took = [create(s.broker, names, per_topic) for s in peers]
             name = f"{len(names)} topics of {per_topic} queues, one by one"
@@ -93,8 +93,9 @@ def run(plan: Plan) -> list[Row]:
             found.append(row(f"first message on each of {count:,} queues", "1/s", [load.per_second for load in first]))
             show(found, heading=False)
             rows += found
-            disk = [(disk_bytes(s.store / "consumequeue") - b) / 2**20 for s, b in zip(peers, before_disk, strict=True)]
-            found = [row("disk taken by the queues' files", "MiB", disk)]
+            # Of ours alone: the Java broker's blocks are given out only when its pages are written back.
+            disk = (disk_bytes(store / "consumequeue") - before_disk) / 2**20
+            found = [values_row("disk taken by the queues' files", "MiB", [(disk, None)])]
             name = f"sends, {count:,} queues, 64 in flight"
             found.append(compare(name, "msg/s", plan.rounds(), mine, java, lambda s: send(s, many)))
             found.append(values_row("  beside 8 queues (ours, Java's)", "x", _beside(found[-1], rows[0])))

@@ -33,7 +33,7 @@ def warm_up(mine: Servers, java: Servers | None, windows: tuple[int, ...], secon
 
 def run(plan: Plan) -> list[Row]:
     """One row per window and body size: messages per second, ours first."""
-    seconds = plan.of(1.5, 0.5, 0.05)
+    seconds = plan.of(1.0, 0.5, 0.05)
     windows = plan.of(WINDOWS, WINDOWS, (1, 64))
     rows = floor_rows(windows, seconds)
     show(rows)

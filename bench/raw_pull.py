@@ -113,7 +113,7 @@ def run_one(address: str, made: list[bytes], *, window: int, seconds: float, pul
 
 def run(plan: Plan) -> list[Row]:
     """One row per window: messages per second, ours first."""
-    seconds = plan.of(2.0, 0.5, 0.05)
+    seconds = plan.of(1.5, 0.5, 0.05)
     count = plan.of(1_000_000, 100_000, 8000)
     windows = plan.of(WINDOWS, WINDOWS, (8,))
     made = frames(TOPIC, queue_counts(count, QUEUES))

@@ -23,7 +23,7 @@ def run(plan: Plan) -> list[Row]:
         tell_disk(mine)
         warm_up(mine, java, plan.of((1, 64, 256), (64,), ()), plan.of(2.0, 1.0, 0.05))
         for window in WINDOWS:
-            act = partial(send, window=window, seconds=plan.of(2.0, 0.5, 0.05))
+            act = partial(send, window=window, seconds=plan.of(1.5, 0.5, 0.05))
             rows.append(compare(f"SYNC_FLUSH, {window} in flight, 128 B", "msg/s", plan.rounds(5), mine, java, act))
             show(rows[-1:], heading=len(rows) == 1)
         ends = end_rows(mine, java)
