@@ -127,6 +127,19 @@ class Reads(msgspec.Struct):
     longest_ms: int = 0
 
 
+class _Pulls:
+    """What the pulls of a group from one queue came to since they were last put where they belong."""
+
+    __slots__ = ("flow", "latency", "messages", "nums", "size", "sizes", "times", "took_ms")
+
+    def __init__(self, nums: Item, sizes: Item, latency: Item, flow: Flow) -> None:
+        self.nums = nums
+        self.sizes = sizes
+        self.latency = latency
+        self.flow = flow
+        self.times = self.messages = self.size = self.took_ms = 0
+
+
 class _Tick(NamedTuple):
     now_ms: int
     stored: int
@@ -165,7 +178,9 @@ class Stats:
         self.rolled_back: dict[str, int] = {}
         self.read: dict[tuple[str, str], Flow] = {}
         self.dead: dict[tuple[str, str], int] = {}
-        self._read_items: dict[tuple[str, str, int], tuple[Item, Item, Item, Flow]] = {}
+        # By topic, group, queue: pulls since the last `collect`; and those in which there were any.
+        self._pulls: dict[tuple[str, str, int], _Pulls] = {}
+        self._fresh_pulls: list[_Pulls] = []
         self._read_before: dict[tuple[str, str], int] = {}
         self._batched: dict[str, int] = {}
         self.put_times = [0] * len(PUT_TIME_NAMES)
@@ -178,34 +193,39 @@ class Stats:
     # -- counting --------------------------------------------------------------------------------------------------
 
     def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, took_ms: float) -> None:
-        """A pull found `messages`; some 0.5 us for each reply, whatever it holds."""
+        """A pull found `messages`; some 0.2 us for each reply, whatever it holds: `collect` does the rest."""
         key = (topic, group, queue_id)
-        known = self._read_items.get(key)
-        if known is None:
-            known = self._read_items[key] = self._counters_of(topic, group, queue_id)
-        nums, sizes, latency, flow = known
-        nums.value += messages
-        nums.times += 1
-        sizes.value += size
-        sizes.times += 1
-        latency.value += int(took_ms)
-        latency.times += 1
-        flow.messages += messages
-        flow.bytes += size
-        reads = self.reads
-        reads.found += 1
-        reads.messages += messages
-        if took_ms > reads.longest_ms:
-            reads.longest_ms = int(took_ms)
+        counted = self._pulls.get(key)
+        if counted is None:
+            counted = self._pulls[key] = self._counters_of(topic, group, queue_id)
+        if not counted.times:
+            self._fresh_pulls.append(counted)
+        counted.times += 1
+        counted.messages += messages
+        counted.size += size
+        if took_ms >= 1:
+            counted.took_ms += int(took_ms)
+            self.reads.longest_ms = max(self.reads.longest_ms, int(took_ms))
 
-    def _counters_of(self, topic: str, group: str, queue_id: int) -> tuple[Item, Item, Item, Flow]:
+    def _counters_of(self, topic: str, group: str, queue_id: int) -> _Pulls:
         text = f"{topic}@{group}"
-        return (
+        return _Pulls(
             self._item(GROUP_GET_NUMS, text),
             self._item(GROUP_GET_SIZE, text),
             self._item(GROUP_GET_LATENCY, f"{queue_id}@{text}"),
             self.read.setdefault((topic, group), Flow()),
         )
+
+    def _collect_pulls(self) -> None:
+        fresh, self._fresh_pulls = self._fresh_pulls, []
+        for pulls in fresh:
+            pulls.nums.add(pulls.messages, pulls.times)
+            pulls.sizes.add(pulls.size, pulls.times)
+            pulls.latency.add(pulls.took_ms, pulls.times)
+            pulls.flow.add(pulls.messages, pulls.size)
+            self.reads.found += pulls.times
+            self.reads.messages += pulls.messages
+            pulls.times = pulls.messages = pulls.size = pulls.took_ms = 0
 
     def missed(self) -> None:
         """A pull found nothing."""
@@ -278,6 +298,7 @@ class Stats:
             # Nobody sent the dead letters (rule: AbstractSendMessageProcessor, 5.x).
             if not names.is_system_topic(topic) and not topic.startswith(names.DLQ_PREFIX):
                 self._put_plain += flow.messages
+        self._collect_pulls()
         for key, flow in self.read.items():
             fresh = flow.messages - self._read_before.get(key, 0)
             if fresh:
@@ -324,7 +345,8 @@ class Stats:
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: its counters go."""
         self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
-        self._read_items = {k: v for k, v in self._read_items.items() if k[0] != topic}
+        self._collect_pulls()
+        self._pulls = {k: v for k, v in self._pulls.items() if k[0] != topic}
         self.read = {k: v for k, v in self.read.items() if k[0] != topic}
         self._read_before = {k: v for k, v in self._read_before.items() if k[0] != topic}
         self.dead = {k: v for k, v in self.dead.items() if k[0] != topic}

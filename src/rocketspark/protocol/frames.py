@@ -21,6 +21,7 @@ LANGUAGES = (
     *("HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
 )
 RESPONSE_FLAG = 1
+_LENGTHS = struct.Struct(">II")
 ONEWAY_FLAG = 2
 
 # The order in which RocketMQ's JSON encoder writes the header's keys.
@@ -242,9 +243,8 @@ class Splitter:
         at = 0
         size = len(data)
         while size - at >= 8:
-            total = int.from_bytes(data[at : at + 4], "big")
+            total, mark = _LENGTHS.unpack_from(data, at)
             end = at + 4 + total
-            mark = int.from_bytes(data[at + 4 : at + 8], "big")
             header_end = at + 8 + (mark & 0xFFFFFF)
             if header_end > end or total > FRAME_BYTES_MAX:
                 self.broken = True

@@ -39,6 +39,9 @@ class Found(Enum):
     NO_QUEUE = "no such queue"
 
 
+_FOUND = Found.FOUND
+
+
 class Read(msgspec.Struct, frozen=True):
     """The result of a read.
 
@@ -94,8 +97,7 @@ class Reader:
             units_max = min(count_max, high - queue_offset)
             whole = self._whole(queue, queue_offset, units_max, bytes_max)
             if whole is not None:
-                records, count, total = whole
-                return Read(Found.FOUND, records, count, total, queue_offset + count, low, high)
+                return whole
         else:
             units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max), high - queue_offset)
         count = total = 0
@@ -129,44 +131,40 @@ class Reader:
         status = Found.FOUND if records else Found.NO_MATCHED
         return Read(status, records, count, total, next_offset, low, high)
 
-    def _whole(
-        self, queue: Queue, queue_offset: int, count: int, bytes_max: int
-    ) -> tuple[list[memoryview], int, int] | None:
-        """(slices, messages, bytes) of a read that takes all there is, the usual one; None where it is not that simple.
+    def _whole(self, queue: Queue, queue_offset: int, count: int, bytes_max: int) -> Read | None:
+        """A read that takes all there is, the usual one; None where it is not that simple.
 
-        A pull of 32: 1.5 us where the records follow each other in the log, 4 us where others lie between them.
+        32 messages: 1.5 us where their records follow each other in the log, 4 us where others lie between them.
         """
         view, at, here = queue.place(queue_offset, count)
         if here < count:
             return None
-        if count > _PLACES_MAX:
+        if count <= _PLACES_MAX:
+            found = places(count).unpack_from(view, at)
+            first, last, size = found[0], found[-2], found[-1]
+            total = sum(found[1::2])
+        else:
             units = np.frombuffer(view, UNIT_TYPE, count, at)
             ends = units["size"].cumsum(dtype=np.int64)
             count = int(ends.searchsorted(bytes_max, "right"))
             if count == 0:
                 return None
-            total = int(ends[count - 1])
-            first, last = int(units["position"][0]), int(units["position"][count - 1])
-            end = last + int(units["size"][count - 1])
-            found: tuple[int, ...] = ()
-        else:
-            found = places(count).unpack_from(view, at)
-            total = sum(found[1::2])
-            first = found[0]
-            end = found[-2] + found[-1]
-        # A gap is larger than any limit.
-        if total > min(bytes_max, GAP_SIZE - 1):
-            return None
+            found = ()
+            first, (last, size, _), total = int(units["position"][0]), units[count - 1].item(), int(ends[count - 1])
         log = self._log
         start = first - first % log.file_bytes
-        if first < log.min_position or end > start + log.file_bytes:
+        end = last + size
+        # A gap is larger than any limit.
+        if total > bytes_max or total >= GAP_SIZE or first < log.min_position or end > start + log.file_bytes:
             return None
         stored = log.segments.get(start).view
         if end - first == total:
-            return [stored[first - start : end - start]], count, total
-        if not found:
+            records = [stored[first - start : end - start]]
+        elif found:
+            records = [stored[p - start : p - start + n] for p, n in zip(found[::2], found[1::2], strict=True)]
+        else:
             return None
-        return [stored[p - start : p - start + n] for p, n in zip(found[::2], found[1::2], strict=True)], count, total
+        return Read(_FOUND, records, count, total, queue_offset + count, queue.min, queue.next)
 
     def _accepted(self, position: int, accepts: Callable[[memoryview], bool]) -> bool:
         found = self._log.record_at(position)

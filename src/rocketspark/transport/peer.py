@@ -257,7 +257,7 @@ class Peer(asyncio.Protocol):
                         large += len(answer)
                         if large > WRITE_BYTES_HIGH:
                             large = 0
-                            self._flush(out)
+                            self._flush(out, apart=True)
                             out = self._out = []
                             if self._writable is not None and not self._writable.is_set():
                                 # Not read by the other side: what else it asked for waits until it reads.
@@ -268,18 +268,22 @@ class Peer(asyncio.Protocol):
             self._drop_broken(e)
             return
         finally:
-            self._flush(out)
+            self._flush(out, apart=large > 0)
 
     def _drop_broken(self, error: FrameError) -> None:
         log.warning("%s sent a broken frame: %s; connection closed", self.address, error)
         self.close()
 
-    def _flush(self, out: list[bytes]) -> None:
+    def _flush(self, out: list[bytes], *, apart: bool = False) -> None:
+        """Write the replies at once; `apart`: large ones, a copy into one would cost more than several buffers."""
         self._out = None
         if self._soon:
             out, self._soon = [*self._soon, *out], []
         if out and self._transport is not None:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            if apart:
+                self._transport.writelines(out)
+            else:
+                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             out.clear()
 
     # -- requests of the other side ------------------------------------------------------------------------------

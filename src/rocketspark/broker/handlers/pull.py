@@ -98,7 +98,8 @@ class PullHandler:
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         read = self._read(h, h.queue_offset, codes, accepts)
         if (
-            read.status in _NOTHING_YET
+            not read.count
+            and read.status in _NOTHING_YET
             and h.queue_offset == read.next_offset
             and h.sys_flag & sysflags.PULL_SUSPEND
             and h.suspend_ms > 0
@@ -259,9 +260,8 @@ class PullHandler:
 
     @staticmethod
     def _answer(request: Request[PullHeader], read: Read, topic_sys_flag: int) -> bytes:
-        if read.status is Found.FOUND:
-            code, remark = 0, b"FOUND"
-        else:
+        code, remark = 0, b"FOUND"
+        if not read.count:
             code, remark = _OUTCOME[read.status]
             if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
                 # An empty queue that is asked beyond its start (rule: wire.md 9.4).
