@@ -10,6 +10,8 @@ SPARK_MASTER ?=
 CYCLES ?= 20
 TESTS ?= tests
 WORKERS ?= 2
+PARTS ?=
+OPTIONS ?=
 
 BIN := .venv/bin
 # Spark and the Java tests find the Java that set-up chose; Spark's workers run our interpreter.
@@ -45,8 +47,8 @@ demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPA
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \
 	  $(BIN)/python -m examples.flights.demo
 
-bench: setup ## measured beside the Java broker and client, ratios printed
-	@exec $(WITH_JAVA) $(BIN)/python -m bench
+bench: setup ## measured beside the Java broker and client, ratios printed (PARTS="raw pull" OPTIONS="--quick --json FILE")
+	@exec $(WITH_JAVA) $(BIN)/python -m bench $(PARTS) $(OPTIONS)
 
 soak: setup ## the long runs: kill cycles under load (CYCLES=N)
 	$(WITH_JAVA) SOAK_CYCLES=$(CYCLES) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0
