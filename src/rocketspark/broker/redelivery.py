@@ -29,19 +29,15 @@ def route(record: Record, group: str, *, delay_level: int, max_times: int) -> Re
     """What becomes of a failed message. `delay_level` 0 leaves the choice to the broker, below 0 gives it up."""
     pairs = properties.decode(record.properties.decode("utf-8", "replace"))
     topic = record.topic.decode("utf-8", "replace")
-    origin_topic = pairs.get(properties.RETRY_TOPIC) or topic
-    pairs[properties.RETRY_TOPIC] = origin_topic
+    pairs[properties.RETRY_TOPIC] = pairs.get(properties.RETRY_TOPIC) or topic
     pairs[properties.WAIT] = "false"
-    for parked in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID):
-        pairs.pop(parked, None)
-    message_id = offset_message_id(record.store_host, record.position)
-    origin_id = pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message_id)
+    pairs.setdefault(properties.ORIGIN_MESSAGE_ID, offset_message_id(record.store_host, record.position))
     times = record.reconsume_times
     if delay_level < 0 or times >= max_times:
-        pairs.pop(properties.DELAY, None)
-        pairs[properties.DLQ_ORIGIN_TOPIC] = origin_topic
-        pairs[properties.DLQ_ORIGIN_MESSAGE_ID] = origin_id
+        pairs[properties.DELAY] = "0"
         return Redelivery(names.dead_letter_topic(group), True, pairs, times + 1)
+    for parked in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID):
+        pairs.pop(parked, None)
     level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + times
     pairs[properties.DELAY] = str(level)
     return Redelivery(names.retry_topic(group), False, pairs, times + 1)

@@ -412,13 +412,14 @@ class Transactions:
 
     def _ask(self, peer: Peer, key: str, half: Record, pairs: dict[str, str]) -> None:
         """CHECK_TRANSACTION_STATE: the producer answers with an end of its own."""
+        told = properties.decode(half.properties.decode("utf-8", "replace")) | {properties.WAIT: "false"}
         body = record.encode(
             topic=pairs[properties.REAL_TOPIC].encode(),
             queue_id=int(pairs.get(properties.REAL_QUEUE_ID, "0")),
             queue_offset=half.queue_offset,
             position=half.position,
             body=half.body,
-            properties=half.properties,
+            properties=properties.encode(told).encode(),
             flag=half.flag,
             sys_flag=half.sys_flag,
             born_time_ms=half.born_time_ms,

@@ -267,13 +267,15 @@ class Membership:
     async def start_offset(self, queue: MessageQueue) -> int:
         """The committed offset, else where `consume_from` says."""
         peer = await self.peer(queue)
+        # Asked first: what comes between the two questions is not missed.
+        end = await requests.max_offset(peer, queue) if self._consume_from == "last" else 0
         committed = await requests.query_consumer_offset(peer, queue, self.group)
         if committed is not None and committed >= 0:
             return committed
         if queue.topic.startswith(validate.RETRY_PREFIX):
             return 0
         if self._consume_from == "last":
-            return await requests.max_offset(peer, queue)
+            return end
         if self._consume_from == "first":
             return await requests.min_offset(peer, queue)
         return await requests.search_offset(peer, queue, int(self._consume_from))

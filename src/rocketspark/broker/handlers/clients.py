@@ -48,7 +48,7 @@ class ClientHandler:
         beat = java_json.decode(body, bodies.Heartbeat)
         for consumer in beat.consumer_data_set:
             config = self._groups.get(consumer.group_name)
-            if config is not None and consumer.message_model != "BROADCASTING":
+            if config is not None:
                 self._topics.ensure(names.retry_topic(consumer.group_name), config.retry_queue_nums)
         self._clients.beat(peer, beat, sender_language(request.language), request.version, now_ms())
         return reply(request.opaque, header=HeartbeatReply())
@@ -68,7 +68,9 @@ class ClientHandler:
         return reply(request.opaque, header={}, body=bodies.encode(members))
 
     def notify(self, group: ConsumerGroup) -> None:
-        """Tell all members that the group changed (40)."""
+        """Tell all members that the group changed (40); those of a broadcast group share nothing."""
+        if group.message_model == "BROADCASTING":
+            return
         config = self._groups.table.get(group.name)
         if config is not None and not config.notify_consumer_ids_changed_enable:
             return

@@ -30,7 +30,9 @@ class QueryHandler:
         limit = UNIQUE_COUNT_MAX if h.unique else min(max(h.count_max, 1), QUERY_COUNT_MAX)
         found = self._store.query(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
         if not found:
-            raise ServerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+            nothing = QueryMessageReply(updated_ms=0, updated_position=0)
+            remark = "can not find message, maybe time range not correct"
+            return reply(request.opaque, ResponseCode.QUERY_NOT_FOUND, nothing, remark=remark)
         header = QueryMessageReply(
             updated_ms=self._store.last_store_time_ms, updated_position=self._store.written_position
         )
