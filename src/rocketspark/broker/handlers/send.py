@@ -178,6 +178,8 @@ class SendHandler:
         if not transaction_id.isalnum():
             transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
         header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
+        if not transaction_id:
+            header = header.replace(b'"transactionId":"",', b"", 1)
         if b"TIMER_OUT_MS" in pairs:
             header = header.replace(b'"extFields":{', b'"extFields":{' + self._recall_handle(pairs), 1)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
