@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rocketspark.broker import inner_batches
 from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.clients import Clients
 from rocketspark.broker.config import JsonFile, now_ms
@@ -95,7 +96,14 @@ class BrokerServer:
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
         try:
             store_host = pack_host(s.host, self._server.port)
-            self.store = Store(s.store_settings(), store_host=store_host)
+            known = (
+                JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load() or TopicConfigTable()
+            )
+            self.store = Store(
+                s.store_settings(),
+                store_host=store_host,
+                batch_topics=inner_batches.batch_topics(known.topic_config_table.values()),
+            )
             self.store.open()
         except BaseException:
             await self._server.close()

@@ -175,7 +175,7 @@ class _Replay:
         queues, index = self._queues, self._index
         kind = found.sys_flag & sysflags.TRANSACTION_MASK
         if not kind & sysflags.TRANSACTION_PREPARED and found.position >= self._deleted.get(found.topic, 0):
-            if found.sys_flag & sysflags.INNER_BATCH:
+            if found.sys_flag & sysflags.INNER_BATCH and found.topic.decode() not in queues.queues():
                 queues.batch_topics.add(found.topic)
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.broker import names
+from rocketspark.broker import inner_batches, names
 from rocketspark.broker.clients import Clients
 from rocketspark.broker.config import now_ms
 from rocketspark.broker.delays import Delays
@@ -248,8 +248,11 @@ class AdminHandler:
             known = self._topics.get(config.topic_name)
             change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
             config.attributes = merged_attributes(known.attributes if known else {}, change)
+            inner_batches.check_queue_type(config.topic_name, known, config.attributes)
         for config in wanted:
             self._topics.put(config)
+        for topic in inner_batches.batch_topics(wanted):
+            self._store.make_batch_topic(topic)
         await self._settled()
         return reply(request.opaque)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.broker import names, redelivery
+from rocketspark.broker import inner_batches, names, redelivery
 from rocketspark.broker.durability import Durability
 from rocketspark.broker.groups import Groups
 from rocketspark.broker.intake import Accepted, Intake, any_queue, pairs_of
@@ -106,7 +106,7 @@ class SendHandler:
         h = request.ext
         topic = h.topic
         config = self._topic_table.get(topic)
-        if config is None or topic in names.NOT_SENDABLE or not self._writable or h.sys_flag & 0xC:
+        if config is None or topic in names.NOT_SENDABLE or not self._writable or h.sys_flag & 0x8C:
             is_new = config is None
             try:
                 config = self._check(request)
@@ -180,6 +180,8 @@ class SendHandler:
         header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
         if not transaction_id:
             header = header.replace(b'"transactionId":"",', b"", 1)
+        if b"INNER_NUM" in pairs and (request.ext.batch or request.code == 320):
+            header = header.replace(b'"extFields":{', b'"extFields":{"batchUniqId":"%b",' % transaction_id, 1)
         if b"TIMER_OUT_MS" in pairs:
             header = header.replace(b'"extFields":{', b'"extFields":{' + self._recall_handle(pairs), 1)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
@@ -236,6 +238,8 @@ class SendHandler:
             raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {e}") from e
         if not items:
             raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
+        if b"UNIQ_KEY" in pairs and inner_batches.has_batch_queues(self._topic_table[topic]):
+            return self._send_inner_batch(peer, request, queue_id, pairs, body, len(items))
         accepted = self._intake.accept_batch(
             topic,
             queue_id,
@@ -249,6 +253,37 @@ class SendHandler:
             self._answer_when_durable(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
             return None
         return self._answer(0, request, queue_id, accepted[0][1], ids, pairs)
+
+    def _send_inner_batch(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        queue_id: int,
+        pairs: dict[bytes, bytes],
+        body: bytes,
+        count: int,
+    ) -> bytes | None:
+        """A batch for a topic with batch queues: one record, and the sender is told its unique id."""
+        h = request.ext
+        position, queue_offset, end = inner_batches.accept(
+            self._intake,
+            self._store,
+            h.topic,
+            queue_id,
+            body,
+            count,
+            pairs,
+            flag=h.flag,
+            sys_flag=h.sys_flag,
+            born_time_ms=h.born_time_ms,
+            born_host=peer.packed_host,
+        )
+        self._stats.batched(h.topic, count)
+        message_id = b"%b%016X" % (self._host_hex, position)
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
+            return None
+        return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
 
     def _check(self, request: Request[SendHeader]) -> TopicConfig:
         """What a send goes through that is not plain; order of checks: wire.md 2.4."""
@@ -266,6 +301,7 @@ class SendHandler:
                 f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
             )
         config = self._topics.get(h.topic)
+        inner_batches.check_sent(h.topic, config, h.sys_flag)
         if config is not None:
             return config
         if h.topic.startswith(names.RETRY_PREFIX):

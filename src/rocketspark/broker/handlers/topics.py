@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rocketspark.broker import names
+from rocketspark.broker import inner_batches, names
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
@@ -58,6 +58,8 @@ class TopicHandler:
         h = request.ext
         check_new(h.topic, h.read_queue_count, h.write_queue_count)
         known = self._topics.get(h.topic)
+        attributes = merged_attributes(known.attributes if known else {}, h.attributes)
+        inner_batches.check_queue_type(h.topic, known, attributes)
         self._topics.put(
             TopicConfig(
                 topic_name=h.topic,
@@ -67,9 +69,11 @@ class TopicHandler:
                 topic_filter_type=h.filter_type,
                 topic_sys_flag=h.topic_sys_flag or 0,
                 order=h.order,
-                attributes=merged_attributes(known.attributes if known else {}, h.attributes),
+                attributes=attributes,
             )
         )
+        if attributes.get(inner_batches.QUEUE_TYPE) == inner_batches.BATCH:
+            self._store.make_batch_topic(h.topic)
         await self._settled()
         return reply(request.opaque)
 
