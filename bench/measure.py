@@ -17,7 +17,7 @@ def figure(servers: Servers, act: Act, pid: int | None = None) -> Figure:
     load = act(servers)
     after = cpu_seconds(pid or servers.pid)
     if load.busy:
-        print(f"  {load.busy} requests were answered with busy and do not count", flush=True)
+        print(f"  {servers.name}: {load.busy} requests were answered with busy and do not count", flush=True)
     return Figure(load.done, load.seconds, after - before, load.tool_cpu_s)
 
 

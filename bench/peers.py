@@ -35,6 +35,7 @@ class Servers(NamedTuple):
     store: Path
     brokers: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    name: str = "ours"
 
     def kill(self) -> None:
         """SIGKILL of the process that was started."""
@@ -118,7 +119,7 @@ def apache(config: Config | None = None) -> Iterator[Servers]:
             pid = cluster._broker._process.pid
             ready_s = time.perf_counter() - started
             broker = cluster.broker
-            yield Servers(cluster.namesrv, broker, pid, ready_s, cluster._broker.store, (broker,), (pid,))
+            yield Servers(cluster.namesrv, broker, pid, ready_s, cluster._broker.store, (broker,), (pid,), "java")
         finally:
             cluster.close()
 
@@ -133,7 +134,7 @@ def apache_namesrv() -> Iterator[Servers]:
         server = ApacheNamesrv(Path(folder))
         try:
             pid = server._process.pid
-            yield Servers(server.namesrv, "", pid, time.perf_counter() - started, Path(folder))
+            yield Servers(server.namesrv, "", pid, time.perf_counter() - started, Path(folder), name="java")
         finally:
             server.kill()
 
