@@ -122,6 +122,16 @@ LEFT_OUT: dict[str, str] = {
     "batch_ack_message": "POP",
     "pop_no_message_polling": "POP",
     "v497_bin_send_batch": "the captured broker was too busy to take it",
+    "auth2_admin_users_and_acls": "access control",
+    "auth2_ok": "access control",
+    "auth2_bad_signature": "access control",
+    "auth2_unknown_user": "access control",
+    "auth2_no_credentials": "access control",
+    "auth2_denied": "access control",
+    "ha_slave_start": "replication",
+    "ha_send_while_slave_connected": "replication",
+    "ha_status_and_route_with_slave": "replication",
+    "ha_slave_stop": "replication",
 }
 
 ROWS: list[Row] = [
@@ -152,6 +162,9 @@ ROWS: list[Row] = [
     Row("*", "QUERY_CONSUME_TIME_SPAN", "body.*.*TimeStampStr", text, "the same in words"),
     Row("*", "QUERY_CONSUME_QUEUE", "body.queueData.#.physicOffset", number, "a place in the log"),
     Row("*", "GET_BROKER_HA_STATUS", "body.masterCommitLogMaxOffset", number, "a place in the log"),
+    Row("raw_errors", "SEND*", "ext.transactionId", text, "made by the broker, of its own address"),
+    Row("raw_errors", "PULL_MESSAGE", "record.properties.UNIQ_KEY", text, "the same"),
+    Row("raw_errors", "PULL_MESSAGE", "record.size", number, "with the same"),
     # -- what was measured -------------------------------------------------------------------------------------------
     Row("*", "GET_*CONSUME_STATS", "body.*consumeTps", number, "a rate"),
     Row("*", "GET_TOPIC_STATS_INFO", "body.topicPutTps", number, "a rate"),
@@ -160,6 +173,11 @@ ROWS: list[Row] = [
         Row("admin_broker_runtime_info", "*", f"body.table.{name}", figure, "measured, or the machine's")
         for name in (
             *(
+                "timer*",
+                "*HeadWaitTimeMills",
+                "*QueueSize",
+                "dispatchBehindBytes",
+                "pageCacheLockTimeMills",
                 "*Tps",
                 "*Ratio",
                 "putLatency*",
@@ -180,6 +198,11 @@ ROWS: list[Row] = [
     Row(
         "*", "GET_BROKER_RUNTIME_INFO", "body.table.commitLogDiskRatio_*", anything, "the name holds the store's folder"
     ),
+    # -- what a broker tells its NameServer --------------------------------------------------------------------------
+    Row("*", ">REGISTER_BROKER", "ext.bodyCrc32", number, "of the body"),
+    Row("*", ">REGISTER_BROKER", "ext.haServerAddr", port, "the port of replication"),
+    Row("*", ">REGISTER_BROKER", "body.*.dataVersion.timestamp", time, "when topics last changed"),
+    Row("*", ">REGISTER_BROKER", "body.*.mappingDataVersion.timestamp", number, "static topics"),
     # -- in words ----------------------------------------------------------------------------------------------------
     Row("*", "*", "remark", unset, "what Java's server sends where nobody set a remark"),
     Row("*", "GET_MIN_OFFSET", "remark", empty, "nothing is said either way"),
@@ -220,6 +243,7 @@ ROWS: list[Row] = [
             ("GET_ALL_TOPIC_LIST_FROM_NAMESERVER", "List"),
             ("GET_TOPICS_BY_CLUSTER", "List"),
             ("GET_ALL_TOPIC_CONFIG", "ConfigTable"),
+            (">REGISTER_BROKER", "ConfigSerializeWrapper.topicConfigTable"),
         )
         for topic, reason in (
             ("RMQ_SYS_ROCKSDB_TRANS_*", "transactions in RocksDB"),
@@ -265,8 +289,20 @@ ROWS: list[Row] = [
         "admin_producer_connection", "*", "body.data.CLIENT_INNER_PRODUCER.#*", anything, "one whose end was overtaken"
     ),
     Row("admin_consumer_connection", "*", "body.*.subVersion", time, "when it subscribed"),
-    Row("", "", "unasked.connection 17: NOTIFY_CONSUMER_IDS_CHANGED", anything, "the capture ended before"),
-    Row("", "", "unasked.connection 53: NOTIFY_CONSUMER_IDS_CHANGED", anything, "the capture ended before"),
+    Row(
+        "broker_unregister",
+        "",
+        "unasked.connection 17: NOTIFY_CONSUMER_IDS_CHANGED",
+        anything,
+        "the capture ended before",
+    ),
+    Row(
+        "broker_unregister",
+        "",
+        "unasked.connection 53: NOTIFY_CONSUMER_IDS_CHANGED",
+        anything,
+        "the capture ended before",
+    ),
     # -- where ours is better ----------------------------------------------------------------------------------------
     Row("*", "GET_BROKER_CONSUME_STATS", "body.*pullOffset", number, "RocketMQ has always 0 here"),
     Row("*", "GET_BROKER_CONSUME_STATS", "body.totalInflightDiff", number, "hence below 0 there"),

@@ -9,7 +9,8 @@ import asyncio
 import json
 import tarfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,12 +267,12 @@ class Replay:
                 request = request or self.asked.get((c.connection, c.frame.opaque))
                 assert request is not None, c.where
                 reply = await link.reply(c.frame.opaque)
-                self._compare(c, name_of(request.frame.code), reply)
+                self.compare(c, name_of(request.frame.code), reply)
             else:
                 came = await link.request(c.frame.code)
                 if came is not None:
                     ours[c.index] = came
-                self._compare(c, name_of(c.frame.code), came)
+                self.compare(c, name_of(c.frame.code), came)
 
     # -- what is sent --------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class Replay:
             ext["suspendTimeoutMillis"] = IN_VAIN_MS
         if code == RequestCode.QUERY_MESSAGE and ext["beginTimestamp"] != "0":
             ext["beginTimestamp"] = str(now_ms() - DAY_MS)
-        if code == RequestCode.SEND_MESSAGE_V2 and "TIMER_DELIVER_MS" in ext["i"]:
+        if "TIMER_DELIVER_MS" in ext.get("i", ""):
             found = properties.decode(ext["i"])
             found["TIMER_DELIVER_MS"] = str(int(found["TIMER_DELIVER_MS"]) - int(ext["g"]) + now_ms())
             ext["i"] = properties.encode(found)
@@ -309,7 +310,8 @@ class Replay:
 
     # -- what is compared ----------------------------------------------------------------------------------------
 
-    def _compare(self, c: Captured, request: str, ours: Frame | None) -> None:
+    def compare(self, c: Captured, request: str, ours: Frame | None) -> None:
+        """Note every value of a captured frame beside that of ours."""
         self.compared += 1
 
         def see(path: str, captured: Any, got: Any) -> None:
@@ -479,8 +481,19 @@ class Tap:
         self._server.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def registrations(self) -> list[Frame]:
-        return [f for f in self.asked if f.code == RequestCode.REGISTER_BROKER]
+    def first(self, code: int, text: bytes = b"") -> Frame | None:
+        """The first request with this code and this text in its body."""
+        return next((f for f in self.asked if f.code == code and text in f.body), None)
+
+
+@asynccontextmanager
+async def tapped(target: str) -> AsyncIterator[Tap]:
+    tap = Tap(target)
+    await tap.start()
+    try:
+        yield tap
+    finally:
+        await tap.close()
 
 
 async def filled(link: Link, topic: str, queue_id: int, offset: int) -> None:

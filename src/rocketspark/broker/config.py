@@ -22,6 +22,11 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
+def first_version() -> DataVersion:
+    """The version of a table that is new: it differs from that of a table that stood here before."""
+    return DataVersion(timestamp=now_ms())
+
+
 def next_version(version: DataVersion) -> DataVersion:
     """The version after a change: readers see that it differs."""
     return DataVersion(state_version=version.state_version, timestamp=now_ms(), counter=version.counter + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketspark.broker import names
-from rocketspark.broker.config import JsonFile, next_version
+from rocketspark.broker.config import JsonFile, first_version, next_version
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.bodies import DataVersion, GroupConfig, GroupConfigTable
 
@@ -23,7 +23,7 @@ class Groups:
     def __init__(self, settings: BrokerSettings, file: JsonFile[GroupConfigTable]) -> None:
         self._settings = settings
         self._file = file
-        table = file.load() or GroupConfigTable()
+        table = file.load() or GroupConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
         self.forbidden = table.forbidden_table
         self.table: dict[str, GroupConfig] = dict(table.subscription_group_table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rocketspark.broker import names
-from rocketspark.broker.config import JsonFile, next_version
+from rocketspark.broker.config import JsonFile, first_version, next_version
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model.route import PERM_INHERIT, PERM_READ, PERM_WRITE
@@ -32,7 +32,7 @@ class Topics:
         self._file = file
         self.on_change = on_change
         self.on_automatic: Callable[[str], None] = lambda topic: None
-        table = file.load() or TopicConfigTable()
+        table = file.load() or TopicConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
         self.table: dict[str, TopicConfig] = dict(table.topic_config_table)
         for config in self._system_topics():
