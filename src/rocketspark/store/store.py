@@ -11,6 +11,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rocketspark.errors import MessageIllegal, StoreFull, StoreUnwritable
 from rocketspark.protocol import record, record_crc, sysflags
 from rocketspark.store import checkpoint, recovery, retention
@@ -402,6 +405,10 @@ class Store:
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log position, record size, tags code) of `count` messages, which must be in the queue."""
         return self._reader.units(topic, queue_id, queue_offset, count)
+
+    def record_sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
+        """Record sizes of `count` messages, which must be in the queue; see `Reader.sizes`."""
+        return self._reader.sizes(topic, queue_id, queue_offset, count)
 
     def read_ahead(self, on: bool) -> None:
         """Whether the kernel may read the log ahead; off suits readers that jump about in a log beyond memory."""
