@@ -96,14 +96,9 @@ class BrokerServer:
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
         try:
             store_host = pack_host(s.host, self._server.port)
-            known = (
-                JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load() or TopicConfigTable()
-            )
-            self.store = Store(
-                s.store_settings(),
-                store_host=store_host,
-                batch_topics=inner_batches.batch_topics(known.topic_config_table.values()),
-            )
+            self.store = Store(s.store_settings(), store_host=store_host)
+            known = JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load()
+            self.store.batch_topics = inner_batches.batch_topics(known.topic_config_table.values() if known else ())
             self.store.open()
         except BaseException:
             await self._server.close()

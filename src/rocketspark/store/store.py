@@ -58,18 +58,15 @@ class Store:
         store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f",
         clock: Clock | None = None,
         files: OsFiles | None = None,
-        batch_topics: Collection[str] = (),
     ) -> None:
-        """`store_host`: packed ip (4 or 16 bytes) and i4 port, written into every record.
-
-        `batch_topics`: those with batch queues (queue.type=BatchCQ), so that they can be made anew from the log.
-        """
+        """`store_host`: packed ip (4 or 16 bytes) and i4 port, written into every record."""
         self.settings = settings
         self.store_host = store_host
         self._clock = clock or SystemClock()
         self._files = files or OsFiles()
         self._host_v6 = len(store_host) == 20
-        self._batch_topics = batch_topics
+        # Before it is opened: which topics have batch queues (queue.type=BatchCQ), so that none is made of another kind.
+        self.batch_topics: Collection[str] = ()
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
@@ -107,7 +104,7 @@ class Store:
         self.log = Log(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
         self.log.verifies_record_crc = s.verify_record_crc
         self.queue_index = QueueIndex(s, maps, share)
-        self.queue_index.batch_topics.update(topic.encode() for topic in self._batch_topics)
+        self.queue_index.batch_topics.update(topic.encode() for topic in self.batch_topics)
         self.key_index = (
             KeyIndex(f"{s.root}/index", s.index_slots, s.index_entries, maps, self._clock) if s.index_enabled else None
         )

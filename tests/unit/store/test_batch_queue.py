@@ -100,7 +100,8 @@ def test_official_batch_queues_are_made_anew_byte_for_byte(name: str, golden: Ca
     assert any(before)
     shutil.rmtree(g.root / "batchconsumequeue")
     shutil.rmtree(g.root / "consumequeue")
-    again = Store(g.settings, batch_topics=[TOPIC])
+    again = Store(g.settings)
+    again.batch_topics = [TOPIC]
     again.open()
     again.close()
     assert path.read_bytes() == before
