@@ -15,10 +15,12 @@ from rocketspark.broker import names
 from rocketspark.broker.clients import Clients
 from rocketspark.broker.config import now_ms
 from rocketspark.broker.groups import SYSTEM_GROUPS, Groups
+from rocketspark.broker.histograms import Histogram, MessageSizes, RequestTimes
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.runtime_info import earliest_ms
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Flow, Stats
+from rocketspark.broker.timers import Timers
 from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import ConfigError
@@ -39,6 +41,7 @@ _PROCESSORS = (
     *("lite_pull", "pull", "query_message", "reply", "send", "transaction"),
 )
 _CONSUME_MODES = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
+_TIMER_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 _STORAGE = {"storage_medium": "disk", "storage_type": "local"}
 
 _V4, _PER_MAJOR = 213, 200
@@ -59,6 +62,7 @@ class Metrics:
         offsets: ConsumerOffsets,
         transactions: Transactions,
         stats: Stats,
+        timers: Timers,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -68,6 +72,9 @@ class Metrics:
         self._offsets = offsets
         self._transactions = transactions
         self._stats = stats
+        self._timers = timers
+        self.sizes = MessageSizes(store)
+        self.times = RequestTimes()
         self._labels = {
             "cluster": settings.cluster_name,
             "node_type": "broker",
@@ -76,7 +83,7 @@ class Metrics:
 
     def collect(self) -> list[Metric]:
         """All metrics; to be called in the broker's loop."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         self._stats.collect()
         found: list[Metric] = []
@@ -130,7 +137,84 @@ class Metrics:
         add(gauge, "rocketmq_processor_watermark", "Requests that wait.", (({"processor": p}, 0) for p in _PROCESSORS))
         for name, help_text, value in self._storage():
             add(gauge, name, help_text, [(_STORAGE, value)])
+        for name, help_text, rows in self._timer_gauges():
+            add(gauge, name, help_text, ((_STORAGE | row, value) for row, value in rows))
+        for name, counts in (("enqueue", self._timers.enqueued), ("dequeue", self._timers.dequeued)):
+            by_topic = ((_STORAGE | {"topic": topic}, count) for topic, count in counts.items())
+            add(counter, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic)
+        for name, help_text, histograms in self._histograms():
+            if not histograms:
+                continue
+            labels = sorted({key for row, _ in histograms for key in row} | self._labels.keys())
+            family = HistogramMetricFamily(name, help_text, labels=labels)
+            for row, counted in histograms:
+                text = self._labels | row
+                family.add_metric([text.get(label, "") for label in labels], counted.buckets(), counted.total)
+            found.append(family)
         return found
+
+    # -- histograms ------------------------------------------------------------------------------------------------
+
+    def _histograms(self) -> Iterator[tuple[str, str, list[tuple[dict[str, str], Histogram]]]]:
+        times, stats = self.times, self._stats
+        yield "rocketmq_message_size", "Bytes of messages stored.", list(self._message_sizes())
+        yield (
+            "rocketmq_rpc_latency_milliseconds",
+            "How long requests took, in ms.",
+            [(times.names(key), row) for key, row in times.rows.items()],
+        )
+        yield (
+            "rocketmq_topic_create_execution_time_milliseconds",
+            "How long it took to make a topic, in ms.",
+            [({"invocation_status": _status(ok), "is_system": _text(own)}, h) for (ok, own), h in times.topics.items()],
+        )
+        yield (
+            "rocketmq_consumer_group_create_execution_time_milliseconds",
+            "How long it took to make a group, in ms.",
+            [({"invocation_status": _status(ok)}, row) for ok, row in times.groups.items()],
+        )
+        yield (
+            "rocketmq_finish_message_latency_milliseconds",
+            "From birth to commit of a transaction, in s.",
+            [({"topic": topic}, row) for topic, row in stats.finished.items()],
+        )
+        yield (
+            "rocketmq_delay_message_latency_seconds",
+            "From birth to the time a timer message asks for, in s.",
+            [(_STORAGE | {"topic": topic}, row) for topic, row in self._timers.delays.items()],
+        )
+
+    def _message_sizes(self) -> Iterator[tuple[dict[str, str], Histogram]]:
+        """By topic and kind, as `_into` has them."""
+        s = self._stats
+        none = Flow()
+        self.sizes.collect()
+        for topic, stored in self.sizes.by_topic.items():
+            if topic in (names.SCHEDULE_TOPIC, names.HALF_TOPIC, names.OP_HALF_TOPIC) or _is_retry(topic):
+                continue
+            plain = stored.without(s.delivered.get(topic, none).sizes, s.committed.get(topic, none).sizes)
+            if plain.count:
+                yield self._topic(topic, message_type=self._kind(topic)), plain
+        for kind, flows in (("delay", s.parked), ("transaction", s.prepared)):
+            for topic, flow in flows.items():
+                if not _is_retry(topic) and flow.sizes is not None:
+                    yield self._topic(topic, message_type=kind), flow.sizes
+
+    # -- timers ----------------------------------------------------------------------------------------------------
+
+    def _timer_gauges(self) -> Iterator[tuple[str, str, list[Row]]]:
+        if not self._settings.timers_enabled:
+            return
+        p = self._timers.progress()
+        yield "rocketmq_timer_enqueue_lag", "Timer messages not on the wheel yet.", [({}, p.unread)]
+        yield "rocketmq_timer_enqueue_latency_milliseconds", "Age of the oldest of those.", [({}, p.unread_ms)]
+        yield "rocketmq_timer_dequeue_lag", "Timer messages that are due.", [({}, p.due)]
+        yield "rocketmq_timer_dequeue_latency_milliseconds", "How late the first of those is.", [({}, p.late_ms)]
+        waiting = [({"topic": topic}, float(count)) for topic, count in self._timers.waiting().items()]
+        yield "rocketmq_timing_messages", "Timer messages that wait.", waiting
+        counts = self._timers.within(_TIMER_BOUNDS_S)
+        snapshot = [({"timer_bound_s": str(b)}, float(n)) for b, n in zip(_TIMER_BOUNDS_S, counts, strict=True)]
+        yield "rocketmq_timer_message_snapshot", "Timer messages due between bounds, from now.", snapshot
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -325,6 +409,10 @@ def _sum(flows: Iterable[Flow]) -> Flow:
     for flow in flows:
         total.add(flow.messages, flow.bytes)
     return total
+
+
+def _status(done: bool) -> str:
+    return "success" if done else "failure"
 
 
 def _text(value: bool) -> str:

@@ -10,6 +10,7 @@ import os
 from rocketspark.broker.delays import Delays
 from rocketspark.broker.retention import disk_used_percent
 from rocketspark.broker.stats import PUT_TIME_NAMES, Stats
+from rocketspark.broker.timers import TimerProgress
 from rocketspark.store.store import Store
 
 VERSION_NAME = "V5_5_0"
@@ -25,7 +26,14 @@ _UNBOUNDED = str(2**31 - 1)
 
 
 def runtime_info(
-    store: Store, stats: Stats, delays: Delays, settings: dict[str, str], *, now_ms: int, active: bool
+    store: Store,
+    stats: Stats,
+    delays: Delays,
+    timers: TimerProgress,
+    settings: dict[str, str],
+    *,
+    now_ms: int,
+    active: bool,
 ) -> dict[str, str]:
     """The table of GET_BROKER_RUNTIME_INFO (28). `settings`: keys and values of broker.conf."""
     stats.collect()
@@ -53,7 +61,7 @@ def runtime_info(
         "getFoundTps": _rates(found),
         "getMessageEntireTimeMax": stats.reads.longest_ms,
         "getMissTps": _rates(missed),
-        "getTotalTps": (_rates(totals) + "0.0 " * (3 - len(totals))).rstrip(),
+        "getTotalTps": _rates(totals + [0.0] * (3 - len(totals))),
         "getTransferredTps": _rates(stats.rates(lambda t: t.messages)),
         "msgGetTotalTodayMorning": stats.get_mornings[0],
         "msgGetTotalTodayNow": stats.get_today(),
@@ -77,11 +85,11 @@ def runtime_info(
         "remainTransientStoreBufferNumbs": _UNBOUNDED,
         "runtime": duration(now_ms - stats.started_ms),
         "startAcceptSendRequestTimeStamp": settings["startAcceptSendRequestTimeStamp"],
-        "timerCongestNum": 0,
-        "timerDequeueTps": 0.0,
-        "timerEnqueueTps": 0.0,
-        "timerOffsetBehind": 0,
-        "timerReadBehind": 0,
+        "timerCongestNum": timers.waiting,
+        "timerDequeueTps": timers.dequeue_tps,
+        "timerEnqueueTps": timers.enqueue_tps,
+        "timerOffsetBehind": timers.unread,
+        "timerReadBehind": timers.late_ms // 1000,
     }
     for pool, capacity in _POOLS.items():
         table[f"{pool}ThreadPoolQueueCapacity"] = settings[capacity]
@@ -122,5 +130,5 @@ def duration(span_ms: int) -> str:
 
 
 def _rates(rates: list[float]) -> str:
-    """Rates over 10, 60 and 600 s, each followed by a blank; those not known yet are left empty."""
-    return "".join(f"{rate} " for rate in rates)
+    """Rates over 10, 60 and 600 s with blanks between, which are there before the rates are: tools count on them."""
+    return " ".join([str(rate) for rate in rates] + [""] * (3 - len(rates)))

@@ -50,7 +50,7 @@ from rocketspark.transport.peer import Peer, Routes
 from rocketspark.transport.server import Server
 
 if TYPE_CHECKING:
-    from rocketspark.broker.metrics import MetricsServer
+    from rocketspark.broker.metrics import Metrics, MetricsServer
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -58,6 +58,8 @@ CLIENT_SCAN_S = 10.0
 STATS_S = 1.0
 TIMER_SAVE_S = 1.0
 TIMED_PUTS = 16
+# Only with metrics.
+SIZES_S = 10.0
 
 
 class BrokerServer:
@@ -117,9 +119,10 @@ class BrokerServer:
             self._every("statistics", STATS_S, self._count)
             self._send.time_puts(TIMED_PUTS)
             self._started = True
-            if s.metrics_exporter == "PROM":
-                self.metrics = self._metrics_server()
+            if self._metrics is not None:
+                self.metrics = self._metrics_server(self._metrics)
                 self.metrics.start(s.metrics_host, s.metrics_port)
+                self._every("message sizes", SIZES_S, self._metrics.sizes.collect)
             await self._registration.start(self.address)
         except BaseException:
             await self.close()
@@ -249,6 +252,7 @@ class BrokerServer:
                 self._clients,
                 self._offsets,
                 self._delays,
+                self._wheel,
                 self._transactions,
                 self._stats,
                 self._registration.settled,
@@ -257,9 +261,12 @@ class BrokerServer:
             ReplyHandler(s, intake, self._topics, self._clients, store_host),
         ):
             handler.routes(routes)
+        self._metrics: Metrics | None = None
+        if s.metrics_exporter == "PROM":
+            self._metrics = self._make_metrics(routes)
 
-    def _metrics_server(self) -> MetricsServer:
-        from rocketspark.broker.metrics import Metrics, MetricsServer
+    def _make_metrics(self, routes: Routes) -> Metrics:
+        from rocketspark.broker.metrics import Metrics
 
         metrics = Metrics(
             self.settings,
@@ -270,7 +277,14 @@ class BrokerServer:
             self._offsets,
             self._transactions,
             self._stats,
+            self._wheel,
         )
+        metrics.times.watch(routes)
+        return metrics
+
+    def _metrics_server(self, metrics: Metrics) -> MetricsServer:
+        from rocketspark.broker.metrics import MetricsServer
+
         return MetricsServer(metrics, asyncio.get_running_loop())
 
     def _live_settings(self, intake: Intake) -> LiveSettings:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rocketspark.broker import names
+from rocketspark.broker.histograms import SIZE_BOUNDS, Histogram
 
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE = "TOPIC_PUT_SIZE"
@@ -112,6 +113,8 @@ class Flow(msgspec.Struct):
 
     messages: int = 0
     bytes: int = 0
+    # Sizes of the messages, where they are counted one by one.
+    sizes: Histogram | None = None
 
     def add(self, messages: int, size: int) -> None:
         self.messages += messages
@@ -176,6 +179,7 @@ class Stats:
         self.prepared: dict[str, Flow] = {}
         self.committed: dict[str, Flow] = {}
         self.rolled_back: dict[str, int] = {}
+        self.finished: dict[str, Histogram] = {}
         self.read: dict[tuple[str, str], Flow] = {}
         self.dead: dict[tuple[str, str], int] = {}
         # By topic, group, queue: pulls since the last `collect`; and those in which there were any.
@@ -380,3 +384,6 @@ def count(table: dict[str, Flow], topic: str, size: int) -> None:
         flow = table[topic] = Flow()
     flow.messages += 1
     flow.bytes += size
+    if flow.sizes is None:
+        flow.sizes = Histogram(SIZE_BOUNDS)
+    flow.sizes.add(size)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from rocketspark.broker import names
 from rocketspark.broker.config import JsonFile, now_ms
+from rocketspark.broker.histograms import DELAY_BOUNDS, Histogram
 from rocketspark.broker.intake import Intake, pairs_of
 from rocketspark.broker.stats import Stats, count
 from rocketspark.errors import RocketSparkError, ServerError
@@ -39,6 +42,18 @@ CLEAN_MS = 60_000
 NEVER_MS = (1 << 63) - 1
 
 Key = tuple[bytes, bytes, bytes]
+
+
+class TimerProgress(NamedTuple):
+    """Messages not on the wheel yet and the age of the oldest; those due and how late; those waiting; rates."""
+
+    unread: int
+    unread_ms: int
+    due: int
+    late_ms: int
+    waiting: int
+    enqueue_tps: float
+    dequeue_tps: float
 
 
 class Timers:
@@ -82,6 +97,12 @@ class Timers:
         self._delivered: Delivered | None = None
         self._counts = TimerCounts()
         self._counts_changed = False
+        # By real topic, since the start.
+        self.enqueued: dict[str, int] = {}
+        self.dequeued: dict[str, int] = {}
+        self.delays: dict[str, Histogram] = {}
+        self._rates_from = (0, 0, 0)
+        self._rates = (0.0, 0.0)
         self._timer: asyncio.Handle | None = None
         self._at_once = False
         self._running = False
@@ -230,6 +251,9 @@ class Timers:
             self._known.add(slot_ms)
             heapq.heappush(self._slots, slot_ms)
         self._count(topic, -1 if delete else 1)
+        if not delete:
+            self.enqueued[topic] = self.enqueued.get(topic, 0) + 1
+            self.delays.setdefault(topic, Histogram(DELAY_BOUNDS)).add(max(0, out_ms - stored.born_time_ms) // 1000)
 
     def _deliver_slot(self, time_ms: int) -> Iterator[float]:
         """Deliver a slot piece by piece; yields s to wait. What fails is tried again until it succeeds."""
@@ -316,6 +340,7 @@ class Timers:
             return
         if not roll:
             count(self._stats.delivered, target, end - position)
+            self.dequeued[target] = self.dequeued.get(target, 0) + 1
 
     # -- counts ---------------------------------------------------------------------------------------------------
 
@@ -331,11 +356,53 @@ class Timers:
         """How many timer messages wait, by real topic."""
         return {topic: c.count for topic, c in self._counts.counts.items() if c.count}
 
+    def progress(self) -> TimerProgress:
+        """How far the wheel is behind, and what it did in the last second."""
+        now = self._clock()
+        high = self._store.queue_range(names.TIMER_TOPIC, 0)[1]
+        late = bool(self._slots) and self._slots[0] + self._precision_ms <= now
+        oldest = self._draining if self._draining is not None else self._slots[0] if late else now
+        unread_ms = 0
+        if self._offset < high:
+            unread_ms = max(0, now - self._store.store_time_at(names.TIMER_TOPIC, 0, self._offset))
+        return TimerProgress(
+            unread=high - self._offset,
+            unread_ms=unread_ms,
+            due=sum(self._counted(t) for t in self._slots if t + self._precision_ms <= now),
+            late_ms=max(0, now - oldest),
+            waiting=sum(self.waiting().values()),
+            enqueue_tps=self._rates[0],
+            dequeue_tps=self._rates[1],
+        )
+
+    def within(self, bounds_s: Sequence[int]) -> list[int]:
+        """How many wait until each of these many seconds from now, without those before the bound in front of it."""
+        now = self._clock()
+        found = [0] * len(bounds_s)
+        for time_ms in self._slots:
+            row = bisect_right(bounds_s, (time_ms - now) / 1000)
+            if time_ms >= now - self._precision_ms and row < len(found):
+                found[row] += self._counted(time_ms)
+        return found
+
+    def _counted(self, time_ms: int) -> int:
+        slot = self._files.wheel.get(time_ms)
+        return slot.counted if slot is not None else 0
+
+    def _measure(self, now: int) -> None:
+        enqueued, dequeued = sum(self.enqueued.values()), sum(self.dequeued.values())
+        from_ms, before_in, before_out = self._rates_from
+        if now > from_ms:
+            seconds = (now - from_ms) / 1000
+            self._rates = (enqueued - before_in) / seconds, (dequeued - before_out) / seconds
+        self._rates_from = now, enqueued, dequeued
+
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Call about every second: puts on the disk what has changed, off the loop."""
         now = self._clock()
+        self._measure(now)
         unread = self._offset < self._store.queue_range(names.TIMER_TOPIC, 0)[1]
         # Also when the clock was put forward: the loop's own time knows nothing of that.
         if unread or (self._slots and self._slots[0] + self._precision_ms <= now):

@@ -18,6 +18,7 @@ import msgspec
 from rocketspark.broker import names
 from rocketspark.broker.clients import Client, Clients
 from rocketspark.broker.config import now_ms
+from rocketspark.broker.histograms import FINISH_BOUNDS, Histogram
 from rocketspark.broker.intake import Accepted, Intake, pairs_of
 from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.stats import Stats, count
@@ -282,6 +283,8 @@ class Transactions:
             known.position,
         )
         count(self._stats.committed, topic, end - position)
+        took_s = max(0, now_ms() - half.born_time_ms) // 1000
+        self._stats.finished.setdefault(topic, Histogram(FINISH_BOUNDS)).add(took_s)
         return end
 
     def _mark(self, queue_offset: int, *, committed: bool = False) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import properties as props
@@ -21,6 +22,7 @@ from rocketspark.store.queue_index import QueueIndex
 _SCAN_BYTES_MIN = 16000
 # Up to so many units struct is quicker than numpy, and up to so many tags numpy is quicker than a loop.
 _PLACES_MAX = 64
+_SIZES_COUNT = 1 << 16
 _CODES_MAX = 16
 _TAGS = props.TAGS.encode()
 _KEYS = props.KEYS.encode()
@@ -212,6 +214,15 @@ class Reader:
             (position, size, self._code(queue, code, position) if is_address(code) else code)
             for position, size, code in queue.units(queue_offset, count)
         ]
+
+    def sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
+        """Record sizes of `count` messages, which must be in the queue, piece by piece; none of a batch queue."""
+        queue = self._queues.find(topic, queue_id)
+        while count > 0 and queue is not None and not isinstance(queue, BatchQueue):
+            view, at, here = queue.place(queue_offset, min(count, _SIZES_COUNT))
+            yield np.frombuffer(view, UNIT_TYPE, here, at)["size"]
+            queue_offset += here
+            count -= here
 
     def _code(self, queue: Queue, code: int, position: int) -> int:
         """The tags code of a message whose unit may hold an address in the extension instead."""

@@ -116,6 +116,8 @@ class Peer(asyncio.Protocol):
         self._out: list[bytes] | None = None
         self._soon: list[bytes] = []
         self._held: list[tuple[int, bytes, bytes]] | None = None
+        # Who wants to see the answers that handlers give later, by opaque; None as long as nobody does.
+        self.awaited_answers: dict[int, Callable[[bytes], None]] | None = None
         self._promised = 0
         self._half_closed = False
         self._stalled: asyncio.TimerHandle | None = None
@@ -402,6 +404,8 @@ class Peer(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Write whole frames; during a read they leave with its replies. Dropped if the connection ended."""
+        if self.awaited_answers:
+            self._show(data, self.awaited_answers)
         if self._out is not None:
             self._out.append(data)
         elif self._transport is not None:
@@ -409,6 +413,15 @@ class Peer(asyncio.Protocol):
             if not self._soon:
                 self.loop.call_soon(self._write_soon)
             self._soon.append(data)
+
+    @staticmethod
+    def _show(data: bytes, awaited: dict[int, Callable[[bytes], None]]) -> None:
+        header = data[8 : 8 + int.from_bytes(data[5:8], "big")]
+        at = header.rfind(b'"opaque":')
+        if at >= 0 and b'"flag":1,' in header:
+            told = awaited.pop(int(header[at + 9 : header.index(b",", at)]), None)
+            if told is not None:
+                told(data)
 
     def _write_soon(self) -> None:
         data, self._soon = self._soon, []

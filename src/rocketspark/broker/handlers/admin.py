@@ -18,6 +18,7 @@ from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.runtime_info import runtime_info
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Stats, Window
+from rocketspark.broker.timers import Timers
 from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import ServerError, UsageError
@@ -65,6 +66,7 @@ class AdminHandler:
         clients: Clients,
         offsets: ConsumerOffsets,
         delays: Delays,
+        timers: Timers,
         transactions: Transactions,
         stats: Stats,
         settled: Callable[[], Awaitable[None]],
@@ -79,6 +81,7 @@ class AdminHandler:
         self._clients = clients
         self._offsets = offsets
         self._delays = delays
+        self._timers = timers
         self._transactions = transactions
         self._stats = stats
         self._settled = settled
@@ -122,7 +125,13 @@ class AdminHandler:
     def runtime(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_BROKER_RUNTIME_INFO (28)."""
         table = runtime_info(
-            self._store, self._stats, self._delays, self._live.properties(), now_ms=now_ms(), active=True
+            self._store,
+            self._stats,
+            self._delays,
+            self._timers.progress(),
+            self._live.properties(),
+            now_ms=now_ms(),
+            active=True,
         )
         return reply(request.opaque, body=bodies.encode(bodies.KvTable(table=table)))
 
