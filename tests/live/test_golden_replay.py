@@ -12,9 +12,9 @@ from typing import Any
 
 from tests.live import golden_differences as differences
 from tests.live import support
-from tests.live.golden_replay import Replay, Seen, Step, filled, scenarios, tapped
+from tests.live.golden_replay import IN_VAIN_MS, Replay, Seen, Step, filled, scenarios, tapped
 
-from rocketspark.protocol import frames, properties, record
+from rocketspark.protocol import batch, frames, properties, record
 from rocketspark.protocol.codes import RequestCode
 
 HOUR_MS = 3_600_000
@@ -83,13 +83,14 @@ def stored(scenario: str, index: int) -> Step:
         side = await replay.side()
         for one in record.decode_all(scenarios()[scenario][index].frame.body):
             pairs = properties.decode(one.properties.decode())
-            for made_by_broker in ("CLUSTER", "MSG_REGION", "TRACE_ON"):
-                pairs.pop(made_by_broker, None)
-            await side.ask(
-                RequestCode.SEND_MESSAGE_V2,
-                sending(one.topic.decode(), one.queue_id, one.born_time_ms, properties.encode(pairs)),
-                one.body,
-            )
+            marked = [pairs.pop(mark, None) for mark in ("CLUSTER", "MSG_REGION", "TRACE_ON")]
+            sent = sending(one.topic.decode(), one.queue_id, one.born_time_ms, properties.encode(pairs))
+            if any(marked):
+                await side.ask(RequestCode.SEND_MESSAGE_V2, sent, one.body)
+            else:
+                # What came in a batch has no marks of the broker's.
+                items = [batch.BatchItem(one.flag, one.body, one.properties)]
+                await side.ask(RequestCode.SEND_BATCH_MESSAGE, sent | {"i": "", "m": "true"}, batch.encode(items))
 
     return step
 
@@ -106,6 +107,39 @@ async def a_consumer_waits_for_requests(replay: Replay) -> None:
     pull.ext["queueOffset"] = "0"
     replay.asked[23, pull.opaque] = scenario[9]
     link.send(pull)
+    await link.served()
+
+
+async def a_consumer_has_read_all(replay: Replay) -> None:
+    """The topic GoldTopic with its messages, read to the end by the consumer CG_push, whose pulls are held."""
+    scenario = scenarios()["client_side_reset_offset_by_timestamp"]
+    side, link = await replay.side(), await replay.connection(6)
+    where = {
+        "topic": "GoldTopic",
+        "defaultTopic": "TBW102",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "order": "false",
+    }
+    counts = {"readQueueNums": "4", "writeQueueNums": "4", "topicSysFlag": "0"}
+    await side.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, where | counts)
+    for index in (39, 40):
+        await stored(scenario[index].scenario, index)(replay)
+    for queue_id, others in ((1, 1), (2, 2), (3, 2)):
+        for _ in range(others):
+            await side.ask(RequestCode.SEND_MESSAGE_V2, sending("GoldTopic", queue_id), b"of no tag")
+    await link.ask(RequestCode.HEART_BEAT, body=scenario[31].frame.body)
+    await link.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    for queue_id, offset in enumerate((3, 1, 1, 2)):
+        where = {"consumerGroup": "CG_push", "topic": "GoldTopic", "queueId": str(queue_id)}
+        await link.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**where, "commitOffset": str(offset)})
+    for held, asked_again in ((9, 43), (10, 41), (11, 44), (12, 42)):
+        pull = frames.decode(frames.encode(scenario[asked_again].frame))
+        assert pull.ext is not None
+        pull.opaque = scenario[held].frame.opaque
+        pull.ext["suspendTimeoutMillis"] = IN_VAIN_MS
+        replay.asked[6, pull.opaque] = scenario[asked_again]
+        link.send(pull)
     await link.served()
 
 
@@ -139,6 +173,7 @@ STEPS: dict[str, dict[int, Step]] = {
     "request_reply": {0: a_consumer_waits_for_requests},
     "admin_cluster_info": {0: groups_of_the_admin_scenarios},
     "pull_delivered_timer_messages": {0: timers_are_there},
+    "client_side_reset_offset_by_timestamp": {0: a_consumer_has_read_all},
 }
 
 
@@ -201,7 +236,8 @@ def test_every_captured_request_is_answered_as_rocketmq_answered_it(tmp_path: Pa
     async def main() -> list[Seen]:
         seen = await act(tmp_path / "main", "broker_register", "broker_unregister", **CONF)
         seen += await act(tmp_path / "raw", "raw_route_old_version", "raw_python_language_heartbeat", **CONF)
-        return seen
+        by_clients = "client_side_reset_offset_by_timestamp"
+        return seen + await act(tmp_path / "clients", by_clients, by_clients, **CONF, reset_offsets_here=False)
 
     seen = support.run(main(), limit_s=300)
     assert not (wrong := judge(seen, differences.ROWS)), "\n".join(wrong)
