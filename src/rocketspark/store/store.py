@@ -65,7 +65,7 @@ class Store:
         self._clock = clock or SystemClock()
         self._files = files or OsFiles()
         self._host_v6 = len(store_host) == 20
-        # Before it is opened: which topics have batch queues (queue.type=BatchCQ), so that none is made of another kind.
+        # Told before it is opened: topics with batch queues (queue.type=BatchCQ), so that none is made of another kind.
         self.batch_topics: Collection[str] = ()
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
