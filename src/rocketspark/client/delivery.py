@@ -13,12 +13,15 @@ from typing import NamedTuple, TypeVar
 
 from rocketspark.client import requests
 from rocketspark.client.faults import Faults
+from rocketspark.client.hooks import HookSet, Sending, guarded
 from rocketspark.client.instance import Instance
 from rocketspark.client.outgoing import Outgoing, queue_of_key
 from rocketspark.client.results import STATUS, SendResult, SendStatus
 from rocketspark.errors import NotSent, RocketSparkError, SendFailed, ServerError, TransportError
 from rocketspark.model import MessageQueue
-from rocketspark.protocol.codes import RESPONSES, ResponseCode, verdict
+from rocketspark.protocol import properties
+from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
+from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.transport.peer import Peer
 
 T = TypeVar("T")
@@ -45,12 +48,20 @@ class SendRules(NamedTuple):
 class Delivery:
     """Sends what is packed, to the brokers of one instance. `faults`: what to know of brokers, None for nothing."""
 
-    def __init__(self, instance: Instance, group: str, rules: SendRules, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        group: str,
+        rules: SendRules,
+        faults: Faults | None = None,
+        hooks: HookSet | None = None,
+    ) -> None:
         self._instance = instance
         self._routes = instance.routes
         self._group = group
         self._rules = rules
         self._faults = faults
+        self._hooks = instance.hooks if hooks is None else hooks
         self._frames: dict[tuple[MessageQueue, int, bool], requests.SendFrames] = {}
         self._turns: dict[str, int] = {}
 
@@ -117,20 +128,68 @@ class Delivery:
         self._faults.failed(queue.broker_name, (now_s - began_s) * 1000, now_s, unreachable=unreachable)
 
     async def _attempt(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
+        if self._hooks.sends or self._hooks.requests:
+            return await self._attempt_hooked(out, queue, end_s)
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
         frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
         opaque = peer.next_opaque()
         frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
         left_ms = max((end_s - time.monotonic()) * 1000, 1)
         code, reply = await requests.send_frame(peer, opaque, frame, timeout_ms=left_ms)
-        return SendResult(
-            STATUS[code],
-            out.message_id,
-            reply.message_id,
-            queue,
-            reply.queue_offset,
-            reply.transaction_id,
-            reply.recall_handle,
+        return _result(out, queue, code, reply)
+
+    async def _attempt_hooked(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
+        peer = self.open_peer(queue) or await self.connect(queue, end_s)
+        sending = self._begin(out, queue, peer)
+        began_s = time.monotonic()
+        try:
+            header = self._header(out, queue, sending.born_time_ms)
+            left_ms = max((end_s - began_s) * 1000, 1)
+            code, reply = await requests.send(peer, header, out.body, code=out.code, timeout_ms=left_ms)
+            sending.result = _result(out, queue, code, reply)
+            return sending.result
+        except BaseException as e:
+            sending.error = e
+            raise
+        finally:
+            self._end(sending, began_s)
+
+    def _begin(self, out: Outgoing, queue: MessageQueue, peer: Peer, *, oneway: bool = False) -> Sending:
+        sending = Sending(
+            group=self._group,
+            topic=out.topic,
+            queue=queue,
+            address=peer.address,
+            message_id=out.message_id,
+            properties=properties.decode(out.properties),
+            body_bytes=len(out.body),
+            born_time_ms=int(time.time() * 1000),
+            oneway=oneway,
+        )
+        for hooks in self._hooks.sends:
+            hooks.check_forbidden(sending)
+        for hooks in self._hooks.sends:
+            guarded(hooks.before_send, sending)
+        return sending
+
+    def _end(self, sending: Sending, began_s: float) -> None:
+        sending.cost_ms = (time.monotonic() - began_s) * 1000
+        for hooks in self._hooks.sends:
+            guarded(hooks.after_send, sending)
+
+    def _header(self, out: Outgoing, queue: MessageQueue, born_time_ms: int) -> SendHeader:
+        return SendHeader(
+            producer_group=self._group,
+            topic=queue.topic,
+            default_topic=self._rules.default_topic,
+            default_topic_queue_count=self._rules.default_queue_count,
+            queue_id=queue.queue_id,
+            sys_flag=out.sys_flag,
+            born_time_ms=born_time_ms,
+            flag=out.flag,
+            properties=out.properties,
+            batch=out.code == RequestCode.SEND_BATCH_MESSAGE,
+            broker_name=queue.broker_name,
         )
 
     async def send_oneway(
@@ -139,6 +198,13 @@ class Delivery:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
         queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
+        if self._hooks.sends or self._hooks.requests:
+            if not peer.is_writable:
+                await self.within(end_s, peer.writable(), f"{peer.address} does not read")
+            sending = self._begin(out, queue, peer, oneway=True)
+            peer.oneway(out.code, self._header(out, queue, sending.born_time_ms), out.body)
+            self._end(sending, time.monotonic())
+            return
         frames = self._frames.get((queue, out.code, True)) or self._frames_to(queue, out.code, oneway=True)
         frame = frames.frame(
             peer.next_opaque(), out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
@@ -255,3 +321,15 @@ class Delivery:
                 default_queue_count=self._rules.default_queue_count,
             )
         return frames
+
+
+def _result(out: Outgoing, queue: MessageQueue, code: int, reply: SendReply) -> SendResult:
+    return SendResult(
+        STATUS[code],
+        out.message_id,
+        reply.message_id,
+        queue,
+        reply.queue_offset,
+        reply.transaction_id,
+        reply.recall_handle,
+    )

@@ -11,14 +11,17 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rocketspark.client import requests
 from rocketspark.client.asked import Asked
+from rocketspark.client.hooks import Hooks, HookSet
 from rocketspark.client.lookup import fetch_addresses
 from rocketspark.client.routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
+from rocketspark.client.signing import Signer
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError
 from rocketspark.protocol import bodies
+from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 from rocketspark.transport.dial import Connections, parse_address
 from rocketspark.transport.peer import Peer
 
@@ -54,6 +57,11 @@ class Instance:
         route_interval_ms: float = ROUTE_INTERVAL_MS,
         heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
         use_tls: bool = False,
+        hooks: Sequence[Hooks] = (),
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        security_token: str | None = None,
+        trace: bool | str = False,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
     ) -> None:
@@ -69,12 +77,19 @@ class Instance:
         self._heartbeat_interval_s = heartbeat_interval_ms / 1000
         self.timeout_ms = timeout_ms
         self.asked = Asked()
-        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms)
+        self.hooks = HookSet(hooks)
+        if access_key or secret_key:
+            # Last, so that it signs what other hooks add.
+            self.hooks.add(Signer(access_key or "", secret_key or "", security_token))
+        rpc = self.hooks if self.hooks.requests else None
+        self.trace_topic = TRACE_TOPIC if trace is True else (trace or None)
+        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=rpc)
         self.routes = RouteCache(
             [] if namesrv_url and not namesrv else namesrv_addresses(namesrv),
             timeout_ms=timeout_ms,
             default_topic=default_topic,
             default_queue_count=default_queue_count,
+            hooks=rpc,
         )
         self.client_id = ""
         self.producers: set[str] = set()

@@ -6,7 +6,7 @@ struct of the same names beside it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TypedDict
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from rocketspark.client import validate
 from rocketspark.client.delivery import RETRY_CODES
 from rocketspark.client.faults import FaultTable
+from rocketspark.client.hooks import Hooks
 from rocketspark.client.routes import DEFAULT_TOPIC
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.compression import KINDS
@@ -31,6 +32,9 @@ class ClientOptions(TypedDict, total=False):
     timeout_ms: of one question to a NameServer or broker that is no send, pull or call of the application: 3 s
         [mqClientApiTimeout].
     use_tls: not there yet: true raises ConfigError [useTLS].
+    hooks: objects of a class derived from `hooks.Hooks`, called in their order.
+    access_key, secret_key, security_token: every request is signed with them (ACL).
+    trace: write message traces, to RMQ_SYS_TRACE_TOPIC or the topic given [enableTrace, traceTopic].
     """
 
     namesrv_url: str | None
@@ -42,6 +46,11 @@ class ClientOptions(TypedDict, total=False):
     heartbeat_interval_ms: float
     timeout_ms: float
     use_tls: bool
+    hooks: Sequence[Hooks]
+    access_key: str | None
+    secret_key: str | None
+    security_token: str | None
+    trace: bool | str
 
 
 class ProducerOptions(ClientOptions, total=False):

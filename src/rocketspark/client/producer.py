@@ -20,6 +20,7 @@ from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, p
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
+from rocketspark.client.tracer import Tracer
 from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, StateError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
@@ -75,6 +76,10 @@ class AsyncProducer:
             settings.vip_channel,
         )
         self._delivery = Delivery(self._instance, self.group, self._rules, faults)
+        self._tracer: Tracer | None = None
+        if self._instance.trace_topic:
+            self._tracer = Tracer(self._instance, self.group, "PRODUCE")
+            self._instance.hooks.add(self._tracer)
         self._lanes = Lanes()
         self._room = Room(settings.in_flight_max, settings.in_flight_bytes_max)
         self._oneway_room = Room(settings.oneway_in_flight_max, settings.in_flight_bytes_max)
@@ -91,6 +96,8 @@ class AsyncProducer:
         await self._instance.start()
         if self._detector is not None:
             self._detector.start()
+        if self._tracer is not None:
+            self._tracer.start()
 
     async def close(self) -> None:
         """Finish what is in flight, leave the group, close the connections. May be called again."""
@@ -108,6 +115,8 @@ class AsyncProducer:
                 pass
         if self._detector is not None:
             self._detector.stop()
+        if self._tracer is not None:
+            await self._tracer.close()
         await self._instance.close()
 
     async def __aenter__(self) -> Self:

@@ -6,7 +6,6 @@ Rule: a message leaves the backlog only when the listener took it or a broker ha
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import Callable
@@ -17,10 +16,12 @@ from typing import Any, Self, TypeVar, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.fetcher import Fetcher, Fetching
+from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.instance import Instance
 from rocketspark.client.listeners import Listeners, TaskListeners, ThreadListeners, Unit
 from rocketspark.client.membership import ConsumeFrom, Membership
 from rocketspark.client.options import ClientOptions
+from rocketspark.client.tracer import Tracer
 from rocketspark.errors import ConfigError, RocketSparkError, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import properties
@@ -97,6 +98,10 @@ class AsyncPushConsumer:
             commit_interval_ms=commit_interval_ms,
             with_retries=True,
         )
+        self._tracer: Tracer | None = None
+        if self._instance.trace_topic:
+            self._tracer = Tracer(self._instance, self.group, "CONSUME")
+            self._instance.hooks.add(self._tracer)
         self._listener: Callable[[Any], Any] | None = None
         self._listeners: Listeners | None = None
         self._returning: set[asyncio.Task[None]] = set()
@@ -136,8 +141,11 @@ class AsyncPushConsumer:
         if self._listener is None:
             raise StateError("no listener: call listen(function) before start")
         self._state = "started"
-        kind = TaskListeners if _is_coroutine_function(self._listener) else ThreadListeners
-        self._listeners = kind(self._listener, self._threads, self._finished)
+        kind = TaskListeners if is_coroutine_function(self._listener) else ThreadListeners
+        listener, hooks = self._listener, self._instance.hooks.consumes
+        if hooks:
+            listener = hooked(listener, self.group, hooks)
+        self._listeners = kind(listener, self._threads, self._finished)
         await self._instance.start()
         try:
             await self._instance.check_namesrv()
@@ -145,6 +153,8 @@ class AsyncPushConsumer:
             self._state = "closed"
             await self._instance.close()
             raise
+        if self._tracer is not None:
+            self._tracer.start()
         self._membership.keep_committing()
         await self._membership.join()
 
@@ -164,6 +174,8 @@ class AsyncPushConsumer:
         for task in self._returning:
             task.cancel()
         await self._membership.commit()
+        if self._tracer is not None:
+            await self._tracer.close()
         await self._instance.close()
 
     async def _settle(self) -> None:
@@ -257,10 +269,3 @@ class AsyncPushConsumer:
             broker_name=queue.broker_name,
         )
         await requests.send(await self._instance.broker(address), header, message.body)
-
-
-def _is_coroutine_function(function: Callable[[Any], Any]) -> bool:
-    if inspect.isfunction(function) or inspect.ismethod(function):
-        return inspect.iscoroutinefunction(function)
-    # A partial, or an object that can be called.
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

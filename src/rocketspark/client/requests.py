@@ -164,7 +164,7 @@ async def send(
     header: SendHeader,
     body: bytes,
     *,
-    code: RequestCode = RequestCode.SEND_MESSAGE_V2,
+    code: int = RequestCode.SEND_MESSAGE_V2,
     timeout_ms: float = TIMEOUT_MS,
 ) -> tuple[int, SendReply]:
     """Send one message whose header is made already. Returns as `send_frame` does."""

@@ -15,7 +15,7 @@ from rocketspark.client import requests
 from rocketspark.errors import BrokerNotFound, ConfigError, NoNameServer, NotSent, RouteNotFound, TransportError
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketspark.transport.dial import Connections, parse_addresses
-from rocketspark.transport.peer import Peer
+from rocketspark.transport.peer import Peer, RpcHooks
 
 T = TypeVar("T")
 
@@ -49,13 +49,14 @@ class RouteCache:
         timeout_ms: float = requests.TIMEOUT_MS,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
+        hooks: RpcHooks | None = None,
     ) -> None:
         self.addresses: list[str] = []
         self._whole_timeout_ms = timeout_ms
         self._default_topic = default_topic
         self._default_queue_count = default_queue_count
         self.set_addresses(addresses)
-        self._connections = Connections(connect_timeout_ms=self._timeout_ms)
+        self._connections = Connections(connect_timeout_ms=self._timeout_ms, hooks=hooks)
         self._turn = 0
         self._routes: dict[str, TopicRoute] = {}
         self._assumed: dict[str, TopicRoute] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, Unpack
@@ -18,6 +18,7 @@ import msgspec
 
 from rocketspark.client import requests
 from rocketspark.client.facade import arguments_of, blocking
+from rocketspark.client.hooks import Ending, guarded
 from rocketspark.client.options import ProducerOptions
 from rocketspark.client.outgoing import make_message, pack
 from rocketspark.client.producer import GROUP, AsyncProducer
@@ -186,6 +187,7 @@ class AsyncTransactionProducer(AsyncProducer):
                 self._in_namespace(sent.queue) or sent.queue, self._delivery.end_s(None)
             )
             requests.end_transaction(peer, header)
+            self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
         except RocketSparkError as e:
             log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
         return TransactionResult(sent, state, error)
@@ -218,13 +220,41 @@ class AsyncTransactionProducer(AsyncProducer):
         )
         try:
             requests.end_transaction(peer, header)
+            self._tell_end(peer, header, message.topic, message.tag, " ".join(message.keys), state)
         except RocketSparkError as e:
             log.warning("the check of transaction %s was not answered: %s", message.message_id, e)
+
+    def _tell_end(
+        self,
+        peer: Peer,
+        header: EndTransactionHeader,
+        topic: str,
+        tag: str | None,
+        keys: str,
+        state: TransactionState,
+    ) -> None:
+        for hooks in self._instance.hooks.ends:
+            ending = Ending(
+                group=self.group,
+                topic=topic,
+                address=peer.address,
+                message_id=header.message_id,
+                transaction_id=header.transaction_id or "",
+                tag=tag,
+                keys=keys,
+                state=state.value,
+                from_check=bool(header.from_check),
+            )
+            guarded(hooks.after_end, ending)
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+
+def _words(keys: str | Sequence[str]) -> str:
+    return keys if isinstance(keys, str) else " ".join(keys)
 
 
 def _state(returned: Any) -> TransactionState:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer, Routes, RpcHooks
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -38,6 +38,7 @@ async def dial(
     timeout_ms: float = 3000,
     language: str = "PYTHON",
     on_close: Callable[[Peer], None] | None = None,
+    hooks: RpcHooks | None = None,
 ) -> Peer:
     """Connect to "host:port". Raises NotSent if nobody answers within `timeout_ms`."""
     host, port = parse_address(address)
@@ -46,6 +47,7 @@ async def dial(
     def make() -> Peer:
         peer = Peer(routes, language=language, on_close=on_close)
         peer.address = address
+        peer.hooks = hooks
         return peer
 
     try:
@@ -65,11 +67,17 @@ class Connections:
     """One connection per address, shared by all who ask for it."""
 
     def __init__(
-        self, routes: Routes | None = None, *, connect_timeout_ms: float = 3000, language: str = "PYTHON"
+        self,
+        routes: Routes | None = None,
+        *,
+        connect_timeout_ms: float = 3000,
+        language: str = "PYTHON",
+        hooks: RpcHooks | None = None,
     ) -> None:
         self._routes = routes
         self._timeout_ms = connect_timeout_ms
         self._language = language
+        self._hooks = hooks
         self._peers: dict[str, Peer] = {}
         self._dialing: dict[str, asyncio.Task[Peer]] = {}
         self._closed = False
@@ -94,7 +102,9 @@ class Connections:
 
     async def _dial(self, address: str) -> Peer:
         try:
-            peer = await dial(address, self._routes, timeout_ms=self._timeout_ms, language=self._language)
+            peer = await dial(
+                address, self._routes, timeout_ms=self._timeout_ms, language=self._language, hooks=self._hooks
+            )
             self._peers[address] = peer
             return peer
         finally:

@@ -7,11 +7,12 @@ one write. A handler returns the reply's bytes, None (no reply, or a later `send
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -86,6 +87,14 @@ class Routes:
         self.by_prefix[b'{"code":%d' % code] = route
 
 
+class RpcHooks(Protocol):
+    """Looks at what a client asks, and may add to the ext fields."""
+
+    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None: ...
+
+    def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None: ...
+
+
 class Peer(asyncio.Protocol):
     """One open connection.
 
@@ -123,6 +132,7 @@ class Peer(asyncio.Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
         self._closed = asyncio.get_running_loop().create_future()
+        self.hooks: RpcHooks | None = None
         self.address = ""
         self.remote_host = ""
         self.remote_port = 0
@@ -436,8 +446,26 @@ class Peer(asyncio.Protocol):
         Raises NotSent if the connection ended.
         """
         opaque = self.next_opaque()
-        data = request(code, header, body, opaque=opaque, language=self._language)
-        return self.ask_encoded(opaque, data, code, timeout_ms)
+        if self.hooks is None:
+            data = request(code, header, body, opaque=opaque, language=self._language)
+            return self.ask_encoded(opaque, data, code, timeout_ms)
+        ext = self._hooked(code, header, body)
+        data = request(code, ext, body, opaque=opaque, language=self._language)
+        future = self.ask_encoded(opaque, data, code, timeout_ms)
+        future.add_done_callback(functools.partial(self._tell_response, self.hooks, code))
+        return future
+
+    def _hooked(self, code: int, header: Header | dict[str, str] | None, body: bytes) -> dict[str, str]:
+        assert self.hooks is not None
+        ext = headers.to_ext(header) if isinstance(header, Header) else dict(header or {})
+        self.hooks.before_request(self.address, code, ext, body)
+        return ext
+
+    def _tell_response(self, hooks: RpcHooks, code: int, done: asyncio.Future[Reply]) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        hooks.after_response(self.address, code, None if error is not None else done.result(), error)
 
     def ask_encoded(self, opaque: int, data: bytes, code: int = 0, timeout_ms: float = 0) -> asyncio.Future[Reply]:
         """Like `ask` with a frame that is encoded already; `opaque` must come from `next_opaque`."""
@@ -510,6 +538,8 @@ class Peer(asyncio.Protocol):
         if not self.is_open:
             raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
         self.last_write_s = self.loop.time()
+        if self.hooks is not None:
+            header = self._hooked(code, header, body)
         self.send(
             request(code, header, body, opaque=self.next_opaque(), flag=frames.ONEWAY_FLAG, language=self._language)
         )

@@ -1,0 +1,192 @@
+"""What an application may look at, or stop, around sends, consuming and requests.
+
+Rule: a hook that raises stops nothing, and is logged; only `check_forbidden` may refuse, by raising, and hooks of
+requests are trusted (rule: SendMessageHook, ConsumeMessageHook, EndTransactionHook, CheckForbiddenHook, RPCHook, 5.x).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rocketspark.client.results import SendResult
+from rocketspark.errors import ConfigError
+from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.transport.peer import Reply
+
+log = logging.getLogger("rocketspark.client")
+
+
+class Sending(msgspec.Struct, kw_only=True):
+    """One attempt of a send. `properties`: as they go out; `notes`: for hooks, from before to after."""
+
+    group: str
+    topic: str
+    queue: MessageQueue
+    address: str
+    message_id: str
+    properties: dict[str, str]
+    body_bytes: int
+    born_time_ms: int
+    oneway: bool = False
+    result: SendResult | None = None
+    error: BaseException | None = None
+    cost_ms: float = 0
+    notes: dict[str, Any] = {}
+
+
+class Consuming(msgspec.Struct, kw_only=True):
+    """One call of a listener. `success`: it took the messages; `error`: what it raised."""
+
+    group: str
+    messages: Sequence[ReceivedMessage]
+    success: bool = True
+    error: BaseException | None = None
+    cost_ms: float = 0
+    notes: dict[str, Any] = {}
+
+
+class Ending(msgspec.Struct, kw_only=True, frozen=True):
+    """The end of a transaction as the broker is told. `state`: COMMIT, ROLLBACK or UNKNOWN."""
+
+    group: str
+    topic: str
+    address: str
+    message_id: str
+    transaction_id: str
+    tag: str | None
+    keys: str
+    state: str
+    from_check: bool
+
+
+class Hooks:
+    """Override what you need; give objects of it to a client as `hooks`."""
+
+    def check_forbidden(self, sending: Sending) -> None:
+        """Raise to refuse a send; the exception reaches the caller, and nothing is tried again."""
+
+    def before_send(self, sending: Sending) -> None:
+        """Before each attempt."""
+
+    def after_send(self, sending: Sending) -> None:
+        """After each attempt, also a failed one."""
+
+    def after_end(self, ending: Ending) -> None:
+        """After a broker was told how a transaction ended."""
+
+    def before_consume(self, consuming: Consuming) -> None:
+        """Before each call of a listener; in the listener's thread."""
+
+    def after_consume(self, consuming: Consuming) -> None:
+        """After each call of a listener, also a failed one; in the listener's thread."""
+
+    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
+        """Before each request to a server; `ext` may be added to."""
+
+    def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:
+        """After each reply, or error instead of it."""
+
+
+def hooked(listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks]) -> Callable[[Any], Any]:
+    """A listener, a plain or a coroutine function, with the hooks around each of its calls."""
+
+    def begin(given: Any) -> tuple[Consuming, float]:
+        consuming = Consuming(group=group, messages=given if isinstance(given, list) else [given])
+        for each in hooks:
+            guarded(each.before_consume, consuming)
+        return consuming, time.monotonic()
+
+    def end(consuming: Consuming, began_s: float) -> None:
+        consuming.cost_ms = (time.monotonic() - began_s) * 1000
+        for each in hooks:
+            guarded(each.after_consume, consuming)
+
+    def call(given: Any) -> Any:
+        consuming, began_s = begin(given)
+        try:
+            returned = listener(given)
+            consuming.success = returned is not False
+            return returned
+        except BaseException as e:
+            consuming.success, consuming.error = False, e
+            raise
+        finally:
+            end(consuming, began_s)
+
+    async def call_coroutine(given: Any) -> Any:
+        consuming, began_s = begin(given)
+        try:
+            returned = await listener(given)
+            consuming.success = returned is not False
+            return returned
+        except BaseException as e:
+            consuming.success, consuming.error = False, e
+            raise
+        finally:
+            end(consuming, began_s)
+
+    return call_coroutine if is_coroutine_function(listener) else call
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await; also for a partial, or an object that can be called."""
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        return inspect.iscoroutinefunction(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def is_overridden(hooks: Hooks, *names: str) -> bool:
+    """Whether one of these methods is more than Hooks' own."""
+    return any(getattr(type(hooks), name) is not getattr(Hooks, name) for name in names)
+
+
+class HookSet:
+    """The hooks of a client, by what they look at; what nobody looks at costs nothing."""
+
+    def __init__(self, hooks: Sequence[Hooks] = ()) -> None:
+        for each in hooks:
+            if not isinstance(each, Hooks):
+                raise ConfigError(f"hooks: {each!r} is no object of a class derived from client.hooks.Hooks")
+        self.sends: list[Hooks] = []
+        self.consumes: list[Hooks] = []
+        self.ends: list[Hooks] = []
+        self.requests: list[Hooks] = []
+        for each in hooks:
+            self.add(each)
+
+    def add(self, hooks: Hooks) -> None:
+        """Call these as well."""
+        if is_overridden(hooks, "check_forbidden", "before_send", "after_send"):
+            self.sends.append(hooks)
+        if is_overridden(hooks, "before_consume", "after_consume"):
+            self.consumes.append(hooks)
+        if is_overridden(hooks, "after_end"):
+            self.ends.append(hooks)
+        if is_overridden(hooks, "before_request", "after_response"):
+            self.requests.append(hooks)
+
+    # What the transport calls.
+
+    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
+        """For each of `requests`."""
+        for hooks in self.requests:
+            hooks.before_request(address, code, ext, body)
+
+    def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:
+        """For each of `requests`."""
+        for hooks in self.requests:
+            guarded(hooks.after_response, address, code, reply, error)
+
+
+def guarded(hook: Callable[..., None], *arguments: Any) -> None:
+    """Call a hook; what it raises is logged."""
+    try:
+        hook(*arguments)
+    except Exception:
+        log.exception("a hook failed; it changes nothing")

@@ -1,0 +1,199 @@
+"""Message traces of a client, sent in the background. Rule: a trace never delays or fails what it tells of; when too
+many wait, the newest are dropped and counted (rule: AsyncTraceDispatcher, 5.x).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+
+from rocketspark.client.delivery import Delivery, SendRules
+from rocketspark.client.hooks import Consuming, Ending, Hooks, HookSet, Sending
+from rocketspark.client.instance import Instance
+from rocketspark.client.outgoing import Packing, pack
+from rocketspark.errors import RocketSparkError
+from rocketspark.model import Message
+from rocketspark.protocol import properties, trace
+from rocketspark.protocol.message_ids import unique_ids
+
+log = logging.getLogger("rocketspark.client")
+
+WAITING_MAX = 2048
+BATCH_MAX = 100
+BATCH_BYTES = 128_000
+PAUSE_S = 1.0
+ATTEMPTS = 3
+PACKING = Packing()
+DEFAULT_REGION = "DefaultRegion"
+GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
+_STATES = {"COMMIT": "COMMIT_MESSAGE", "ROLLBACK": "ROLLBACK_MESSAGE", "UNKNOWN": "UNKNOW"}
+
+
+class Tracer(Hooks):
+    """Writes what it sees to the instance's trace topic.
+
+    `group`, `what`: of the client that is traced, "PRODUCE" or "CONSUME"; `dropped` counts what was given up.
+    """
+
+    def __init__(self, instance: Instance, group: str, what: str) -> None:
+        assert instance.trace_topic is not None
+        self._topic = instance.trace_topic
+        # Its own sends are signed as others are, but no hook sees them.
+        quiet = HookSet()
+        quiet.requests = instance.hooks.requests
+        self._delivery = Delivery(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendRules(), hooks=quiet)
+        self._waiting: deque[tuple[str, str]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self._wake = asyncio.Event()
+        self.dropped = 0
+
+    # -- what is seen --------------------------------------------------------------------------------------------
+
+    def after_send(self, sending: Sending) -> None:
+        """A send, whether it worked or not."""
+        pairs, result = sending.properties, sending.result
+        if sending.oneway:
+            return
+        self._put(
+            trace.Published(
+                time_ms=sending.born_time_ms,
+                region=DEFAULT_REGION,
+                group=sending.group,
+                topic=sending.topic,
+                message_id=sending.message_id,
+                tag=pairs.get(properties.TAGS, ""),
+                keys=pairs.get(properties.KEYS, ""),
+                store_host=sending.address,
+                body_bytes=sending.body_bytes,
+                cost_ms=int(sending.cost_ms),
+                kind=_kind(pairs),
+                offset_message_id=result.offset_message_id if result else "",
+                success=result is not None,
+            ),
+            sending.message_id,
+            pairs.get(properties.KEYS, ""),
+        )
+
+    def after_end(self, ending: Ending) -> None:
+        """The end of a transaction."""
+        self._put(
+            trace.Ended(
+                time_ms=int(time.time() * 1000),
+                region=DEFAULT_REGION,
+                group=ending.group,
+                topic=ending.topic,
+                message_id=ending.message_id,
+                tag=ending.tag or "",
+                keys=ending.keys,
+                store_host=ending.address,
+                kind=trace.COMMIT,
+                transaction_id=ending.transaction_id,
+                state=_STATES[ending.state],
+                from_check=ending.from_check,
+            ),
+            ending.message_id,
+            ending.keys,
+        )
+
+    def before_consume(self, consuming: Consuming) -> None:
+        """Messages are handed to a listener."""
+        consuming.notes["trace"] = request_id = unique_ids.next()
+        now_ms = int(time.time() * 1000)
+        for message in consuming.messages:
+            keys = " ".join(message.keys)
+            region = message.properties.get(properties.REGION, DEFAULT_REGION)
+            self._put(
+                trace.Received(
+                    time_ms=now_ms,
+                    region=region,
+                    group=consuming.group,
+                    request_id=request_id,
+                    message_id=message.message_id,
+                    retry_times=message.reconsume_times,
+                    keys=keys,
+                ),
+                message.message_id,
+                keys,
+            )
+
+    def after_consume(self, consuming: Consuming) -> None:
+        """A listener is done with messages."""
+        now_ms = int(time.time() * 1000)
+        cost_ms = int(consuming.cost_ms / max(len(consuming.messages), 1))
+        context = 0 if consuming.success else 2 if consuming.error is not None else 4
+        for message in consuming.messages:
+            keys = " ".join(message.keys)
+            self._put(
+                trace.Consumed(
+                    request_id=consuming.notes.get("trace", ""),
+                    message_id=message.message_id,
+                    cost_ms=cost_ms,
+                    success=consuming.success,
+                    keys=keys,
+                    context=context,
+                    time_ms=now_ms,
+                    group=consuming.group,
+                ),
+                message.message_id,
+                keys,
+            )
+
+    # -- what is sent --------------------------------------------------------------------------------------------
+
+    def _put(self, record: trace.Trace, message_ids: str, keys: str) -> None:
+        """Called on the loop or in a listener's thread: a deque takes both."""
+        if len(self._waiting) >= WAITING_MAX:
+            self.dropped += 1
+            return
+        self._waiting.append((trace.encode(record), f"{message_ids.replace(',', ' ')} {keys}"))
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Send what waits, once, and end."""
+        if self._task is None:
+            return
+        self._closing = True
+        self._wake.set()
+        await self._task
+        if self.dropped:
+            log.warning("%d message traces were dropped: they came faster than they could be sent", self.dropped)
+
+    async def _run(self) -> None:
+        while not self._closing:
+            try:
+                async with asyncio.timeout(PAUSE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            while self._waiting:
+                message = self._next_message()
+                try:
+                    out = pack(message, PACKING)
+                    await self._delivery.deliver(out, None, None, self._delivery.end_s(None), ATTEMPTS)
+                except RocketSparkError as e:
+                    self.dropped += 1
+                    log.info("message traces were not sent: %s", e)
+
+    def _next_message(self) -> Message:
+        parts: list[str] = []
+        keys: dict[str, None] = {}
+        size = 0
+        while self._waiting and len(parts) < BATCH_MAX and size < BATCH_BYTES:
+            text, of_it = self._waiting.popleft()
+            parts.append(text)
+            size += len(text)
+            keys |= dict.fromkeys(of_it.split())
+        return Message(topic=self._topic, body="".join(parts).encode(), keys=list(keys))
+
+
+def _kind(pairs: dict[str, str]) -> int:
+    if pairs.get(properties.TRANSACTION) == "true":
+        return trace.HALF
+    delayed = (properties.DELAY, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
+    return trace.DELAY if any(name in pairs for name in delayed) else trace.NORMAL

@@ -1,0 +1,236 @@
+"""Hooks around sends, consuming and requests; the signature of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.client.fake import Fake, in_loop, until
+from tests.unit.client.test_producer import SEND, failing
+
+from rocketspark.client import AsyncProducer, AsyncPushConsumer
+from rocketspark.client.hooks import Consuming, Hooks, HookSet, Sending
+from rocketspark.client.signing import Signer
+from rocketspark.errors import ConfigError, SendFailed
+from rocketspark.model import Message, ReceivedMessage
+from rocketspark.protocol import trace
+from rocketspark.protocol.codes import RequestCode
+
+
+class Seen(Hooks):
+    """Notes what it is told; fails afterwards if asked to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self._error = error
+
+    def _tell(self, name: str, what: Any) -> None:
+        self.told.append((name, what))
+        if self._error is not None:
+            raise self._error
+
+    def before_send(self, sending: Sending) -> None:
+        self._tell("before", (sending.topic, sending.queue.broker_name, sending.properties.get("TAGS")))
+
+    def after_send(self, sending: Sending) -> None:
+        self._tell("after", (sending.result is not None, type(sending.error).__name__))
+
+    def before_consume(self, consuming: Consuming) -> None:
+        self._tell("consume", [m.body for m in consuming.messages])
+
+    def after_consume(self, consuming: Consuming) -> None:
+        self._tell("consumed", (consuming.success, type(consuming.error).__name__))
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.client.delivery.PAUSE_S", (0.01,))
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a hook's own mistake")])
+def test_each_attempt_is_seen_before_and_after(error: Exception | None) -> None:
+    @in_loop
+    async def run() -> None:
+        seen = Seen(error)
+        async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", hooks=[seen]) as producer:
+            fake.broker.rules[SEND] = failing(1)
+            result = await producer.send("t", b"x", tag="A")
+            assert seen.told == [
+                ("before", ("t", "broker-a", "A")),
+                ("after", (False, "ServerError")),
+                ("before", ("t", "broker-a", "A")),
+                ("after", (True, "NoneType")),
+            ]
+            # What is sent is the same as without hooks.
+            header = fake.broker.sends[-1]
+            assert (header.topic, header.queue_id, header.producer_group) == ("t", result.queue.queue_id, "pg")
+            await producer.send_batch([Message(topic="t", body=b"y")] * 2)
+            await producer.send_oneway("t", b"z")
+            await until(lambda: len(fake.broker.queues["t", 0]) == 4)
+            assert len(seen.told) == 8
+
+    run()
+
+
+@in_loop
+async def test_a_send_can_be_forbidden() -> None:
+    class Forbid(Hooks):
+        def check_forbidden(self, sending: Sending) -> None:
+            if sending.topic == "u":
+                raise PermissionError("not this topic")
+
+    async with Fake(t=1, u=1) as fake, AsyncProducer(fake.namesrv, "pg", hooks=[Forbid()]) as producer:
+        await producer.send("t", b"x")
+        with pytest.raises(PermissionError, match="not this topic"):
+            await producer.send("u", b"x")
+        assert fake.broker.requests[SEND] == 1
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_listeners_are_seen_before_and_after(coroutine: bool) -> None:
+    @in_loop
+    async def run() -> None:
+        seen = Seen()
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def plain(message: ReceivedMessage) -> bool:
+            if message.body == b"bad":
+                raise ValueError("bad")
+            loop.call_soon_threadsafe(done.set)
+            return message.body == b"good"
+
+        async def awaited(message: ReceivedMessage) -> bool:
+            return plain(message)
+
+        async with Fake(t=1) as fake:
+            for body in (b"bad", b"refused", b"good"):
+                fake.broker.put("t", 0, body)
+            fake.broker.silent.add(RequestCode.CONSUMER_SEND_MSG_BACK)
+            consumer = AsyncPushConsumer(
+                fake.namesrv, "g", consume_from="first", hooks=[seen], threads=1, close_timeout_ms=10
+            )
+            consumer.subscribe("t")
+            consumer.listen(awaited if coroutine else plain)
+            async with consumer:
+                await until(lambda: len(seen.told) == 6)
+        assert seen.told == [
+            ("consume", [b"bad"]),
+            ("consumed", (False, "ValueError")),
+            ("consume", [b"refused"]),
+            ("consumed", (False, "NoneType")),
+            ("consume", [b"good"]),
+            ("consumed", (True, "NoneType")),
+        ]
+
+    run()
+
+
+@in_loop
+async def test_requests_are_seen_and_may_be_added_to() -> None:
+    class Mark(Hooks):
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+            self.answered: list[tuple[int, int | None]] = []
+
+        def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
+            ext["mark"] = "here"
+            self.asked.append(code)
+
+        def after_response(self, address: str, code: int, reply: Any, error: BaseException | None) -> None:
+            self.answered.append((code, None if reply is None else reply.code))
+
+    mark = Mark()
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", hooks=[mark], retries=0) as producer:
+        await producer.send("t", b"x")
+        assert {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.HEART_BEAT, SEND} <= set(mark.asked)
+        assert (SEND, 0) in mark.answered
+        fake.broker.silent.add(SEND)
+        with pytest.raises(SendFailed):
+            await producer.send("t", b"x", timeout_ms=50)
+        await until(lambda: (SEND, None) in mark.answered)
+
+
+def test_the_official_client_s_signature() -> None:
+    # From the captures: a route request, key and secret as there.
+    ext = {"topic": "GoldTopic"}
+    Signer("goldAccessKey", "goldSecretKey").before_request("", 105, ext, b"")
+    assert ext == {"topic": "GoldTopic", "AccessKey": "goldAccessKey", "Signature": "vFoNYdvCACOtFL0ZtZdzoBtdHrg="}
+
+
+@in_loop
+async def test_every_request_is_signed() -> None:
+    seen: list[set[str]] = []
+
+    class Look(Hooks):
+        def after_response(self, address: str, code: int, reply: Any, error: BaseException | None) -> None:
+            pass
+
+    async with (
+        Fake(t=1) as fake,
+        AsyncProducer(
+            fake.namesrv, "pg", access_key="a", secret_key="s", security_token="t", hooks=[Look()]
+        ) as producer,
+    ):
+        original = HookSet.before_request
+
+        def note(self: HookSet, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
+            original(self, address, code, ext, body)
+            seen.append(set(ext))
+
+        HookSet.before_request = note  # type: ignore[method-assign]
+        try:
+            await producer.send("t", b"x")
+            await producer.send_oneway("t", b"x")
+        finally:
+            HookSet.before_request = original  # type: ignore[method-assign]
+    assert len(seen) >= 3
+    assert all({"AccessKey", "SecurityToken", "Signature"} <= names for names in seen)
+    with pytest.raises(ConfigError, match="give both"):
+        AsyncProducer("127.0.0.1:9", "pg", access_key="a")
+    with pytest.raises(ConfigError, match="derived"):
+        AsyncProducer("127.0.0.1:9", "pg", hooks=[object()])  # type: ignore[list-item]
+
+
+@in_loop
+async def test_traces_never_fail_what_they_tell_of() -> None:
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", trace="no-such-topic") as producer:
+        assert (await producer.send("t", b"x")).queue_offset == 0
+    assert not fake.broker.queues["no-such-topic", 0]
+
+
+@in_loop
+async def test_traces_are_sent_at_the_latest_when_closing() -> None:
+    async with Fake(t=1, traces=1) as fake:
+        async with AsyncProducer(fake.namesrv, "pg", trace="traces", retries=0) as producer:
+            fake.broker.rules[SEND] = failing(1)
+            with pytest.raises(SendFailed):
+                await producer.send("t", b"x")
+            result = await producer.send("t", b"x", tag="A", keys=["k1", "k2"], delay_level=1)
+        (header,) = [h for h in fake.broker.sends if h.topic == "traces"]
+        assert header.producer_group == "_INNER_TRACE_PRODUCER-pg-PRODUCE-1"
+        from rocketspark.protocol import record
+
+        stored = record.decode(fake.broker.queues["traces", 0][0])
+        failed, sent = trace.decode(stored.body.decode())
+        assert isinstance(failed, trace.Published)
+        assert isinstance(sent, trace.Published)
+        assert (failed.success, failed.offset_message_id, failed.kind) == (False, "", trace.NORMAL)
+        assert sent == trace.Published(
+            time_ms=sent.time_ms,
+            region="DefaultRegion",
+            group="pg",
+            topic="t",
+            message_id=result.message_id,
+            tag="A",
+            keys="k1 k2",
+            store_host=fake.broker.address,
+            body_bytes=1,
+            cost_ms=sent.cost_ms,
+            kind=trace.DELAY,
+            offset_message_id=result.offset_message_id,
+            success=True,
+        )
+        assert result.message_id.encode() in stored.properties
+        assert b"k2" in stored.properties
