@@ -53,15 +53,15 @@ class Delivery:
         instance: Instance,
         group: str,
         rules: SendRules,
+        hooks: HookSet,
         faults: Faults | None = None,
-        hooks: HookSet | None = None,
     ) -> None:
         self._instance = instance
         self._routes = instance.routes
         self._group = group
         self._rules = rules
         self._faults = faults
-        self._hooks = instance.hooks if hooks is None else hooks
+        self._hooks = hooks
         self._frames: dict[tuple[MessageQueue, int, bool], requests.SendFrames] = {}
         self._turns: dict[str, int] = {}
 
@@ -128,7 +128,7 @@ class Delivery:
         self._faults.failed(queue.broker_name, (now_s - began_s) * 1000, now_s, unreachable=unreachable)
 
     async def _attempt(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
-        if self._hooks.sends or self._hooks.requests:
+        if self._hooks.sends or self._instance.rpc_hooks is not None:
             return await self._attempt_hooked(out, queue, end_s)
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
         frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
@@ -198,7 +198,7 @@ class Delivery:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
         queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
-        if self._hooks.sends or self._hooks.requests:
+        if self._hooks.sends or self._instance.rpc_hooks is not None:
             if not peer.is_writable:
                 await self.within(end_s, peer.writable(), f"{peer.address} does not read")
             sending = self._begin(out, queue, peer, oneway=True)

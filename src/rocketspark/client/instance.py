@@ -11,17 +11,18 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
 
 from rocketspark.client import requests
 from rocketspark.client.asked import Asked
-from rocketspark.client.hooks import Hooks, HookSet
+from rocketspark.client.hooks import HookSet
 from rocketspark.client.lookup import fetch_addresses
 from rocketspark.client.routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.client.signing import Signer
-from rocketspark.errors import ConfigError, NotSent, RocketSparkError
+from rocketspark.errors import ConfigError, NotSent, RocketSparkError, StateError
 from rocketspark.protocol import bodies
-from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 from rocketspark.transport.dial import Connections, parse_address
 from rocketspark.transport.peer import Peer
 
@@ -31,6 +32,8 @@ ROUTE_INTERVAL_MS = 30_000.0
 HEARTBEAT_INTERVAL_MS = 30_000.0
 LOOKUP_INTERVAL_S = 120.0
 _numbers = itertools.count(1)
+# Those with a name of their own, while somebody has them.
+_named: WeakValueDictionary[tuple[str | None, ...], Instance] = WeakValueDictionary()
 
 
 def unique_name() -> str:
@@ -57,11 +60,10 @@ class Instance:
         route_interval_ms: float = ROUTE_INTERVAL_MS,
         heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
         use_tls: bool = False,
-        hooks: Sequence[Hooks] = (),
+        rpc_hooks: HookSet | None = None,
         access_key: str | None = None,
         secret_key: str | None = None,
         security_token: str | None = None,
-        trace: bool | str = False,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
     ) -> None:
@@ -77,29 +79,84 @@ class Instance:
         self._heartbeat_interval_s = heartbeat_interval_ms / 1000
         self.timeout_ms = timeout_ms
         self.asked = Asked()
-        self.hooks = HookSet(hooks)
+        self.rpc_hooks = rpc_hooks if rpc_hooks is not None and rpc_hooks.requests else None
         if access_key or secret_key:
             # Last, so that it signs what other hooks add.
-            self.hooks.add(Signer(access_key or "", secret_key or "", security_token))
-        rpc = self.hooks if self.hooks.requests else None
-        self.trace_topic = TRACE_TOPIC if trace is True else (trace or None)
-        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=rpc)
+            signed = HookSet()
+            signed.requests = [
+                *(rpc_hooks.requests if rpc_hooks else ()),
+                Signer(access_key or "", secret_key or "", security_token),
+            ]
+            self.rpc_hooks = signed
+        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=self.rpc_hooks)
         self.routes = RouteCache(
             [] if namesrv_url and not namesrv else namesrv_addresses(namesrv),
             timeout_ms=timeout_ms,
             default_topic=default_topic,
             default_queue_count=default_queue_count,
-            hooks=rpc,
+            hooks=self.rpc_hooks,
         )
         self.client_id = ""
         self.producers: set[str] = set()
+        self._joined: set[str] = set()
+        self._closed = False
+        self._given: dict[str, Any] = {}
         self.consumers: dict[str, Callable[[], bodies.ConsumerData]] = {}
         self._greeted: dict[str, Peer] = {}
         self._greeting: dict[str, asyncio.Task[Peer]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Take an id and begin to refresh routes and send heartbeats."""
+    @classmethod
+    def of(cls, namesrv: str | None, asked: HookSet, /, **options: Any) -> Instance:
+        """The instance of that name, if there is one in this process, else a new one.
+
+        Raises ConfigError if the one of that name has other options.
+        """
+        name = options.get("instance_name")
+        if not name:
+            return cls(namesrv, rpc_hooks=asked, **options)
+        key = (namesrv, name, options.get("client_ip"), options.get("unit_name"))
+        given = (cls.__init__.__kwdefaults__ or {}) | options | {"rpc_hooks": asked.requests}
+        found = _named.get(key)
+        if found is None or found._closed:
+            found = _named[key] = cls(namesrv, rpc_hooks=asked, **options)
+            found._given = given
+        elif found._given != given:
+            raise ConfigError(
+                f"instance_name {name!r} is in use by a client with other options: give both the same, or another name"
+            )
+        return found
+
+    async def start(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Join as a producer or consumer group; the first one to start takes the id and begins with heartbeats.
+
+        Raises StateError if the group is in use here already, or the instance belongs to another event loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise StateError(f"instance {self._name!r} runs on another event loop: give this client another name")
+        if producer in self.producers or consumer in self._joined:
+            what = f"producer group {producer!r}" if producer else f"consumer group {consumer!r}"
+            raise StateError(f"{what} is in use in instance {self._name!r}: give it another group, or instance_name")
+        self._loop = loop
+        self._users += 1
+        if producer:
+            self.producers.add(producer)
+        if consumer:
+            self._joined.add(consumer)
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        try:
+            await asyncio.shield(self._starting)
+        except BaseException:
+            self._starting = None
+            await self.close(producer=producer, consumer=consumer)
+            raise
+
+    async def _start(self) -> None:
         if self._namesrv_url:
             await self._look_up_namesrv()
         ip = self._client_ip or await _own_ip(self.routes.addresses[0])
@@ -125,24 +182,32 @@ class Instance:
         """Raise NotSent unless a NameServer answers."""
         await self.routes.ask(lambda peer: requests.cluster_info(peer, timeout_ms=self.timeout_ms))
 
-    async def close(self) -> None:
-        """Leave all groups and close all connections."""
-        for task in [*self._tasks, *self._greeting.values()]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._leave(a) for a in self._greeted), return_exceptions=True)
-        await self.connections.close()
-        await self.routes.close()
+    async def close(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Leave the group; the last one to close ends the heartbeats and closes all connections."""
+        self._users -= 1
+        last = self._users == 0
+        if last:
+            self._closed = True
+            for task in [*self._tasks, *self._greeting.values()]:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._leave(a, producer, consumer) for a in list(self._greeted)), return_exceptions=True)
+        self.producers.discard(producer or "")
+        self._joined.discard(consumer or "")
+        self.consumers.pop(consumer or "", None)
+        if last:
+            await self.connections.close()
+            await self.routes.close()
 
-    async def _leave(self, address: str) -> None:
+    async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
         peer = self.connections.open_peer(address)
         if peer is None:
             return
         with contextlib.suppress(RocketSparkError):
-            for group in self.producers:
-                await requests.unregister(peer, self.client_id, producer_group=group, timeout_ms=1000)
-            for group in self.consumers:
-                await requests.unregister(peer, self.client_id, consumer_group=group, timeout_ms=1000)
+            if producer or consumer:
+                await requests.unregister(
+                    peer, self.client_id, producer_group=producer, consumer_group=consumer, timeout_ms=1000
+                )
 
     # -- connections to brokers ----------------------------------------------------------------------------------
 

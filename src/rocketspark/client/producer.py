@@ -6,29 +6,27 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.delivery import Delivery, SendRules
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
-from rocketspark.client.instance import Instance
+from rocketspark.client.inquiries import Inquiries
 from rocketspark.client.lanes import Lanes
 from rocketspark.client.options import ProducerOptions, producer_settings
 from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch, pack_reply, request_text
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
-from rocketspark.client.tracer import Tracer
-from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, StateError, UsageError
+from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
 
 GROUP = "rocketspark_producer"
 
 
-class AsyncProducer:
+class AsyncProducer(Inquiries):
     """Sends messages, on the running asyncio loop.
 
     Args:
@@ -39,20 +37,16 @@ class AsyncProducer:
     Use it as a context manager, or `start` and `close` it.
     """
 
-    def __init__(
-        self,
-        namesrv: str | None = None,
-        group: str = GROUP,
-        **options: Unpack[ProducerOptions],
-    ) -> None:
+    kind = "producer"
+
+    def __init__(self, namesrv: str | None = None, group: str = GROUP, **options: Unpack[ProducerOptions]) -> None:
         settings, client_options = producer_settings(options)
-        self._instance = Instance(
+        super().__init__(
             namesrv,
+            client_options,
             default_topic=settings.default_topic,
             default_queue_count=settings.default_queue_count,
-            **client_options,
         )
-        self._namespace = self._instance.namespace
         self.group = namespace.wrap(self._namespace, validate.check_group(group))
         self.attempts = settings.retries + 1
         self.future_attempts = settings.future_retries + 1
@@ -63,7 +57,6 @@ class AsyncProducer:
             settings.body_bytes_max,
             self._namespace,
         )
-        self._instance.producers.add(self.group)
         self._routes = self._instance.routes
         faults = Faults(table_of(settings.fault_table)) if settings.fault_tolerance else None
         self._detector = Detector(self._instance, faults) if faults is not None and settings.fault_detector else None
@@ -75,25 +68,19 @@ class AsyncProducer:
             settings.default_queue_count,
             settings.vip_channel,
         )
-        self._delivery = Delivery(self._instance, self.group, self._rules, faults)
-        self._tracer: Tracer | None = None
-        if self._instance.trace_topic:
-            self._tracer = Tracer(self._instance, self.group, "PRODUCE")
-            self._instance.hooks.add(self._tracer)
+        self._delivery = Delivery(self._instance, self.group, self._rules, self._hooks, faults)
+        self._trace_as(self.group, "PRODUCE")
         self._lanes = Lanes()
         self._room = Room(settings.in_flight_max, settings.in_flight_bytes_max)
         self._oneway_room = Room(settings.oneway_in_flight_max, settings.in_flight_bytes_max)
-        self._state = "new"
         self._idle = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin. Nothing is connected yet; the first send does that. Raises StateError."""
-        if self._state != "new":
-            raise StateError(f"the producer is {self._state}: make a new one")
-        self._state = "started"
-        await self._instance.start()
+        self._begin()
+        await self._instance.start(producer=self.group)
         if self._detector is not None:
             self._detector.start()
         if self._tracer is not None:
@@ -117,21 +104,7 @@ class AsyncProducer:
             self._detector.stop()
         if self._tracer is not None:
             await self._tracer.close()
-        await self._instance.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def client_id(self) -> str:
-        """The id brokers know this client by."""
-        return self._instance.client_id
+        await self._instance.close(producer=self.group)
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -274,14 +247,6 @@ class AsyncProducer:
         return [self._out_of_namespace(q) for q in queues]
 
     # -- one send ------------------------------------------------------------------------------------------------
-
-    def _check_started(self) -> None:
-        if self._state != "started":
-            raise StateError(
-                "the producer is closed: make a new one"
-                if self._state == "closed"
-                else "the producer is not started: call start(), or use it in a with block"
-            )
 
     async def send_packed(
         self,

@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from rocketspark.client import requests, validate
+from rocketspark.client.base import AsyncClient
 from rocketspark.client.fetcher import Fetcher, Fetching
-from rocketspark.client.instance import Instance
 from rocketspark.client.membership import ConsumeFrom, Membership
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 
 
-class AsyncPullConsumer:
+class AsyncPullConsumer(AsyncClient):
     """Reads messages on demand, on the running asyncio loop.
 
     Args:
@@ -35,6 +35,8 @@ class AsyncPullConsumer:
 
     Either `subscribe` to topics and share their queues with the group's other members, or `assign` queues.
     """
+
+    kind = "consumer"
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class AsyncPullConsumer:
     ) -> None:
         self.group = validate.check_group(group)
         self._auto_commit = auto_commit
-        self._instance = Instance(namesrv, **options)
+        super().__init__(namesrv, options)
         self._membership = Membership(
             self._instance,
             group,
@@ -78,21 +80,18 @@ class AsyncPullConsumer:
         self._by_hand = False
         self._joined = False
         self._joining: asyncio.Future[None] | None = None
-        self._state = "new"
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin. Raises StateError, NotSent if no NameServer answers."""
-        if self._state != "new":
-            raise StateError(f"the consumer is {self._state}: make a new one")
-        self._state = "started"
-        await self._instance.start()
+        self._begin()
+        await self._instance.start(consumer=self.group)
         try:
             await self._instance.check_namesrv()
         except BaseException:
             self._state = "closed"
-            await self._instance.close()
+            await self._instance.close(consumer=self.group)
             raise
         self._membership.keep_committing()
         if self._membership.subscriptions:
@@ -116,25 +115,12 @@ class AsyncPullConsumer:
             if whole:
                 self._settle()
             await self._membership.commit()
-        await self._instance.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+        await self._instance.close(consumer=self.group)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._close(whole=kind is None)
-
-    @property
-    def client_id(self) -> str:
-        """The id brokers know this client by."""
-        return self._instance.client_id
-
-    def _check_started(self) -> None:
-        if self._state != "started":
-            raise StateError(f"the consumer is {self._state}: start it, or use it in a with block")
 
     # -- which queues --------------------------------------------------------------------------------------------
 

@@ -11,17 +11,15 @@ import time
 from collections.abc import Callable
 from itertools import chain, groupby, repeat
 from operator import itemgetter
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.hooks import hooked, is_coroutine_function
-from rocketspark.client.instance import Instance
+from rocketspark.client.inquiries import Inquiries
 from rocketspark.client.listeners import Listeners, TaskListeners, ThreadListeners, Unit
 from rocketspark.client.membership import ConsumeFrom, Membership
 from rocketspark.client.options import ClientOptions
-from rocketspark.client.tracer import Tracer
 from rocketspark.errors import ConfigError, RocketSparkError, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import properties
@@ -37,7 +35,7 @@ INNER_GROUP = "CLIENT_INNER_PRODUCER"
 FIRST_RETRY_LEVEL = 3
 
 
-class AsyncPushConsumer:
+class AsyncPushConsumer(Inquiries):
     """Hands messages to a listener, on the running asyncio loop; several consumers of one group share the queues.
 
     Args:
@@ -55,6 +53,8 @@ class AsyncPushConsumer:
 
     Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
     """
+
+    kind = "consumer"
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class AsyncPushConsumer:
         self._batch_max = batch_max
         self._max_reconsume_times = max_reconsume_times
         self._close_timeout_s = close_timeout_ms / 1000
-        self._instance = Instance(namesrv, **options)
+        super().__init__(namesrv, options)
         self._membership = Membership(
             self._instance,
             group,
@@ -98,14 +98,10 @@ class AsyncPushConsumer:
             commit_interval_ms=commit_interval_ms,
             with_retries=True,
         )
-        self._tracer: Tracer | None = None
-        if self._instance.trace_topic:
-            self._tracer = Tracer(self._instance, self.group, "CONSUME")
-            self._instance.hooks.add(self._tracer)
+        self._trace_as(self.group, "CONSUME")
         self._listener: Callable[[Any], Any] | None = None
         self._listeners: Listeners | None = None
         self._returning: set[asyncio.Task[None]] = set()
-        self._state = "new"
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -136,22 +132,20 @@ class AsyncPushConsumer:
 
         Raises StateError, NotSent if no NameServer answers.
         """
-        if self._state != "new":
-            raise StateError(f"the consumer is {self._state}: make a new one")
         if self._listener is None:
             raise StateError("no listener: call listen(function) before start")
-        self._state = "started"
+        self._begin()
         kind = TaskListeners if is_coroutine_function(self._listener) else ThreadListeners
-        listener, hooks = self._listener, self._instance.hooks.consumes
+        listener, hooks = self._listener, self._hooks.consumes
         if hooks:
             listener = hooked(listener, self.group, hooks)
         self._listeners = kind(listener, self._threads, self._finished)
-        await self._instance.start()
+        await self._instance.start(consumer=self.group)
         try:
             await self._instance.check_namesrv()
         except BaseException:
             self._state = "closed"
-            await self._instance.close()
+            await self._instance.close(consumer=self.group)
             raise
         if self._tracer is not None:
             self._tracer.start()
@@ -176,27 +170,13 @@ class AsyncPushConsumer:
         await self._membership.commit()
         if self._tracer is not None:
             await self._tracer.close()
-        await self._instance.close()
+        await self._instance.close(consumer=self.group)
 
     async def _settle(self) -> None:
         assert self._listeners is not None
         await self._listeners.close()
         if self._returning:
             await asyncio.wait(self._returning)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def client_id(self) -> str:
-        """The id brokers know this client by."""
-        return self._instance.client_id
 
     async def queues(self) -> list[MessageQueue]:
         """The queues this member reads now, those of its retry topic too; after the first rebalance."""

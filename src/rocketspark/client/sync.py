@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, Unpack
 
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
+from rocketspark.client.inquiries import Inquiries
 from rocketspark.client.outgoing import make_message, pack
 from rocketspark.client.producer import AsyncProducer
 from rocketspark.client.pull_consumer import AsyncPullConsumer
@@ -52,10 +53,23 @@ class Turnstile:
                 self._freed.notify_all()
 
 
+Q = TypeVar("Q", bound=Inquiries)
 P = TypeVar("P", bound=AsyncProducer)
 
 
-class ProducerFacade(Facade[P]):
+class InquiriesFacade(Facade[Q]):
+    """What producers and push consumers may ask."""
+
+    create_topic = blocking(Inquiries.create_topic)
+    search_offset = blocking(Inquiries.search_offset)
+    min_offset = blocking(Inquiries.min_offset)
+    max_offset = blocking(Inquiries.max_offset)
+    earliest_store_time = blocking(Inquiries.earliest_store_time)
+    view_message = blocking(Inquiries.view_message)
+    query_message = blocking(Inquiries.query_message)
+
+
+class ProducerFacade(InquiriesFacade[P]):
     """What synchronous producers have in common."""
 
     def __init__(self, core: P) -> None:
@@ -107,7 +121,7 @@ class Producer(ProducerFacade[AsyncProducer]):
         super().__init__(AsyncProducer(*args, **kwargs))
 
 
-class PushConsumer(Facade[AsyncPushConsumer]):
+class PushConsumer(InquiriesFacade[AsyncPushConsumer]):
     """Hands messages to a listener, in background threads. Arguments and rules: those of AsyncPushConsumer.
 
     >>> consumer = PushConsumer("127.0.0.1:9876", "billing")

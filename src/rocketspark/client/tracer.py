@@ -32,18 +32,15 @@ _STATES = {"COMMIT": "COMMIT_MESSAGE", "ROLLBACK": "ROLLBACK_MESSAGE", "UNKNOWN"
 
 
 class Tracer(Hooks):
-    """Writes what it sees to the instance's trace topic.
+    """Writes what it sees to a trace topic.
 
     `group`, `what`: of the client that is traced, "PRODUCE" or "CONSUME"; `dropped` counts what was given up.
     """
 
-    def __init__(self, instance: Instance, group: str, what: str) -> None:
-        assert instance.trace_topic is not None
-        self._topic = instance.trace_topic
-        # Its own sends are signed as others are, but no hook sees them.
-        quiet = HookSet()
-        quiet.requests = instance.hooks.requests
-        self._delivery = Delivery(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendRules(), hooks=quiet)
+    def __init__(self, instance: Instance, topic: str, group: str, what: str) -> None:
+        self._topic = topic
+        # No hook sees its own sends.
+        self._delivery = Delivery(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendRules(), HookSet())
         self._waiting: deque[tuple[str, str]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closing = False

@@ -233,7 +233,7 @@ class AsyncTransactionProducer(AsyncProducer):
         keys: str,
         state: TransactionState,
     ) -> None:
-        for hooks in self._instance.hooks.ends:
+        for hooks in self._hooks.ends:
             ending = Ending(
                 group=self.group,
                 topic=topic,
