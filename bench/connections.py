@@ -25,6 +25,7 @@ TOPIC = "bench-connections"
 # A group's members are told of each that joins: small groups, as most are.
 GROUP_MEMBERS = 10
 STREAM_FRAMES = 32
+BEATS_AGAIN = 10
 PULL_COUNT = 1
 
 
@@ -46,6 +47,11 @@ def heartbeat(number: int) -> bytes:
         ],
     }
     return request(RequestCode.HEART_BEAT, None, msgspec.json.encode(body), opaque=number, language="JAVA")
+
+
+def total(loads: list[Load]) -> Load:
+    """Loads one after the other as one."""
+    return Load(*(sum(values) for values in zip(*loads, strict=True)))
 
 
 class Streams(NamedTuple):
@@ -74,6 +80,7 @@ class Round(NamedTuple):
 
     connect: Figure
     heartbeat: Figure
+    again: Figure
     send: Figure
     pull: Figure
     kib_each: float
@@ -97,13 +104,14 @@ def one_round(servers: Servers, given: Streams, seconds: float) -> Round:
         connected = figure(servers, connect)
         beats = [heartbeat(i) for i in range(count)]
         beaten = step(lambda c: c.ask(beats))
+        again = step(lambda c: total([c.ask(beats) for _ in range(BEATS_AGAIN)]))
         sent = step(lambda c: c.pump(given.sends, seconds=seconds))
         pulled = step(lambda c: c.pump(given.pulls, seconds=seconds))
         kib_each = (memory_kib(servers.pid)["RssAnon"] - before_kib) / count
     finally:
         for connections in opened:
             connections.close()
-    return Round(connected, beaten, sent, pulled, kib_each)
+    return Round(connected, beaten, again, sent, pulled, kib_each)
 
 
 def run(plan: Plan) -> list[Row]:
@@ -128,7 +136,8 @@ def run(plan: Plan) -> list[Row]:
             rates_row(f"{count:,} connections: {text}", "1/s", [(_of(o, step), _of(p, step)) for o, p in pairs])
             for step, text in (
                 ("connect", "opened one by one"),
-                ("heartbeat", "a heartbeat on each"),
+                ("heartbeat", "the first heartbeat on each"),
+                ("again", "heartbeats after it"),
                 ("send", "one send in flight on each"),
                 ("pull", "one pull in flight on each"),
             )
