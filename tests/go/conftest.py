@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 from tests.go.driver import GoDriver, missing_program
-from tests.java.apache import ApacheCluster
-from tests.java.conftest import QUICK
-
-from rocketspark.testing.process import run_server_process
+from tests.interop.server import interop_server
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +25,6 @@ def go_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoDriver]:
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Our server. JAVA_TESTS_ON=apache takes the official one instead: that proves the tests, not us."""
-    if os.environ.get("JAVA_TESTS_ON") == "apache":
-        cluster = ApacheCluster(tmp_path_factory.mktemp("apache"), config=dict(QUICK))
-        yield cluster
-        cluster.close()
-        return
-    store = tmp_path_factory.mktemp("ours") / "store"
-    with run_server_process(store, config={"brokerName": "broker-a"} | QUICK) as server:
+    """Our server, or the official one: see interop_server."""
+    with interop_server(tmp_path_factory.mktemp("go-server")) as server:
         yield server
