@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tests.java.apache import ApacheCluster
 from tests.java.driver import JavaDriver, missing_tools
+from tests.java.mqadmin import Stage, staged
 
 from rocketspark.testing.process import run_server_process
 
@@ -78,3 +80,20 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     store = tmp_path_factory.mktemp("ours") / "store"
     with run_server_process(store, config={"brokerName": "broker-a"} | QUICK) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def stage(java_client_55: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Servers of its own in a known state, and mqadmin. JAVA_TESTS_ON=apache as with `ours`."""
+    folder = tmp_path_factory.mktemp("stage")
+    config = {"traceTopicEnable": "true"}
+    with ExitStack() as stack:
+        server: Any
+        if os.environ.get("JAVA_TESTS_ON") == "apache":
+            server = ApacheCluster(folder / "apache", config=config)
+            stack.callback(server.close)
+        else:
+            server = stack.enter_context(
+                run_server_process(folder / "store", config={"brokerName": "broker-a"} | config)
+            )
+        yield stack.enter_context(staged(java_client_55, server, folder / "mqadmin"))

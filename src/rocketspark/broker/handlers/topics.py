@@ -139,7 +139,7 @@ def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, st
     for part in (change or "").split(","):
         part = part.strip()
         if part.startswith("-"):
-            attributes.pop(part[1:], None)
+            attributes.pop(part[1:].partition("=")[0], None)
         elif part:
             name, equals, value = part.removeprefix("+").partition("=")
             if not equals or not name:
