@@ -103,3 +103,18 @@ def test_a_namespace_hides_its_topics(scene: Scene) -> None:
         assert {q.topic for q in producer.queues(f"space%{scene.topic}")} == {f"space%{scene.topic}"}
         producer.send(scene.topic, b"outside")
     assert [m.body for m in scene.stored(1)] == [b"outside"]
+
+
+def test_gathered_sends_have_their_own_results(scene: Scene) -> None:
+    async def run() -> dict[bytes, tuple[str, str, int, int]]:
+        async with AsyncProducer(scene.namesrv, "pg", linger_ms=5) as producer:
+            bodies = [b"%d" % i for i in range(300)]
+            results = await asyncio.gather(*(producer.send(scene.topic, body, keys="k") for body in bodies))
+            return {
+                body: (r.message_id, r.offset_message_id, r.queue.queue_id, r.queue_offset)
+                for body, r in zip(bodies, results, strict=True)
+            }
+
+    expected = asyncio.run(run())
+    found = {m.body: (m.message_id, m.offset_message_id, m.queue_id, m.queue_offset) for m in scene.stored(300)}
+    assert found == expected

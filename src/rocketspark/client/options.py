@@ -72,6 +72,9 @@ class ProducerOptions(ClientOptions, total=False):
     in_flight_max, oneway_in_flight_max, in_flight_bytes_max: how much may be on its way at once: 65535 sends, as many
         one-way sends, 100 MiB of each; who comes later waits, at most for his own timeout.
     vip_channel: send to the brokers' port - 2: no [vipChannelEnabled].
+    linger_ms: gather small sends for so long and send them in one request, each with a result of its own; 0 gathers
+        what comes in one turn of the loop; None: no [autoBatch, batchMaxDelayMs].
+    batch_bytes: such a request is sent at the latest when it has this size: 32 KiB [batchMaxBytes].
     """
 
     send_timeout_ms: float
@@ -92,6 +95,8 @@ class ProducerOptions(ClientOptions, total=False):
     oneway_in_flight_max: int
     in_flight_bytes_max: int
     vip_channel: bool
+    linger_ms: float | None
+    batch_bytes: int
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +120,8 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     oneway_in_flight_max: int = 65535
     in_flight_bytes_max: int = 100 << 20
     vip_channel: bool = False
+    linger_ms: float | None = None
+    batch_bytes: int = 32 << 10
 
 
 def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, ClientOptions]:

@@ -9,13 +9,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 from rocketspark.client import requests, validate
+from rocketspark.client.autobatch import Batcher
 from rocketspark.client.delivery import Delivery, SendRules
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
 from rocketspark.client.inquiries import Inquiries
 from rocketspark.client.lanes import Lanes
 from rocketspark.client.options import ProducerOptions, producer_settings
-from rocketspark.client.outgoing import Outgoing, Packing, make_message, pack, pack_batch, pack_reply, request_text
+from rocketspark.client.outgoing import (
+    Outgoing,
+    Packing,
+    make_message,
+    pack,
+    pack_batch,
+    pack_reply,
+    queue_of_key,
+    request_text,
+)
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
@@ -70,6 +80,9 @@ class AsyncProducer(Inquiries):
         )
         self._delivery = Delivery(self._instance, self.group, self._rules, self._hooks, faults)
         self._trace_as(self.group, "PRODUCE")
+        self._batcher: Batcher | None = None
+        if settings.linger_ms is not None:
+            self._batcher = Batcher(self._send_gathered, linger_ms=settings.linger_ms, bytes_max=settings.batch_bytes)
         self._lanes = Lanes()
         self._room = Room(settings.in_flight_max, settings.in_flight_bytes_max)
         self._oneway_room = Room(settings.oneway_in_flight_max, settings.in_flight_bytes_max)
@@ -92,6 +105,8 @@ class AsyncProducer(Inquiries):
             self._state = "closed"
             return
         self._state = "closed"
+        if self._batcher is not None:
+            await self._batcher.close()
         if self._room.count or self._oneway_room.count:
             self._idle.clear()
             # Every send has its own time-out; this bound is for those that wait for their turn.
@@ -140,6 +155,8 @@ class AsyncProducer(Inquiries):
         out = pack(message, self.packing)
         if selector is not None:
             queue = await self._select(message, out.topic, queue, selector, argument, timeout_ms)
+        if self._batcher is not None and timeout_ms is None and _may_gather(message, out):
+            return await self._gather(message, out, queue)
         return await self.send_packed(out, message.sharding_key, queue, timeout_ms)
 
     async def send_batch(
@@ -280,6 +297,25 @@ class AsyncProducer(Inquiries):
                 self._note_idle()
         return self._shown(result) if self._namespace else result
 
+    async def _gather(self, message: Message, out: Outgoing, queue: MessageQueue | None) -> SendResult:
+        self._check_started()
+        assert self._batcher is not None
+        if queue is None and message.sharding_key:
+            queues = await self._delivery.queues(out.topic, self._delivery.end_s(None))
+            queue = queue_of_key(message.sharding_key, queues)
+        result = await self._batcher.add(out, self._in_namespace(queue), message.wait_store_ok)
+        return self._shown(result) if self._namespace else result
+
+    async def _send_gathered(self, out: Outgoing, queue: MessageQueue | None) -> SendResult:
+        end_s = self._delivery.end_s(None)
+        size = len(out.body)
+        await self._room.enter(size, end_s)
+        try:
+            return await self._delivery.deliver(out, None, queue, end_s, self.attempts)
+        finally:
+            self._room.leave(size)
+            self._note_idle()
+
     def _note_idle(self) -> None:
         if not self._room.count and not self._oneway_room.count:
             self._idle.set()
@@ -345,3 +381,8 @@ def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[lis
 
 
 _PLAIN = Packing(over_bytes=1 << 40)
+
+
+def _may_gather(message: Message, out: Outgoing) -> bool:
+    delayed = message.delay_level or message.delay_ms or message.deliver_at_ms
+    return not delayed and not out.sys_flag and not out.topic.startswith(validate.RETRY_PREFIX)
