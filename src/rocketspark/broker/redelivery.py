@@ -31,6 +31,7 @@ def route(record: Record, group: str, *, delay_level: int, max_times: int) -> Re
     topic = record.topic.decode("utf-8", "replace")
     pairs[properties.RETRY_TOPIC] = pairs.get(properties.RETRY_TOPIC) or topic
     pairs[properties.WAIT] = "false"
+    pairs.pop(properties.RECORD_CRC, None)
     pairs.setdefault(properties.ORIGIN_MESSAGE_ID, offset_message_id(record.store_host, record.position))
     times = record.reconsume_times
     if delay_level < 0 or times >= max_times:

@@ -39,6 +39,8 @@ CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 MARK_BYTES_MAX = 4096
+# What a half message's properties say of it alone.
+_OF_THE_HALF = frozenset({properties.REAL_TOPIC, properties.REAL_QUEUE_ID, properties.RECORD_CRC})
 MARK_BYTES_ONE = 20
 # Only where marks could not be written for long do they need more than one record: then commits come first.
 MARKS_MAX = 100_000
@@ -267,7 +269,7 @@ class Transactions:
 
     def _commit(self, half: Record, pairs: dict[str, str], known: Half) -> int:
         topic, queue_id = pairs[properties.REAL_TOPIC], int(pairs.get(properties.REAL_QUEUE_ID, "0"))
-        kept = {k: v for k, v in pairs.items() if k not in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID)}
+        kept = {k: v for k, v in pairs.items() if k not in _OF_THE_HALF}
         stored = properties.encode(kept).encode()
         position, _, end = self._intake.accept(
             topic,

@@ -47,6 +47,11 @@ def test_the_broker_s_own_choice_of_the_level_grows(times: int, level: int) -> N
     }
 
 
+def test_the_record_s_own_crc_does_not_go_along() -> None:
+    plan = redelivery.route(failed(TAGS="a", **{"__CRC32#": "0123456789"}), "G", delay_level=0, max_times=16)
+    assert "__CRC32#" not in plan.properties
+
+
 def test_the_consumer_s_choice_is_taken() -> None:
     plan = redelivery.route(failed(), "G", delay_level=7, max_times=16)
     assert (plan.dead, plan.properties["DELAY"]) == (False, "7")

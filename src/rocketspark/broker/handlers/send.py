@@ -20,7 +20,7 @@ from rocketspark.broker.topics import Topics
 from rocketspark.broker.transactions import Transactions
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.model.route import PERM_WRITE
-from rocketspark.protocol import batch, frames, properties, record, sysflags
+from rocketspark.protocol import batch, frames, properties, record, record_crc, sysflags
 from rocketspark.protocol.bodies import TopicConfig
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
@@ -340,6 +340,8 @@ class SendHandler:
         if found is None:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {h.log_position}")
         failed = record.decode(found)
+        # One message of several cannot be told from the others: its consumer sends it again itself (rule: 5.x).
+        inner_batches.check_sent(names.retry_topic(h.group), None, failed.sys_flag)
         max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
         plan = redelivery.route(failed, h.group, delay_level=h.delay_level, max_times=max_times)
         if plan.dead:
@@ -384,7 +386,7 @@ class SendHandler:
             topic,
             queue_id,
             parked.body,
-            parked.properties,
+            record_crc.without(parked.properties),
             pairs,
             parked.flag,
             parked.sys_flag & ~record.HOST_FLAGS,
