@@ -48,13 +48,10 @@ def bodies(received: list[dict[str, Any]]) -> list[str]:
 
 
 def set_group(scene: Scene, **fields: Any) -> None:
-    """Makes the group with these settings, and its retry topic, so that a consumer finds the route at its start."""
+    """Makes the group with these settings, and its retry topic."""
     settings = {"groupName": scene.group, "consumeEnable": True, "retryQueueNums": 1} | fields
     assert ask(scene.broker, GROUP_SETTINGS, json.dumps(settings).encode()).code == 0
-    with scene.java.started("admin", namesrv=scene.namesrv) as admin:
-        retry = f"%RETRY%{scene.group}"
-        scene.java.call("create_topic", name=admin, topic=retry, queues=1, broker_address=scene.broker)
-        eventually(lambda: scene.java.call("topic_list", name=admin), lambda topics: retry in topics)
+    scene.create_retry_topic()
 
 
 @both_versions
