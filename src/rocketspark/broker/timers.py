@@ -10,12 +10,12 @@ import asyncio
 import heapq
 import logging
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rocketspark.broker import names
 from rocketspark.broker.config import JsonFile, now_ms
+from rocketspark.broker.delivered import Delivered
 from rocketspark.broker.histograms import DELAY_BOUNDS, Histogram
 from rocketspark.broker.intake import Intake, pairs_of
 from rocketspark.broker.stats import Stats, count
@@ -128,7 +128,7 @@ class Timers:
             self._logged_from = self._version.log_position
             self._logged = {u.log_position for u in self._files.log.units(self._logged_from)}
         if self._slots or self._offset < high:
-            self._delivered = Delivered(self._store, self._read_ms, self._store.last_store_time_ms)
+            self._delivered = Delivered(self._store, self._read_ms, self._store.last_store_time_ms, _delivery_key)
         self._counts = self._counts_file.load() or TimerCounts()
         self._saved_ms = self._counts_saved_ms = self._cleaned_ms = self._clock()
 
@@ -471,44 +471,6 @@ class Timers:
         self._files.close()
 
 
-class Delivered:
-    """What the queues tell about deliveries between the last checkpoint and the end of the last run.
-
-    `since_ms`: store time from which on they are looked through; `until_ms`: when the last run ended.
-    """
-
-    def __init__(self, store: Store, since_ms: int, until_ms: int) -> None:
-        self._store = store
-        self._since_ms = since_ms
-        self.until_ms = until_ms
-        self._found: dict[tuple[str, int], Counter[Key]] = {}
-
-    def take(self, topic: str, queue_id: int, key: Key) -> bool:
-        """True if such a message was delivered there: once for each that was."""
-        queue = topic, queue_id
-        found = self._found.get(queue)
-        if found is None:
-            found = self._found[queue] = Counter(self._keys(topic, queue_id))
-        if found[key] <= 0:
-            return False
-        found[key] -= 1
-        return True
-
-    def _keys(self, topic: str, queue_id: int) -> Iterator[Key]:
-        at = self._store.offset_at_time(topic, queue_id, self._since_ms)
-        end = self._store.queue_range(topic, queue_id)[1]
-        while at < end:
-            found = self._store.read(topic, queue_id, at, SCAN_COUNT, READ_BYTES)
-            for chunk in found.records:
-                for stored in record.decode_all(chunk):
-                    pairs = pairs_of(stored.properties)
-                    if b"TIMER_DEQUEUE_MS" in pairs:
-                        yield key_of(pairs, pairs.get(b"TIMER_ROLL_TIMES", b""))
-            if found.next_offset <= at:
-                break
-            at = found.next_offset
-
-
 def target_of(pairs: dict[bytes, bytes]) -> tuple[str, int] | None:
     """(topic, queue id) that a timer message is for; None if it may not go there.
 
@@ -527,3 +489,9 @@ def target_of(pairs: dict[bytes, bytes]) -> tuple[str, int] | None:
 def key_of(pairs: dict[bytes, bytes], rolls: bytes) -> Key:
     """What tells one delivery of a timer message from all others."""
     return pairs.get(b"UNIQ_KEY", b""), pairs.get(b"TIMER_OUT_MS", b""), rolls
+
+
+def _delivery_key(stored: Record) -> Key | None:
+    """The same of a stored message; None if it was not delivered by the wheel."""
+    pairs = pairs_of(stored.properties)
+    return key_of(pairs, pairs.get(b"TIMER_ROLL_TIMES", b"")) if b"TIMER_DEQUEUE_MS" in pairs else None

@@ -1,0 +1,59 @@
+"""What was delivered before a kill, told by the queues. Rule: a queue is read once, and only if somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+
+from rocketspark.protocol import record
+from rocketspark.protocol.record import Record
+from rocketspark.store.store import Store
+
+SCAN_COUNT = 256
+READ_BYTES = 1 << 20
+
+
+class Delivered:
+    """Deliveries between the last note of how far they came and the end of the last run.
+
+    `since_ms`: store time from which on the queues are looked through; `until_ms`: when the last run ended; `key`:
+    what tells a delivery from all others, None for a message that came in another way.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        since_ms: int,
+        until_ms: int,
+        key: Callable[[Record], Hashable | None],
+    ) -> None:
+        self._store = store
+        self._since_ms = since_ms
+        self.until_ms = until_ms
+        self._key = key
+        self._found: dict[tuple[str, int], Counter[Hashable]] = {}
+
+    def take(self, topic: str, queue_id: int, key: Hashable) -> bool:
+        """True if such a message was delivered there: once for each that was."""
+        queue = topic, queue_id
+        found = self._found.get(queue)
+        if found is None:
+            found = self._found[queue] = Counter(self._keys(topic, queue_id))
+        if found[key] <= 0:
+            return False
+        found[key] -= 1
+        return True
+
+    def _keys(self, topic: str, queue_id: int) -> Iterator[Hashable]:
+        at = self._store.offset_at_time(topic, queue_id, self._since_ms)
+        end = self._store.queue_range(topic, queue_id)[1]
+        while at < end:
+            found = self._store.read(topic, queue_id, at, SCAN_COUNT, READ_BYTES)
+            for chunk in found.records:
+                for stored in record.decode_all(chunk):
+                    key = self._key(stored)
+                    if key is not None:
+                        yield key
+            if found.next_offset <= at:
+                break
+            at = found.next_offset
