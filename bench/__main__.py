@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,32 @@ def _run() -> None:
     for part in arguments.parts or PARTS:
         print(f"\n{part}: {PARTS[part]}", flush=True)
         started = time.monotonic()
-        rows = run_part(part, plan)
+        rows, failed = _try(part, plan)
         taken = time.monotonic() - started
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         print(f"  {taken:.0f} s, load average {load:.1f}", flush=True)
-        parts[part] = {"seconds": taken, "load_average": load, "rows": [row._asdict() for row in rows]}
+        parts[part] = {"seconds": taken, "load_average": load, "failed": failed}
+        parts[part]["rows"] = [row._asdict() for row in rows]
         if arguments.json:
             found = {"machine": _machine(), "plan": plan._asdict(), "parts": parts}
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if failures := [part for part, found in parts.items() if found["failed"]]:
+        sys.exit(f"failed: {', '.join(failures)}")
+
+
+def _try(part: str, plan: Plan) -> tuple[list[Row], str | None]:
+    """The part's rows, or what made it fail: the others are run all the same."""
+    try:
+        return run_part(part, plan), None
+    except SystemExit as e:
+        if not isinstance(e.code, str):
+            raise
+        failure = e.code
+    except Exception as e:
+        traceback.print_exc()
+        failure = f"{type(e).__name__}: {e}"
+    print(f"  {part} failed: {failure}", flush=True)
+    return [], failure
 
 
 def _allow_files() -> None:
