@@ -62,6 +62,7 @@ class NameServerHandlers:
         add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
         add(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
         add(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic)
+        add(RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic, TopicHeader)
         add(RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write, BrokerNameHeader)
         add(RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write, BrokerNameHeader)
         add(RequestCode.GET_KV_CONFIG, self.get_value)
@@ -164,6 +165,12 @@ class NameServerHandlers:
     def delete_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
         """DELETE_TOPIC_IN_NAMESRV."""
         self._registry.delete_topic(request.ext.topic)
+        return reply(request.opaque)
+
+    def register_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        """REGISTER_TOPIC_IN_NAMESRV (217): one topic, as brokers with enableSingleTopicRegister tell of it."""
+        if body:
+            self._registry.set_queues(request.ext.topic, java_json.decode(body, bodies.RouteBody).queue_datas)
         return reply(request.opaque)
 
     def wipe_write(self, peer: Peer, request: Request[BrokerNameHeader], body: bytes) -> bytes:

@@ -186,6 +186,21 @@ class Registry:
         names = {n for n, d in self._brokers.items() if d.cluster == cluster}
         return [t for t, queues in self._topics.items() if not names.isdisjoint(queues)]
 
+    def set_queues(self, topic: str, queues: Iterable[QueueDataBody]) -> None:
+        """Take a topic that a broker tells of alone, up to the first broker that does not live; a new one whole or not.
+
+        Rule: registerTopic, 5.x.
+        """
+        taken: dict[str, QueueDataBody] = {}
+        for data in queues:
+            if data.broker_name not in self._brokers:
+                if topic not in self._topics:
+                    return
+                break
+            taken[data.broker_name] = data
+        if taken:
+            self._topics.setdefault(topic, {}).update(taken)
+
     def delete_topic(self, topic: str, broker_names: Iterable[str] | None = None) -> None:
         """Forget a topic, on all brokers or those named. Brokers that still have it may register it again."""
         if broker_names is None:

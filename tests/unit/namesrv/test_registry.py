@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketspark.namesrv.registry import EXPIRY_MS, LiveBroker, Registry
-from rocketspark.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
+from rocketspark.protocol.bodies import DataVersion, QueueDataBody, TopicConfig, TopicConfigTable
 
 
 def table(version: int, **queues: int) -> TopicConfigTable:
@@ -257,3 +257,21 @@ def test_write_permission_is_wiped_and_given_back() -> None:
     registry.set_writable("a", False)
     register(registry, topics=table(2, T=4))
     assert (perms("T"), perms("U")) == ({"a": 6, "b": 6}, {"a": 4})
+
+
+def test_a_topic_told_alone_is_taken_as_far_as_its_brokers_live() -> None:
+    """As 5.5.0's NameServer answers it."""
+    registry = Registry()
+    register(registry)
+
+    def tell(topic: str, *of: tuple[str, int]) -> dict[str, int]:
+        told = [QueueDataBody(broker_name=b, read_queue_nums=n, write_queue_nums=n, perm=6) for b, n in of]
+        registry.set_queues(topic, told)
+        return queues(registry, topic)
+
+    assert tell("New", ("a", 4)) == {"a": 4}
+    assert tell("Other", ("a", 4), ("nobody", 4)) == {}
+    assert tell("New", ("a", 7), ("nobody", 4)) == {"a": 7}
+    assert tell("New", ("nobody", 4), ("a", 9)) == {"a": 7}
+    assert tell("None") == {}
+    assert sorted(registry.topics()) == ["New", "T"]
