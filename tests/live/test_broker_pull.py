@@ -224,6 +224,27 @@ def test_a_scan_that_matches_nothing_ends_and_says_where_to_go_on(tmp_path: Path
     run(main())
 
 
+def test_long_scans_of_one_connection_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            broker(tmp_path, property_filter=True) as server,
+            connected(server.address) as peer,
+            connected(server.address) as other,
+        ):
+            await create(peer)
+            rows = [BatchItem(0, b"", b"n\x015\x02") for _ in range(1000)]
+            (await send(peer, batch.encode(rows), code=RequestCode.SEND_BATCH_MESSAGE)).raise_for_code("send")
+            scan = pull_header(TOPIC, 0, 0, expression_type="SQL92", subscription="n > 5")
+            scans = [peer.ask(RequestCode.PULL_MESSAGE, scan) for _ in range(60)]
+            first = await other.ask(RequestCode.PULL_MESSAGE, pull_header(TOPIC, 0, 0))
+            assert first.code == 0
+            assert sum(s.done() for s in scans) < 30
+            for reply in await asyncio.gather(*scans):
+                assert (reply.code, reply.header(PullReply).next_offset) == (20, 800)
+
+    run(main())
+
+
 async def holding(server: Any, peer: Peer, count: int = 1, /, **changes: Any) -> asyncio.Future[Reply]:
     """A pull that the broker holds by now."""
     future = peer.ask(RequestCode.PULL_MESSAGE, pull_header(TOPIC, 0, changes.pop("offset", 0), **HOLD | changes))

@@ -11,7 +11,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -124,6 +124,8 @@ class Peer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] | None = None
         self._soon: list[bytes] = []
+        # What came in one read: what is yet to be served of it, and what waits for a later turn.
+        self._received: Iterator[tuple[int, bytes, bytes]] = iter(())
         self._held: list[tuple[int, bytes, bytes]] | None = None
         # Who wants to see the answers that handlers give later, by opaque; None as long as nobody does.
         self.awaited_answers: dict[int, Callable[[bytes], None]] | None = None
@@ -208,11 +210,21 @@ class Peer(asyncio.Protocol):
         self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
+        if self._transport is None or not self.is_writable:
+            return
         held, self._held = self._held, None
-        if held and self._transport is not None:
+        if held:
             self._take_all(held)
         if self._held is None and self._transport is not None and self.is_writable:
             self._transport.resume_reading()
+
+    def rest(self) -> None:
+        """A handler worked for long: what else came in the same read waits until the other connections had a turn."""
+        left = list(self._received)
+        if left and self._transport is not None:
+            self._held = left
+            self._transport.pause_reading()
+            self.loop.call_soon(self._go_on)
 
     def _drop_stalled(self) -> None:
         log.warning("%s does not read its replies for %.0f s: connection closed", self.address, STALLED_WRITE_S)
@@ -253,10 +265,10 @@ class Peer(asyncio.Protocol):
         """Serve what one read brought; replies leave together, large ones as soon as the bound is reached."""
         out = self._out = []
         by_prefix = self._by_prefix
-        large = at = 0
+        large = 0
+        self._received = rest = iter(received)
         try:
-            for serialization, header, body in received:
-                at += 1
+            for serialization, header, body in rest:
                 # The hot path: a JSON request whose code stands first, as RocketMQ's clients write it.
                 route = by_prefix.get(header[: header.find(b",", 8, 20)])
                 if route is None or serialization != 0 or self._pending:
@@ -273,7 +285,7 @@ class Peer(asyncio.Protocol):
                             out = self._out = []
                             if self._writable is not None and not self._writable.is_set():
                                 # Not read by the other side: what else it asked for waits until it reads.
-                                self._held = received[at:]
+                                self._held = list(rest)
                                 return
         except FrameError as e:
             self._flush(out)

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from rocketspark.transport.dial import dial
 from rocketspark.transport.peer import Peer, Reply, Routes, reply
 from rocketspark.transport.server import Server
 
-ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED = 1, 2, 3, 4, 5, 6, 7, 8
+ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED, WORK = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 
 class Pair:
@@ -32,7 +33,7 @@ class Pair:
         self.closed: list[Peer] = []
         self.release = asyncio.Event()
         self.big = bytes(1 << 20)
-        routes = Routes()
+        self.routes = routes = Routes()
         routes.add(ECHO, self.echo)
         routes.add(SLOW, self.slow)
         routes.add(FAIL, self.fail)
@@ -434,6 +435,40 @@ def test_pipelined_requests_with_large_replies_wait_for_the_reader() -> None:
             assert [f.opaque for f in found] == list(range(count + 1))
             assert all(f.body == made.big for f in found[:-1])
             assert made.seen == [(ECHO, b"last")]
+
+    run(main())
+
+
+def test_a_handler_that_worked_for_long_lets_the_others_have_a_turn() -> None:
+    async def main() -> None:
+        served: list[int] = []
+
+        def work(peer: Peer, request: Any, body: bytes) -> bytes:
+            served.append(request.opaque)
+            peer.rest()
+            return reply(request.opaque)
+
+        async with pair() as (made, _), raw(made.server) as (reader, writer):
+            made.routes.add(WORK, work)
+            turns: list[int] = []
+            loop = asyncio.get_running_loop()
+
+            def turn() -> None:
+                turns.append(len(served))
+                if len(served) < 20:
+                    loop.call_soon(turn)
+
+            turn()
+            # In one write: 20 that work for long, the last of them followed by one that does not.
+            asked = [frames.encode(Frame(code=WORK, opaque=n)) for n in range(20)]
+            writer.write(b"".join([*asked, frames.encode(Frame(code=ECHO, opaque=20, body=b"last"))]))
+            found = [await frame_of(reader) for _ in range(21)]
+            assert [f.opaque for f in found] == list(range(21))
+            # No turn of the loop served two of them.
+            assert all(after - before <= 1 for before, after in pairwise(turns))
+            # Reading goes on.
+            writer.write(frames.encode(Frame(code=ECHO, opaque=21)))
+            assert (await frame_of(reader)).opaque == 21
 
     run(main())
 

@@ -97,6 +97,9 @@ class PullHandler:
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         read = self._read(h, h.queue_offset, codes, accepts)
+        if accepts is not None:
+            # Some ms where hundreds of records were looked at.
+            peer.rest()
         if (
             not read.count
             and read.status in _NOTHING_YET
