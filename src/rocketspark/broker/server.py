@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -339,8 +339,13 @@ class BrokerServer:
         return live
 
     def _count(self) -> None:
-        self._stats.tick(now_ms())
+        self._count_on(self._stats.tick_steps(now_ms()))
         self._send.time_puts(TIMED_PUTS)
+
+    def _count_on(self, steps: Iterator[None]) -> None:
+        """One step in each turn of the loop."""
+        if next(steps, ...) is None and not self._closing:
+            asyncio.get_running_loop().call_soon(self._count_on, steps)
 
     def _every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], None]) -> None:
         def run() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ DAY_EVERY_MS = 3_600_000
 # Snapshots kept per window: one more than its steps.
 MINUTE_COUNT, HOUR_COUNT, DAY_COUNT = 7, 7, 25
 TICKS_MAX = 601
+# Counters looked at in one step: some 2 ms.
+STEP_COUNT = 2000
 
 # Upper bounds in ms of RocketMQ's table of put times; the last row is what takes longer.
 PUT_TIME_BOUNDS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
@@ -133,13 +135,14 @@ class Reads(msgspec.Struct):
 class _Pulls:
     """What the pulls of a group from one queue came to since they were last put where they belong."""
 
-    __slots__ = ("flow", "latency", "messages", "nums", "size", "sizes", "times", "took_ms")
+    __slots__ = ("flow", "latency", "messages", "nums", "plain", "size", "sizes", "times", "took_ms")
 
-    def __init__(self, nums: Item, sizes: Item, latency: Item, flow: Flow) -> None:
+    def __init__(self, nums: Item, sizes: Item, latency: Item, flow: Flow, *, plain: bool) -> None:
         self.nums = nums
         self.sizes = sizes
         self.latency = latency
         self.flow = flow
+        self.plain = plain
         self.times = self.messages = self.size = self.took_ms = 0
 
 
@@ -185,7 +188,9 @@ class Stats:
         # By topic, group, queue: pulls since the last `collect`; and those in which there were any.
         self._pulls: dict[tuple[str, str, int], _Pulls] = {}
         self._fresh_pulls: list[_Pulls] = []
-        self._read_before: dict[tuple[str, str], int] = {}
+        # What was stored and is in no counter yet: by queue, and by topic.
+        self._fresh_rows: list[tuple[str, int, int]] = []
+        self._fresh_puts: dict[str, Flow] = {}
         self._batched: dict[str, int] = {}
         self.put_times = [0] * len(PUT_TIME_NAMES)
         self.put_longest_ms = 0
@@ -218,18 +223,8 @@ class Stats:
             self._item(GROUP_GET_SIZE, text),
             self._item(GROUP_GET_LATENCY, f"{queue_id}@{text}"),
             self.read.setdefault((topic, group), Flow()),
+            plain=not names.is_system_topic(topic),
         )
-
-    def _collect_pulls(self) -> None:
-        fresh, self._fresh_pulls = self._fresh_pulls, []
-        for pulls in fresh:
-            pulls.nums.add(pulls.messages, pulls.times)
-            pulls.sizes.add(pulls.size, pulls.times)
-            pulls.latency.add(pulls.took_ms, pulls.times)
-            pulls.flow.add(pulls.messages, pulls.size)
-            self.reads.found += pulls.times
-            self.reads.messages += pulls.messages
-            pulls.times = pulls.messages = pulls.size = pulls.took_ms = 0
 
     def missed(self) -> None:
         """A pull found nothing."""
@@ -266,7 +261,12 @@ class Stats:
 
     def tick(self, now_ms: int) -> None:
         """Take in what was stored and read, and the snapshots that are due."""
-        self.collect()
+        for _ in self.tick_steps(now_ms):
+            pass
+
+    def tick_steps(self, now_ms: int) -> Iterator[None]:
+        """`tick` in steps of a few ms, for a caller that serves others in between."""
+        yield from self._collect_steps()
         today = _day_of(now_ms)
         if today != self._today:
             self._today = today
@@ -276,41 +276,75 @@ class Stats:
         self._ticks.append(_Tick(now_ms, self.stored.messages, r.found, r.missed, r.messages))
         if now_ms >= self._next_minute:
             self._next_minute = now_ms + MINUTE_EVERY_MS
-            for item in self._items.values():
-                item.snap_minute(now_ms)
+            yield from self._snap(lambda item: item.snap_minute(now_ms))
         if now_ms >= self._next_hour:
             self._next_hour = now_ms + HOUR_EVERY_MS
-            for item in self._items.values():
-                item.snap_hour(now_ms)
+            yield from self._snap(lambda item: item.snap_hour(now_ms))
         if now_ms >= self._next_day:
             self._next_day = now_ms + DAY_EVERY_MS
-            for item in self._items.values():
-                item.snap_day(now_ms)
+            yield from self._snap(lambda item: item.snap_day(now_ms))
+
+    def _snap(self, snap: Callable[[Item], None]) -> Iterator[None]:
+        for number, item in enumerate(list(self._items.values()), 1):
+            snap(item)
+            if number % STEP_COUNT == 0:
+                yield
 
     def collect(self) -> None:
         """Take in what was stored and read since the last time."""
-        sums: dict[str, Flow] = {}
-        for topic, messages, size in self._take_stored():
-            sums.setdefault(topic, Flow()).add(messages, size)
-        for topic, flow in sums.items():
-            times = max(1, flow.messages - self._batched.pop(topic, 0))
-            self._item(TOPIC_PUT_NUMS, topic).add(flow.messages, times)
-            self._item(TOPIC_PUT_SIZE, topic).add(flow.bytes, times)
-            self._broker_put.add(flow.messages, times)
-            self.by_topic.setdefault(topic, Flow()).add(flow.messages, flow.bytes)
-            self.stored.add(flow.messages, flow.bytes)
-            # Nobody sent the dead letters (rule: AbstractSendMessageProcessor, 5.x).
-            if not names.is_system_topic(topic) and not topic.startswith(names.DLQ_PREFIX):
-                self._put_plain += flow.messages
-        self._collect_pulls()
-        for key, flow in self.read.items():
-            fresh = flow.messages - self._read_before.get(key, 0)
-            if fresh:
-                self._read_before[key] = flow.messages
-                self._broker_get.value += fresh
-                if not names.is_system_topic(key[0]):
-                    self._get_plain += fresh
-        self._broker_get.times = self.reads.found
+        for _ in self._collect_steps():
+            pass
+
+    def _collect_steps(self) -> Iterator[None]:
+        self._fresh_rows += self._take_stored()
+        yield
+        yield from self._put_away()
+
+    def _put_away(self) -> Iterator[None]:
+        """Each sum to where it belongs; one that is begun while another waits between two steps finishes both."""
+        done = 0
+        while self._fresh_rows:
+            topic, messages, size = self._fresh_rows.pop()
+            flow = self._fresh_puts.get(topic)
+            if flow is None:
+                flow = self._fresh_puts[topic] = Flow()
+            flow.add(messages, size)
+            done += 1
+            if done % STEP_COUNT == 0:
+                yield
+        while self._fresh_puts:
+            self._put_away_stored(*self._fresh_puts.popitem())
+            done += 1
+            if done % STEP_COUNT == 0:
+                yield
+        while self._fresh_pulls:
+            self._put_away_pulls(self._fresh_pulls.pop())
+            done += 1
+            if done % STEP_COUNT == 0:
+                yield
+
+    def _put_away_stored(self, topic: str, flow: Flow) -> None:
+        times = max(1, flow.messages - self._batched.pop(topic, 0))
+        self._item(TOPIC_PUT_NUMS, topic).add(flow.messages, times)
+        self._item(TOPIC_PUT_SIZE, topic).add(flow.bytes, times)
+        self._broker_put.add(flow.messages, times)
+        self.by_topic.setdefault(topic, Flow()).add(flow.messages, flow.bytes)
+        self.stored.add(flow.messages, flow.bytes)
+        # Nobody sent the dead letters (rule: AbstractSendMessageProcessor, 5.x).
+        if not names.is_system_topic(topic) and not topic.startswith(names.DLQ_PREFIX):
+            self._put_plain += flow.messages
+
+    def _put_away_pulls(self, pulls: _Pulls) -> None:
+        pulls.nums.add(pulls.messages, pulls.times)
+        pulls.sizes.add(pulls.size, pulls.times)
+        pulls.latency.add(pulls.took_ms, pulls.times)
+        pulls.flow.add(pulls.messages, pulls.size)
+        self.reads.found += pulls.times
+        self.reads.messages += pulls.messages
+        self._broker_get.add(pulls.messages, pulls.times)
+        if pulls.plain:
+            self._get_plain += pulls.messages
+        pulls.times = pulls.messages = pulls.size = pulls.took_ms = 0
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -349,10 +383,10 @@ class Stats:
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: its counters go."""
         self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
-        self._collect_pulls()
+        for _ in self._put_away():
+            pass
         self._pulls = {k: v for k, v in self._pulls.items() if k[0] != topic}
         self.read = {k: v for k, v in self.read.items() if k[0] != topic}
-        self._read_before = {k: v for k, v in self._read_before.items() if k[0] != topic}
         self.dead = {k: v for k, v in self.dead.items() if k[0] != topic}
         for flows in (self.by_topic, self.parked, self.delivered, self.prepared, self.committed):
             flows.pop(topic, None)

@@ -117,6 +117,37 @@ def test_pulls_count_by_group(stats: Stats) -> None:
     assert (stats.reads.found, stats.reads.missed, stats.reads.messages, stats.reads.longest_ms) == (3, 1, 33, 7)
 
 
+def test_a_tick_in_steps_counts_as_one_at_once(stats: Stats, store: Store) -> None:
+    """10,000 topics; what happens between the steps is counted once too, then or with the next tick."""
+    names = [f"t{n}" for n in range(10_000)]
+    store.rows = [(name, 2, 20) for name in names] + [(name, 1, 10) for name in names]
+    stats.batched("t7", 2)
+    for name in names:
+        stats.pulled("G", name, 0, 3, 30, 0)
+    steps = stats.tick_steps(NOON_MS)
+    for number, _ in enumerate(steps):
+        stats.pulled("G", "t5", 0, 1, 1, 0)
+        if number == 3:
+            # Somebody asks meanwhile.
+            store.rows = [("t5", 4, 40)]
+            stats.collect()
+            assert (stats.stored.messages, stats.stored.bytes) == (30_004, 300_040)
+    assert number > 20
+    store.rows = []
+    stats.collect()
+    stats.tick(NOON_MS + 10 * SECOND)
+    for name in names:
+        more = 4 if name == "t5" else 0
+        assert stats.item(TOPIC_PUT_NUMS, name).value == 3 + more  # type: ignore[union-attr]
+        more = number + 1 if name == "t5" else 0
+        assert stats.item(GROUP_GET_NUMS, f"{name}@G").value == 3 + more  # type: ignore[union-attr]
+    assert _minute(stats, TOPIC_PUT_NUMS, "t7").avgpt == 1.5
+    assert stats.reads.found == 10_000 + number + 1
+    assert stats.item(BROKER_GET_NUMS, "Cluster").value == 30_000 + number + 1  # type: ignore[union-attr]
+    assert stats.get_today() == 30_000 + number + 1
+    assert stats.put_today() == 30_004
+
+
 def test_sent_back_and_dead(stats: Stats) -> None:
     stats.sent_back("G", "A", dead=False)
     stats.sent_back("G", "A", dead=True)
