@@ -115,14 +115,18 @@ def test_lost_files_are_made_anew(lost: str, crashed: bool, make_store: Any, sen
         assert len(read_all(last, "t0", 0)) == 21
 
 
-@pytest.mark.parametrize("clean", [True, False])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_torn_tail_is_cut_at_the_last_whole_record(
-    clean: bool, data: st.DataObject, make_store: Any, send: Any, tmp_path_factory: pytest.TempPathFactory
+EVERY_KIND = {"queue_ext": True, "queue_ext_file_bytes": 4096, "append_record_crc": True, "verify_record_crc": True}
+
+
+def check_torn_tail(
+    clean: bool,
+    changes: dict[str, Any],
+    data: st.DataObject,
+    make_store: Any,
+    send: Any,
+    root: Path,
 ) -> None:
-    root = tmp_path_factory.mktemp("torn")
-    store = make_store(root)
+    store = make_store(root, **changes)
     places = fill(store, send, data.draw(st.integers(2, 90)))
     if data.draw(st.booleans()):
         store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
@@ -141,7 +145,7 @@ def test_a_torn_tail_is_cut_at_the_last_whole_record(
         content[torn_at : torn_at + len(junk)] = junk
         path.write_bytes(content[:16384])
     untouched = sum(1 for p in places if p[2] <= file_start + torn_at)
-    again = make_store(root)
+    again = make_store(root, **changes)
     found = list(again.iterate(0))
     assert [int(r.body[1:8]) for r in found[:untouched]] == list(range(untouched))
     # Junk is only found out where a size, a length, the magic, the position or the CRC covers it.
@@ -151,7 +155,7 @@ def test_a_torn_tail_is_cut_at_the_last_whole_record(
     more = fill(again, send, 10, start=1000)
     assert more[0][0] == again.recovered.end or more[0][0] % 16384 == 0
     again.close()
-    last = make_store(root)
+    last = make_store(root, **changes)
     if cut:
         assert len(assert_agrees(last)) == untouched + 10
     assert [r.position for r in last.iterate(0)] == [r.position for r in found] + [p[0] for p in more]
@@ -160,6 +164,24 @@ def test_a_torn_tail_is_cut_at_the_last_whole_record(
         queue = read_all(last, r.topic.decode(), r.queue_id)
         assert p[0] in [q.position for q in queue]
     last.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_torn_tail_is_cut_at_the_last_whole_record(
+    clean: bool, data: st.DataObject, make_store: Any, send: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_torn_tail(clean, {}, data, make_store, send, tmp_path_factory.mktemp("torn"))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_torn_tail_is_cut_with_extensions_and_record_crcs_too(
+    clean: bool, data: st.DataObject, make_store: Any, send: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_torn_tail(clean, EVERY_KIND, data, make_store, send, tmp_path_factory.mktemp("torn"))
 
 
 def test_nothing_of_a_cut_tail_stays_behind(make_store: Any, send: Any) -> None:
