@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 def ask(
-    address: str, code: int, body: bytes = b"", ext_fields: dict[str, str] | None = None, timeout_s: float = 2.0
+    address: str, code: int, body: bytes = b"", ext_fields: dict[str, str] | None = None, timeout_s: float = 10.0
 ) -> Answer:
     """One request with a JSON header, written out by hand so that it depends on none of our code."""
     fields = {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": ext_fields or {}}

@@ -180,9 +180,9 @@ class Stage:
         self.send("Bills", 0, 4)
         self.send("Bills", 1, 2)
         self.buyers = self._clients.enter_context(self.pusher("buyers", "Orders"))
-        self.printed["startMonitoring"] = self.mqadmin("startMonitoring")
         # A heartbeat makes it known; its queues are its own once it pulls all four.
         until(lambda: len(self.java.call("push_queues", name=self.buyers)) == 5)
+        self.printed["startMonitoring"] = self.mqadmin("startMonitoring")
 
     def queue(self, topic: str, queue_id: int) -> dict[str, Any]:
         return {"topic": topic, "broker": "broker-a", "queue_id": queue_id}
