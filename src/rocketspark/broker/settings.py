@@ -220,6 +220,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             raise ConfigError(
                 "mappedFileSizeConsumeQueueExt needs 4096 bytes or more, mapperFileSizeBatchConsumeQueue 46 or more"
             )
+        for key in _AT_LEAST_ONE:
+            if getattr(self, FIELDS[key].name) < 1:
+                raise ConfigError(f"{key} needs 1 or more: with less nothing would be taken")
+        if self.connections_max < 0:
+            raise ConfigError("maxConnections needs a number of connections, or 0 for as many as the system allows")
         if self.timer_precision_ms not in (100, 200, 500, 1000):
             raise ConfigError(f"timerPrecisionMs {self.timer_precision_ms} is not supported; use 100, 200, 500 or 1000")
         if self.timer_log_file_bytes < 4096:
@@ -251,6 +256,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
 # The fields that have a key, by it.
 FIELDS = {f.encode_name: f for f in msgspec.structs.fields(BrokerSettings) if f.encode_name != f.name}
+_AT_LEAST_ONE = (
+    "waitTimeMillsInSendQueue waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInHeartbeatQueue"
+    " waitTimeMillsInTransactionQueue sendThreadPoolQueueCapacity"
+).split()
 SECONDS_KEYS = frozenset({"serverChannelMaxIdleTimeSeconds"})
 # Not among the broker's own settings in 5.5.0.
 _ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
