@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.java.apache import ApacheCluster
-from tests.java.conftest import QUICK
+from tests.java.conftest import PATIENT, QUICK
 
 from rocketspark.testing.process import run_server_process
 
@@ -18,8 +18,7 @@ from rocketspark.testing.process import run_server_process
 def interop_server(folder: Path) -> Iterator[Any]:
     """`namesrv` and `broker` are its addresses. JAVA_TESTS_ON=apache takes the official servers."""
     if os.environ.get("JAVA_TESTS_ON") == "apache":
-        # A JVM that has just begun refuses what waited 200 ms.
-        cluster = ApacheCluster(folder / "apache", config=QUICK | {"waitTimeMillsInSendQueue": "5000"})
+        cluster = ApacheCluster(folder / "apache", config=QUICK | PATIENT)
         try:
             yield cluster
         finally:

@@ -24,6 +24,9 @@ QUICK = {
     "messageDelayLevel": "1s 2s" + " 1s" * 16,
 }
 
+# The official broker's alone: a JVM that has just begun would refuse what waited 200 ms.
+PATIENT = {"waitTimeMillsInSendQueue": "5000"}
+
 
 @pytest.fixture(scope="session", autouse=True)
 def java_tools() -> None:
@@ -66,7 +69,7 @@ def java_client_497(java_driver: DriverFactory) -> JavaDriver:
 @pytest.fixture(scope="session")
 def apache(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
     """The official NameServer and broker 5.5.0."""
-    cluster = ApacheCluster(tmp_path_factory.mktemp("apache"), config=dict(QUICK))
+    cluster = ApacheCluster(tmp_path_factory.mktemp("apache"), config=QUICK | PATIENT)
     yield cluster
     cluster.close()
 
