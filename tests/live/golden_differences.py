@@ -272,18 +272,8 @@ ROWS: list[Row] = [
     Row("pull_system_topics", "PULL_MESSAGE", "records", number, "marks of several ends may stand in one record"),
     Row("pull_system_topics", "PULL_MESSAGE", "record.body", anything, "as above"),
     Row("pull_system_topics", "PULL_MESSAGE", "record.crc", anything, "as above"),
-    Row("pull_system_topics", "PULL_MESSAGE", "record.size", anything, "as above, and with the broker's marks"),
+    Row("pull_system_topics", "PULL_MESSAGE", "record.size", anything, "as above"),
     Row("pull_system_topics", "PULL_MESSAGE", "record.born_time_ms", time, "when the marks were written"),
-    *(
-        Row(
-            "pull_system_topics",
-            "PULL_MESSAGE",
-            f"record.properties.{name}",
-            ours_alone,
-            "marks of ends carry them too",
-        )
-        for name in ("UNIQ_KEY", "MSG_REGION", "TRACE_ON", "CLUSTER")
-    ),
     # -- what another moment shows -----------------------------------------------------------------------------------
     Row(
         "admin_producer_connection", "*", "body.data.CLIENT_INNER_PRODUCER.#*", anything, "one whose end was overtaken"

@@ -24,6 +24,7 @@ from rocketspark.broker.offsets import ConsumerOffsets
 from rocketspark.broker.stats import Stats, count
 from rocketspark.errors import RocketSparkError, ServerError, TransportError
 from rocketspark.protocol import properties, record, sysflags
+from rocketspark.protocol.batch import BatchItem
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
 from rocketspark.protocol.message_ids import offset_message_id
@@ -313,10 +314,11 @@ class Transactions:
         while marks:
             count = min(len(marks), MARKS_MAX)
             text = b"".join([b"%d," % offset for offset in marks[:count]])
-            stored = b"TAGS\x01d\x02WAIT\x01true\x02"
+            # As a batch of one: RocketMQ's carries neither a unique id nor the broker's marks.
+            item = BatchItem(0, text, b"WAIT\x01true\x02TAGS\x01d\x02")
             try:
-                _, op_offset, _ = self._intake.accept(
-                    names.OP_HALF_TOPIC, 0, text, stored, pairs_of(stored), 0, 0, now_ms(), self._store_host
+                ((_, op_offset, _),) = self._intake.accept_batch(
+                    names.OP_HALF_TOPIC, 0, [item], sys_flag=0, born_time_ms=now_ms(), born_host=self._store_host
                 )
             except ServerError as e:
                 log.error("the end of %d transactions could not be noted: %s; it will be", len(marks), e)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.clients import Clients
 from rocketspark.broker.config import JsonFile
 from rocketspark.broker.delays import Delays
-from rocketspark.broker.intake import Accepted, Intake, pairs_of
+from rocketspark.broker.intake import Intake, pairs_of
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.stats import Stats
 from rocketspark.broker.transactions import Transactions
@@ -28,6 +29,7 @@ from rocketspark.store import Store, StoreSettings
 
 BORN = bytes.fromhex("7f0000010000c001")
 COMMIT, ROLLBACK = 8, 12
+T = TypeVar("T")
 
 
 class Killed(BaseException):
@@ -50,18 +52,21 @@ class Rig:
         self.intake = Intake(self.store, Arrivals(), delays, stats, body_bytes_max=1 << 20, marks=marks)
         self.left = kill_after
         self.full = False
-        accept = self.intake.accept
 
-        def counted(*args: Any, **options: Any) -> Accepted:
-            if self.full:
-                raise ServerError(14, "full")
-            if self.left is not None:
-                if self.left == 0:
-                    raise Killed
-                self.left -= 1
-            return accept(*args, **options)
+        def counted(accept: Callable[..., T]) -> Callable[..., T]:
+            def store(*args: Any, **options: Any) -> T:
+                if self.full:
+                    raise ServerError(14, "full")
+                if self.left is not None:
+                    if self.left == 0:
+                        raise Killed
+                    self.left -= 1
+                return accept(*args, **options)
 
-        self.intake.accept = counted  # type: ignore[method-assign]
+            return store
+
+        self.intake.accept = counted(self.intake.accept)  # type: ignore[method-assign]
+        self.intake.accept_batch = counted(self.intake.accept_batch)  # type: ignore[method-assign]
         self.offsets = ConsumerOffsets(JsonFile(root / "config/offsets.json", bodies.OffsetTable, encode_offsets))
         self.transactions = Transactions(
             self.store,
