@@ -63,7 +63,7 @@ def run(plan: Plan) -> list[Row]:
     """Ours alone, N = 1 and 2 in turn."""
     seconds = plan.of(3.0, 1.0, 0.1)
     rows: list[Row] = []
-    with ours() as one, ours("--brokers", "2") as two:
+    with ours(config=plan.config) as one, ours("--brokers", "2", config=plan.config) as two:
         for servers in (one, two):
             for address in servers.brokers:
                 create_topic(address, TOPIC, QUEUES)

@@ -12,7 +12,7 @@ from bench.fill import create_topic
 from bench.load import Load, Stream
 from bench.many import Connections
 from bench.measure import figure
-from bench.peers import Servers, both, end_rows, memory_kib
+from bench.peers import Servers, both, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.raw_pull import frames as pull_frames
 from bench.report import Figure, Row, progress, rates_row, show, values_row
@@ -119,7 +119,7 @@ def run(plan: Plan) -> list[Row]:
     count = plan.of(COUNT, COUNT, 20)
     seconds = plan.of(2.0, 0.5, 0.05)
     given = streams(count)
-    with both(plan.alone) as (mine, java):
+    with both(plan.alone, ours(config=plan.config)) as (mine, java):
         # A server keeps the memory: only the first round tells what connections take.
         first_kib: list[float] = []
         for servers in (mine, java):

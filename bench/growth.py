@@ -79,7 +79,7 @@ def run(plan: Plan) -> list[Row]:
     for count in plan.of((1, 10, 100, 500), (1, 100), (10,)):
         steps.append((f"batches of {count:,}", count, 128, batched(count, seconds)))
     rows: list[Row] = []
-    with ours() as servers:
+    with ours(config=plan.config) as servers:
         create_topic(servers.broker, TOPIC, QUEUES)
         figure(servers, bodies(128, seconds))
         print(HEADING)

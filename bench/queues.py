@@ -65,7 +65,7 @@ def run(plan: Plan) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder:
         store = Path(folder) / "store"
-        with both(plan.alone, ours(store=store)) as (mine, java):
+        with both(plan.alone, ours(store=store, config=plan.config)) as (mine, java):
             peers = [mine, java] if java else [mine]
 
             def send(servers: Servers, stream: Stream) -> Load:

@@ -8,7 +8,7 @@ from bench import raw_send
 from bench.floor import floor
 from bench.load import Load
 from bench.measure import compare, figure
-from bench.peers import Servers, both, end_rows
+from bench.peers import Servers, both, end_rows, ours
 from bench.plan import Plan
 from bench.report import Row, progress, rates_row, show
 from rocketspark.protocol.headers import SendReply
@@ -37,7 +37,7 @@ def run(plan: Plan) -> list[Row]:
     windows = plan.of(WINDOWS, WINDOWS, (1, 64))
     rows = floor_rows(windows, seconds)
     show(rows)
-    with both(plan.alone) as (mine, java):
+    with both(plan.alone, ours(config=plan.config)) as (mine, java):
         warm_up(mine, java, plan.of((1, 64, 256), (64,), ()), plan.of(2.0, 2.0, 0.05))
         for body_bytes in plan.of((128, 1024), (128, 1024), (128,)):
             for window in windows:

@@ -15,7 +15,7 @@ from bench.fill import fill, queue_counts
 from bench.floor import floor
 from bench.load import Load, connect
 from bench.measure import compare, figure
-from bench.peers import Servers, both, end_rows
+from bench.peers import Servers, both, end_rows, ours
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show
 from rocketspark.protocol import record, sysflags
@@ -122,7 +122,7 @@ def run(plan: Plan) -> list[Row]:
         return run_one(servers.broker, made, window=window, seconds=seconds)
 
     rows = []
-    with both(plan.alone) as (mine, java):
+    with both(plan.alone, ours(config=plan.config)) as (mine, java):
         for servers in (java, mine):
             if servers:
                 progress(f"filling with {count:,} messages")

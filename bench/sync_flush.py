@@ -19,7 +19,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 def run(plan: Plan) -> list[Row]:
     """One row per window: messages per second, ours first."""
     rows: list[Row] = []
-    with both(plan.alone, ours(config=CONFIG), apache(CONFIG)) as (mine, java):
+    with both(plan.alone, ours(config=CONFIG | plan.config), apache(CONFIG)) as (mine, java):
         tell_disk(mine)
         warm_up(mine, java, plan.of((1, 64, 256), (64,), ()), plan.of(2.0, 1.0, 0.05))
         for window in WINDOWS:

@@ -13,7 +13,7 @@ from bench import raw_send
 from bench.fill import create_topic
 from bench.load import connect
 from bench.many import Connections
-from bench.peers import Servers, both, cpu_seconds, end_rows, memory_kib
+from bench.peers import Servers, both, cpu_seconds, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.report import Row, percentile, progress, show, values_row
 from rocketspark.protocol import sysflags
@@ -140,7 +140,7 @@ def run(plan: Plan) -> list[Row]:
     many = [(f"bench-waiting-{i // TOPIC_QUEUES}", i % TOPIC_QUEUES) for i in range(count)]
     one = [("bench-waiting-one", 0)] * count
     rows: list[Row] = []
-    with both(plan.alone) as (mine, java):
+    with both(plan.alone, ours(config=plan.config)) as (mine, java):
         peers = [mine, java] if java else [mine]
         for servers in peers:
             progress("topics")
