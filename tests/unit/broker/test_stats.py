@@ -171,6 +171,13 @@ def test_snapshots_come_every_10_s_10_minutes_and_hour(stats: Stats, store: Stor
     assert item.day() == Window(721, 721 * 1000 / (3 * HOUR), 1.0)
 
 
+def test_rate_of_a_topic(stats: Stats, store: Store) -> None:
+    assert stats.put_tps("A") == 0.0
+    store.rows = [("A", 30, 1)]
+    stats.tick(NOON_MS)
+    assert stats.put_tps("A") == 3.0
+
+
 def test_rates_of_the_whole_broker(stats: Stats, store: Store) -> None:
     stats.tick(NOON_MS)
     assert stats.rates(lambda t: t.stored) == []
@@ -183,8 +190,8 @@ def test_rates_of_the_whole_broker(stats: Stats, store: Store) -> None:
     assert stats.rates(lambda t: t.messages) == [2.0, 2.0]
 
 
-def test_mornings_move_at_midnight_without_system_topics(stats: Stats, store: Store) -> None:
-    store.rows = [("A", 4, 1), ("SCHEDULE_TOPIC_XXXX", 9, 1)]
+def test_mornings_move_at_midnight_without_system_topics_and_dead_letters(stats: Stats, store: Store) -> None:
+    store.rows = [("A", 4, 1), ("SCHEDULE_TOPIC_XXXX", 9, 1), ("%DLQ%G", 2, 1)]
     stats.pulled("G", "A", 0, 3, 1, 0)
     stats.pulled("G", "BenchmarkTest", 0, 8, 1, 0)
     stats.tick(NOON_MS + HOUR)
