@@ -49,6 +49,7 @@ DELAYED, PAID, WORK = queue("delayed", 0), queue("paid", 0), queue("work", 0)
 WORKERS, PAYERS = "exchange-workers", "exchange-payers"
 EVERYTHING = [*QUEUES, DELAYED, PAID, WORK]
 
+APACHE_ALONE = os.environ.get("JAVA_TESTS_ON") == "apache"
 Start = Callable[[str], Server]
 
 
@@ -66,7 +67,7 @@ def start(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[Start]:
     store = tmp_path / "store"
 
     def begin(whose: str) -> Server:
-        if whose == "ours" and os.environ.get("JAVA_TESTS_ON") != "apache":
+        if whose == "ours" and not APACHE_ALONE:
             server = ServerProcess(store, config=OURS)
             started.append(server)
             server.start()
@@ -149,7 +150,12 @@ def work_again(java: JavaDriver, server: Server, mark: str) -> None:
 
 
 def assert_keys(java: JavaDriver, server: Server, found: dict[tuple[str, int], list[dict[str, Any]]]) -> None:
-    """By key: the first and last of every file's worth; by unique id: messages from all over the store."""
+    """By key and by unique id: messages from all over the store.
+
+    Not on the official broker alone: after a kill it drops keys of messages that are older than 3 s.
+    """
+    if APACHE_ALONE:
+        return
     with java.started("pull", namesrv=server.namesrv, group=GROUP) as puller:
         for (topic, _), messages in found.items():
             for one in [*messages[::40], *messages[-1:]]:

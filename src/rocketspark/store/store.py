@@ -511,12 +511,18 @@ class Store:
         self._index_position = upto
 
     def write_checkpoint(self) -> None:
-        """Notes up to where everything is on the disk. Call after the three flushes."""
+        """Notes up to where everything is on the disk. Call after the three flushes.
+
+        A start of ours goes by the position. RocketMQ goes by the times: after a kill it drops an index file that has
+        grown since and makes anew what it reads of the log, so it is told to read from that file's begin on.
+        """
         position = min(self.log.flushed, self._queues_position, self._index_position)
         time_ms = self._last_time_ms if position == self.log.written else self._time_before(position)
+        since_ms = self.key_index.growing_since_ms() if self.key_index is not None and not self._closed else None
+        from_ms = time_ms if since_ms is None else min(time_ms, since_ms)
         checkpoint.write(
             f"{self.settings.root}/checkpoint",
-            checkpoint.Checkpoint(time_ms, time_ms, time_ms, 0, 0, position),
+            checkpoint.Checkpoint(from_ms, from_ms, time_ms, 0, 0, position),
             self._files,
         )
 

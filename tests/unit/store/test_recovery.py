@@ -331,3 +331,22 @@ def test_abort_is_there_while_open(make_store: Any) -> None:
     store.close()
     store.close()
     assert not abort.exists()
+
+
+def test_rocketmq_is_told_to_read_again_what_the_growing_index_file_holds(make_store: Any, send: Any) -> None:
+    store = make_store(index_entries=60)  # Two entries for each message: a file is full after 29.5.
+
+    def told() -> tuple[int, int, int]:
+        store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+        found = checkpoints.read(f"{store.settings.root}/checkpoint")
+        assert found.queues_position == store.written_position
+        return found.log_time_ms - NOW_MS, found.queues_time_ms - NOW_MS, found.index_time_ms - NOW_MS
+
+    fill(store, send, 10)
+    assert told() == (0, 0, 9)
+    fill(store, send, 40, start=10)
+    assert told() == (29, 29, 49)
+    # After a clean stop nothing is dropped, so nothing is read again.
+    store.close()
+    found = checkpoints.read(f"{store.settings.root}/checkpoint")
+    assert found[:3] == (NOW_MS + 49, NOW_MS + 49, NOW_MS + 49)
