@@ -15,11 +15,12 @@ BUILT = ROOT / ".setup" / "go_driver"
 
 def missing_program() -> str | None:
     """What keeps the Go tests from running, in words; None when all is there."""
-    if not BUILT.exists():
+    stamp = ROOT / ".setup" / "go"
+    if not BUILT.exists() or not stamp.exists():
         return "the Go client's program is not built: run `make setup`"
-    # The stamp that scripts/setup.sh leaves.
-    stamp = subprocess.run("cat tests/go/program/* | cksum", shell=True, cwd=ROOT, capture_output=True, text=True)
-    if stamp.stdout != (ROOT / ".setup" / "go").read_text():
+    # As scripts/setup.sh makes the stamp.
+    now = subprocess.run("cat tests/go/program/* | cksum", shell=True, cwd=ROOT, capture_output=True, text=True)
+    if now.stdout != stamp.read_text():
         return "the Go client's program is older than its sources: run `make setup`"
     return None
 
