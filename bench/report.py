@@ -82,7 +82,8 @@ def rates_row(name: str, unit: str, pairs: Sequence[tuple[Figure, Figure | None]
 
 
 def _median_us(figures: list[Figure]) -> float | None:
-    return statistics.median(f.server_cpu_s / f.done * 1e6 for f in figures if f.done) if figures else None
+    found = [f.server_cpu_s / f.done * 1e6 for f in figures if f.done]
+    return statistics.median(found) if found else None
 
 
 def _median_cores(figures: list[Figure]) -> float | None:
