@@ -10,7 +10,8 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from tests.live.golden_replay import ABSENT, CAPTURED_MS, Seen, now_ms
+from tests.live.golden_replay import CAPTURED_MS, now_ms
+from tests.live.golden_values import ABSENT, Seen
 
 DAY_MS = 86_400_000
 
@@ -311,3 +312,21 @@ OVERTAKEN: dict[str, str] = {
     "v497_bin_push_consumer[36]": "the heartbeat before it was still waiting",
     "v497_orderly_consumer[8]": "the retry topic had not been registered yet",
 }
+
+
+def judge(seen: list[Seen], rows: list[Row], overtaken: dict[str, str]) -> list[str]:
+    """Every difference without a row, and every row without a difference."""
+    late = {one.where for one in seen if one.where in overtaken and one.captured != one.ours}
+    wrong = [f"not overtaken: {where}" for where in overtaken if where not in late]
+    needed: set[Row] = set()
+    for one in seen:
+        if one.where in late:
+            continue
+        equal = one.captured == one.ours
+        row = next((r for r in rows if r.covers(one) and (equal or r.allows(one))), None)
+        if row is not None and (row.varies or not equal):
+            needed.add(row)
+        if row is None and not equal:
+            values = f"{one.captured!r:.200} captured, {one.ours!r:.200} ours"
+            wrong.append(f"{one.where} {one.request} {one.path}: {values}")
+    return wrong + [f"not needed: {row}" for row in rows if row not in needed]

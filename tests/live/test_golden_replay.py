@@ -12,7 +12,8 @@ from typing import Any
 
 from tests.live import golden_differences as differences
 from tests.live import support
-from tests.live.golden_replay import IN_VAIN_MS, Replay, Seen, Step, filled, scenarios, tapped
+from tests.live.golden_replay import IN_VAIN_MS, Replay, Step, filled, scenarios, tapped
+from tests.live.golden_values import ABSENT, Seen, pairs_of
 
 from rocketspark.protocol import batch, frames, properties, record
 from rocketspark.protocol.codes import RequestCode
@@ -177,27 +178,6 @@ STEPS: dict[str, dict[int, Step]] = {
 }
 
 
-def judge(seen: list[Seen], rows: list[differences.Row]) -> list[str]:
-    """Every difference without a row, and every row without a difference."""
-    needed: set[differences.Row] = set()
-    wrong = []
-    overtaken = {one.where for one in seen if one.where in differences.OVERTAKEN and one.captured != one.ours}
-    wrong += [f"not overtaken: {where}" for where in differences.OVERTAKEN if where not in overtaken]
-    for one in seen:
-        if one.where in overtaken:
-            continue
-        equal = one.captured == one.ours
-        of = [r for r in rows if r.covers(one)]
-        row = next((r for r in of if equal or r.allows(one)), None)
-        if row is not None and (row.varies or not equal):
-            needed.add(row)
-        if row is None and not equal:
-            values = f"{one.captured!r:.200} captured, {one.ours!r:.200} ours"
-            wrong.append(f"{one.where} {one.request} {one.path}: {values}")
-    wrong += [f"not needed: {row}" for row in rows if row not in needed]
-    return wrong
-
-
 # What the captured broker told its NameServer: the scenario, the frame, and a text by which ours is known.
 TOLD = (
     ("broker_register", 0, b""),
@@ -240,10 +220,25 @@ def test_every_captured_request_is_answered_as_rocketmq_answered_it(tmp_path: Pa
         return seen + await act(tmp_path / "clients", by_clients, by_clients, **CONF, reset_offsets_here=False)
 
     seen = support.run(main(), limit_s=300)
-    assert not (wrong := judge(seen, differences.ROWS)), "\n".join(wrong)
+    assert not (wrong := differences.judge(seen, differences.ROWS, differences.OVERTAKEN)), "\n".join(wrong)
     assert len({one.scenario for one in seen}) > 100
     assert sum(one.path in ("code", "frame") for one in seen) > 600
 
 
 def test_what_is_left_out_is_there() -> None:
     assert differences.LEFT_OUT.keys() <= scenarios().keys()
+
+
+def test_differences_and_needless_rows_are_found() -> None:
+    seen = [Seen("s", "s[1]", "ASK", path, *values) for path, *values in pairs_of({"a": 1, "b": [3]}, {"a": 2}, "body")]
+    assert [(one.path, one.captured, one.ours) for one in seen] == [("body.a", 1, 2), ("body.b", [3], ABSENT)]
+    number = differences.Row("*", "ASK", "body.a", differences.number, "a figure")
+    gone = differences.Row("s", "*", "body.b", differences.not_ours, "not there")
+    assert differences.judge(seen, [number, gone], {}) == []
+    assert differences.judge(seen, [number], {}) == ["s[1] ASK body.b: [3] captured, absent ours"]
+    assert differences.judge(seen[1:], [number, gone], {}) == [f"not needed: {number}"]
+    assert differences.judge(seen[:1], [gone._replace(path="*")], {})[0].startswith(
+        "s[1] ASK body.a: 1 captured, 2 ours"
+    )
+    assert differences.judge(seen, [], {"s[1]": "late"}) == []
+    assert differences.judge([], [], {"s[1]": "late"}) == ["not overtaken: s[1]"]
