@@ -6,6 +6,7 @@ in which its connection could be read. One hiccup of the machine is no load: a t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -22,22 +23,32 @@ Received = tuple[int, bytes, bytes]
 # Requests served between two looks at the clock.
 SLICE = 256
 LOG_PAUSE_S = 1.0
+# Turns of the loop are watched so far apart; a wait is known that exactly.
+SAMPLE_S = 0.01
 
 
 class Overload:
-    """Which requests are refused. `refuse_with(opaque, remark)` makes the reply; `now`: seconds, as the loop counts."""
+    """Which requests are refused. `refuse_with(opaque, remark)` makes the reply; `now`: seconds."""
 
-    def __init__(self, refuse_with: Callable[[int, str], bytes], *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        refuse_with: Callable[[int, str], bytes],
+        *,
+        now: Callable[[], float] = time.monotonic,
+        call_soon: Callable[[Callable[[], None]], object] = lambda act: asyncio.get_running_loop().call_soon(act),
+    ) -> None:
         self._refuse_with = refuse_with
         self._limits_s: dict[int, float] = {}
         self._reasons: dict[str, str] = {}
         self._refused: frozenset[int] = frozenset()
         self._log_after_s = -math.inf
         self.now = now
+        self.call_soon = call_soon
         # The shortest of the limits: whoever waited less need not be looked at.
         self.least_s = math.inf
-        self._late_turn_s = math.nan
-        self._late_since_s = 0.0
+        self._turn_is_open = False
+        self._turn_began_s = -math.inf
+        self._late_since_s = math.inf
         self.refusing = False
         self.refused_count = 0
 
@@ -55,15 +66,25 @@ class Overload:
             self._reasons[key] = reason
         self.refusing = bool(self._reasons)
 
-    def waited(self, turn_began_s: float) -> float:
+    def waited(self) -> float:
         """How long what is read now has waited; 0 while that may be a hiccup. Seconds."""
         now_s = self.now()
-        waited_s = now_s - turn_began_s
-        if waited_s < self.least_s:
-            return waited_s
-        if turn_began_s != self._late_turn_s:
-            self._late_turn_s, self._late_since_s = turn_began_s, now_s
-        return waited_s if now_s - self._late_since_s >= self.least_s else 0.0
+        waited_s = now_s - self._turn_began_s
+        if self._turn_is_open:
+            if waited_s < self.least_s:
+                return waited_s
+            self._late_since_s = min(self._late_since_s, now_s)
+            return waited_s if now_s - self._late_since_s >= self.least_s else 0.0
+        if waited_s >= SAMPLE_S:
+            # What is called soon is called before the sockets are looked at again. Most turns are over in no time:
+            # to watch each of them would cost a system call.
+            self._turn_is_open = True
+            self._turn_began_s, self._late_since_s = now_s, math.inf
+            self.call_soon(self._turn_ended)
+        return 0.0
+
+    def _turn_ended(self) -> None:
+        self._turn_is_open = False
 
     def sift(self, received: list[Received], waited_s: float) -> tuple[list[Received], list[bytes]]:
         """(what is to be served, replies to the rest). A one-way request that is refused gets no reply."""

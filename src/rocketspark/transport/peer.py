@@ -231,7 +231,7 @@ class Peer(asyncio.Protocol):
         self.abort()
 
     def data_received(self, data: bytes) -> None:
-        self.last_read_s = began_s = self.loop.time()
+        self.last_read_s = self.loop.time()
         try:
             received = self._splitter.feed(data)
             if self._held is not None:
@@ -239,17 +239,17 @@ class Peer(asyncio.Protocol):
             elif self._overload is None:
                 self._take_all(received)
             else:
-                self._take_in_time(received, began_s, self._overload)
+                self._take_in_time(received, self._overload)
             if self._splitter.broken and self.is_open:
                 self._splitter.feed(b"")
         except FrameError as e:
             self._drop_broken(e)
 
-    def _take_in_time(self, received: list[tuple[int, bytes, bytes]], began_s: float, overload: Overload) -> None:
-        """Serve what one read brought, but for what waited too long: `began_s` is when this turn of the loop began."""
+    def _take_in_time(self, received: list[tuple[int, bytes, bytes]], overload: Overload) -> None:
+        """Serve what one read brought, but for what waited too long."""
         for at in range(0, len(received), SLICE):
             part = received[at : at + SLICE] if len(received) > SLICE else received
-            waited_s = overload.waited(began_s)
+            waited_s = overload.waited()
             if overload.refusing or waited_s >= overload.least_s:
                 part, refused = overload.sift(part, waited_s)
                 for answer in refused:

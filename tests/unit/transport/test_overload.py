@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,16 +48,27 @@ def test_a_request_is_refused_once_it_waited_as_long_as_its_code_may(serializati
 
 def test_a_wait_counts_once_its_turn_went_on_for_as_long_again() -> None:
     now = [0.0]
-    flow = Overload(lambda opaque, remark: b"", now=lambda: now[0])
+    soon: list[Callable[[], None]] = []
+    flow = Overload(lambda opaque, remark: b"", now=lambda: now[0], call_soon=soon.append)
     flow.limit_waits({SEND: 0.25})
 
-    def waited(turn_s: float, now_s: float) -> float:
+    def waited(now_s: float) -> float:
         now[0] = now_s
-        return flow.waited(turn_s)
+        return flow.waited()
 
-    # Turns begin at 10 and 20; what is read at 10.25 may be late by one hiccup.
-    assert [waited(10, s) for s in (10.125, 10.25, 10.375, 10.5, 11)] == [0.125, 0, 0, 0.5, 1]
-    assert [waited(20, s) for s in (20, 20.5, 21)] == [0, 0, 1]
+    # What is read at 10.25 may be late by one hiccup; at 10.5 it is not.
+    assert [waited(s) for s in (10, 10.125, 10.25, 10.375, 10.5, 11)] == [0, 0.125, 0, 0, 0.5, 1]
+    assert len(soon) == 1
+    soon.pop()()
+    assert [waited(s) for s in (11.5, 12, 12.5)] == [0, 0, 1]
+    soon.pop()()
+    # A turn right after another is not watched at once.
+    assert [waited(s) for s in (20, 20.001)] == [0, pytest.approx(0.001)]
+    soon.pop()()
+    assert [waited(s) for s in (20.005, 20.009, 20.015)] == [0, 0, 0]
+    assert len(soon) == 1
+    assert waited(20.515) == 0
+    assert waited(20.765) == pytest.approx(0.75)
 
 
 def test_without_limits_nothing_is_refused() -> None:
@@ -112,8 +124,7 @@ def test_a_server_serves_what_is_in_time_and_refuses_the_rest_of_a_long_read(mon
         routes = Routes()
         routes.add(SEND, slow, NoHeader)
         routes.add(PULL, lambda peer, request, body: reply(request.opaque, body=body), NoHeader)
-        loop = asyncio.get_running_loop()
-        routes.overload = Overload(lambda opaque, _: reply(opaque, 2), now=lambda: loop.time() + lag_s)
+        routes.overload = Overload(lambda opaque, _: reply(opaque, 2), now=lambda: lag_s)
         routes.overload.limit_waits({SEND: 0.2})
         server = Server(routes)
         await server.start("127.0.0.1", 0)
