@@ -34,6 +34,10 @@ class Scene:
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, "broker-a", queue_id)
 
+    def has_topic(self, topic: str) -> bool:
+        with SyncOperations(self.namesrv) as operations:
+            return topic in operations.list_topics()
+
     def stored(self, count: int, *, limit_s: float = 20) -> list[ReceivedMessage]:
         """The messages of the topic once there are `count`, each queue's in order."""
         found: list[ReceivedMessage] = []

@@ -9,20 +9,22 @@ from rocketspark.model import ReceivedMessage
 
 
 class Backlog:
-    """Bounded by `count_max` messages and `bytes_max` stored bytes; who fetches waits for room.
+    """Bounded by `count_max` messages, `bytes_max` stored bytes and, if given, `span_max` offsets from the lowest
+    unfinished one on; who fetches waits for room.
 
     `next_offset`: what is to be fetched next; everything below it is finished or in here.
     """
 
-    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_paused", "_pending", "_room", "next_offset")
+    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_paused", "_pending", "_room", "_span_max", "next_offset")
 
-    def __init__(self, next_offset: int, *, count_max: int, bytes_max: int) -> None:
+    def __init__(self, next_offset: int, *, count_max: int, bytes_max: int, span_max: int = 0) -> None:
         self.next_offset = next_offset
         # Offsets come in rising order, and a dict keeps the order: its first key is the lowest.
         self._pending: dict[int, int] = {}
         self._bytes = 0
         self._count_max = count_max
         self._bytes_max = bytes_max
+        self._span_max = span_max
         self._paused = False
         self._room: asyncio.Future[None] | None = None
 
@@ -42,7 +44,17 @@ class Backlog:
     @property
     def has_room(self) -> bool:
         """Whether more may be fetched."""
-        return len(self._pending) < self._count_max and self._bytes < self._bytes_max and not self._paused
+        return (
+            len(self._pending) < self._count_max
+            and self._bytes < self._bytes_max
+            and not self._paused
+            and (not self._span_max or self.next_offset - self.lowest <= self._span_max)
+        )
+
+    def set_bounds(self, count_max: int, bytes_max: int) -> None:
+        """Other bounds from now on."""
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._wake()
 
     @property
     def paused(self) -> bool:

@@ -38,7 +38,8 @@ class Fetching(NamedTuple):
     """How to fetch.
 
     `count_max`, `bytes_max`: of one pull (a broker has limits of its own); `suspend_ms`: how long a broker holds a
-    pull that finds nothing; `backlog_count_max`, `backlog_bytes_max`: per queue; `send_subscription`: put the filter
+    pull that finds nothing; `backlog_count_max`, `backlog_bytes_max`: per queue; `topic_count_max`, `topic_bytes_max`:
+    of a topic's queues here together, 0 for no bound; `span_max`: see Backlog; `send_subscription`: put the filter
     into each pull instead of relying on the heartbeat; `send_commits`: put the offset to commit into each pull.
     """
 
@@ -47,6 +48,9 @@ class Fetching(NamedTuple):
     suspend_ms: int = 15_000
     backlog_count_max: int = 1000
     backlog_bytes_max: int = 100 << 20
+    topic_count_max: int = 0
+    topic_bytes_max: int = 0
+    span_max: int = 0
     send_subscription: bool = False
     send_commits: bool = True
 
@@ -72,7 +76,9 @@ class Fetcher:
         self.queue = queue
         self.group = group
         self.subscription = subscription
-        self.backlog = Backlog(offset, count_max=how.backlog_count_max, bytes_max=how.backlog_bytes_max)
+        self.backlog = Backlog(
+            offset, count_max=how.backlog_count_max, bytes_max=how.backlog_bytes_max, span_max=how.span_max
+        )
         self.dropped = False
         self.committed = -1
         self.done = offset

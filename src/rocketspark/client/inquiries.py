@@ -10,7 +10,6 @@ from rocketspark.client.routes import DEFAULT_TOPIC
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.message_ids import parse_offset_message_id
-from rocketspark.transport.peer import Peer
 
 QUERY_TIMEOUT_MS = 6000.0
 
@@ -41,22 +40,22 @@ class Inquiries(AsyncClient):
     async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
         """The offset of a queue's first message stored at or after `time_ms`; the end if there is none."""
         full = self._full(queue)
-        return await requests.search_offset(await self._peer_of(full), full, time_ms)
+        return await requests.search_offset(await self._instance.peer_of(full), full, time_ms)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of a queue's oldest message."""
         full = self._full(queue)
-        return await requests.min_offset(await self._peer_of(full), full)
+        return await requests.min_offset(await self._instance.peer_of(full), full)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset that a queue's next message will get."""
         full = self._full(queue)
-        return await requests.max_offset(await self._peer_of(full), full)
+        return await requests.max_offset(await self._instance.peer_of(full), full)
 
     async def earliest_store_time(self, queue: MessageQueue) -> int:
         """When a queue's oldest message was stored, in ms since 1970; -1 if there is none."""
         full = self._full(queue)
-        return await requests.earliest_store_time(await self._peer_of(full), full)
+        return await requests.earliest_store_time(await self._instance.peer_of(full), full)
 
     async def view_message(self, topic: str, message_id: str) -> ReceivedMessage:
         """A message by its offset message id, else by its unique id. Raises ServerError if there is none."""
@@ -118,11 +117,12 @@ class Inquiries(AsyncClient):
             return queue
         return MessageQueue(namespace.wrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
 
+    def _bare_queue(self, queue: MessageQueue) -> MessageQueue:
+        if not self._namespace:
+            return queue
+        return MessageQueue(namespace.unwrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+
     def _bare(self, message: ReceivedMessage) -> ReceivedMessage:
         if self._namespace:
             message.topic = namespace.unwrap(self._namespace, message.topic)
         return message
-
-    async def _peer_of(self, queue: MessageQueue) -> Peer:
-        address = await self._instance.routes.find_readable(queue)
-        return self._instance.open_broker(address) or await self._instance.broker(address)

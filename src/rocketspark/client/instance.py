@@ -22,6 +22,7 @@ from rocketspark.client.lookup import fetch_addresses
 from rocketspark.client.routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.client.signing import Signer
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, StateError
+from rocketspark.model import MessageQueue
 from rocketspark.protocol import bodies
 from rocketspark.transport.dial import Connections, parse_address
 from rocketspark.transport.peer import Peer
@@ -245,6 +246,16 @@ class Instance:
         for result in await asyncio.gather(*map(self.broker, missing), return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, RocketSparkError):
                 raise result
+
+    async def peer_of(self, queue: MessageQueue) -> Peer:
+        """The connection to a broker that a queue can be read from. Raises RouteNotFound, NotSent."""
+        address = await self.routes.find_readable(queue)
+        return self.open_broker(address) or await self.broker(address)
+
+    async def master_of(self, queue: MessageQueue) -> Peer:
+        """The connection to the master of a queue's broker. Raises RouteNotFound, NotSent."""
+        address = await self.routes.find_master(queue)
+        return self.open_broker(address) or await self.broker(address)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------
 

@@ -40,13 +40,54 @@ class Listeners(Protocol):
         """Begin no more, and return when all that began has ended and was reported."""
 
 
+class Overdue:
+    """Finds calls that run for longer than `limit_s`, by looking now and then what runs: a call costs one assignment.
+
+    Each finds its unit in `slots`, under a key of who runs it; `expired` is called with a unit once.
+    """
+
+    def __init__(self, limit_s: float, expired: Callable[[Unit], None]) -> None:
+        self.slots: dict[int, Unit | None] = {}
+        self._limit_s = limit_s
+        self._expired = expired
+        self._seen: dict[int, tuple[Unit, float]] = {}
+        self._given_up: dict[int, Unit] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(min(limit_s / 4, 60), self._look)
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(min(self._limit_s / 4, 60), self._look)
+        now_s = self._loop.time()
+        for key, unit in list(self.slots.items()):
+            known = self._seen.get(key)
+            if unit is None or known is None or known[0] is not unit:
+                if unit is None:
+                    self._seen.pop(key, None)
+                else:
+                    self._seen[key] = (unit, now_s)
+            elif now_s - known[1] >= self._limit_s and id(unit) not in self._given_up:
+                self._given_up[id(unit)] = unit
+                self._expired(unit)
+
+    def without(self, units: list[Unit]) -> list[Unit]:
+        """Those that were not given up: what becomes of the others is settled."""
+        if not self._given_up:
+            return units
+        return [u for u in units if self._given_up.pop(id(u), None) is None]
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+
 class ThreadListeners:
     """Runs a plain function in up to `count` threads. `report` is called on the loop."""
 
-    def __init__(self, listener: Listener, count: int, report: Report) -> None:
+    def __init__(self, listener: Listener, count: int, report: Report, overdue: Overdue) -> None:
         self._listener = listener
         self._count = count
         self._report = report
+        self._overdue = overdue
         self._loop = asyncio.get_running_loop()
         self._units: deque[Unit] = deque()
         self._guard = threading.Lock()
@@ -96,23 +137,26 @@ class ThreadListeners:
 
     def _work(self) -> None:
         units, done, failed, listener = self._units, self._done, self._failed, self._listener
+        slots, key = self._overdue.slots, threading.get_ident()
         while True:
             self._permits.acquire()
             while True:
                 try:
                     unit = units.popleft()
                 except IndexError:
+                    slots[key] = None
                     with self._guard:
                         if units:
                             continue
                         self._active -= 1
                     break
                 fetcher, given = unit
+                slots[key] = unit
                 if not fetcher.dropped:
                     try:
                         (failed if listener(given) is False else done).append(unit)
                     except BaseException as e:
-                        _log_failure(given, e)
+                        log_failure(given, e)
                         failed.append(unit)
                 self._finished += 1
                 if not self._told:
@@ -131,7 +175,7 @@ class ThreadListeners:
 
     def _take_outcomes(self) -> None:
         self._told = False
-        self._report(_drained(self._done), _drained(self._failed))
+        self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
 
     def _thread_ended(self) -> None:
         self._left -= 1
@@ -141,6 +185,7 @@ class ThreadListeners:
     async def close(self) -> None:
         """Begin no more, and return when all that began has ended and was reported."""
         self._closing = True
+        self._overdue.close()
         if self._pacer is not None:
             self._pacer.cancel()
         self._units.clear()
@@ -156,10 +201,11 @@ class ThreadListeners:
 class TaskListeners:
     """Runs a coroutine function, up to `count` at once, on the loop."""
 
-    def __init__(self, listener: Callable[[Any], Awaitable[Any]], count: int, report: Report) -> None:
+    def __init__(self, listener: Callable[[Any], Awaitable[Any]], count: int, report: Report, overdue: Overdue) -> None:
         self._listener = listener
         self._count = count
         self._report = report
+        self._overdue = overdue
         self._loop = asyncio.get_running_loop()
         self._units: deque[Unit] = deque()
         self._done: deque[Unit] = deque()
@@ -177,15 +223,17 @@ class TaskListeners:
 
     async def _work(self) -> None:
         in_a_row = 0
+        slots, key = self._overdue.slots, id(asyncio.current_task())
         while self._units:
             unit = self._units.popleft()
             fetcher, given = unit
             if fetcher.dropped:
                 continue
+            slots[key] = unit
             try:
                 (self._failed if await self._listener(given) is False else self._done).append(unit)
             except Exception as e:
-                _log_failure(given, e)
+                log_failure(given, e)
                 self._failed.append(unit)
             if not self._told:
                 # One report for all that end before the loop comes to it.
@@ -195,14 +243,16 @@ class TaskListeners:
             if in_a_row % 32 == 0:
                 # A listener that never waits must not keep the loop to itself.
                 await asyncio.sleep(0)
+        slots.pop(key, None)
 
     def _take_outcomes(self) -> None:
         self._told = False
-        self._report(_drained(self._done), _drained(self._failed))
+        self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
 
     async def close(self) -> None:
         """Begin no more, and return when all that began has ended and was reported."""
         self._units.clear()
+        self._overdue.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._take_outcomes()
@@ -213,7 +263,8 @@ def _drained(units: deque[Unit]) -> list[Unit]:
     return [units.popleft() for _ in range(len(units))]
 
 
-def _log_failure(given: ReceivedMessage | list[ReceivedMessage], error: BaseException) -> None:
+def log_failure(given: ReceivedMessage | list[ReceivedMessage], error: BaseException) -> None:
+    """Log what a listener raised."""
     first = given[0] if isinstance(given, list) else given
     log.warning(
         "the listener failed on message %s of topic %s (attempt %d); it will be delivered again",

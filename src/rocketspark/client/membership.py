@@ -9,16 +9,19 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from rocketspark.client import assign, requests, validate
+from rocketspark.client import requests, validate
+from rocketspark.client.assign import Strategy, average
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.instance import Instance
+from rocketspark.client.locks import QueueLocks
+from rocketspark.client.offset_stores import BrokerOffsets, OffsetStore
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
+from rocketspark.model.subscription import TAG
 from rocketspark.protocol import bodies
-from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
 
@@ -35,7 +38,8 @@ class Membership:
     `deliver(fetcher, messages)` gets what is read; `to_commit` says how far a queue was read for good.
     `consume_from`: where a queue without a committed offset begins: "last" (its end), "first", or the first message
     stored at or after a time in ms; retry topics begin at 0. Without `join` the queues are those given to `own`, and
-    the brokers do not know of the member.
+    the brokers do not know of the member. `broadcast`: every queue is read, whoever else reads it. With `locks` a queue
+    is read only while it is locked, and given up only once `settled` returns.
     """
 
     def __init__(
@@ -51,11 +55,16 @@ class Membership:
         rebalance_interval_ms: float,
         commit_interval_ms: float | None,
         with_retries: bool,
+        strategy: Strategy = average,
+        broadcast: bool = False,
+        offsets: OffsetStore | None = None,
+        locks: QueueLocks | None = None,
+        settled: Callable[[Fetcher], Awaitable[None]] | None = None,
     ) -> None:
         if consume_from not in ("last", "first") and not isinstance(consume_from, int):
             raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
         self.instance = instance
-        self.group = validate.check_group(group)
+        self.group = group
         self.fetchers: dict[MessageQueue, Fetcher] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self._consume_from = consume_from
@@ -65,6 +74,13 @@ class Membership:
         self._to_commit = to_commit
         self._rebalance_interval_s = rebalance_interval_ms / 1000
         self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
+        self._strategy = strategy
+        self._broadcast = broadcast
+        self._offsets = offsets or BrokerOffsets(instance, group)
+        self._locks = locks
+        self._settled = settled
+        self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._paused = False
         self._notice = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.balanced = asyncio.Event()
@@ -74,18 +90,19 @@ class Membership:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Want a topic's messages by tag expression; from the next rebalance on."""
-        self.set_filter(topic, expression)
+    def subscribe(self, topic: str, expression: str = "*", kind: str = TAG) -> None:
+        """Want a topic's messages by tag or SQL92 expression; from the next rebalance on."""
+        self.set_filter(topic, expression, kind)
         self._notice.set()
 
-    def set_filter(self, topic: str, expression: str) -> None:
+    def set_filter(self, topic: str, expression: str, kind: str = TAG) -> None:
         """The filter of a topic, also for its queues that are being read."""
         validate.check_topic(topic)
         before = self.subscriptions.get(topic)
-        if before is not None and before.expression == subscribe(topic, expression).expression:
+        wanted = subscribe(topic, expression, version=int(time.time() * 1000), kind=kind)
+        if before is not None and (before.expression, before.expression_type) == (wanted.expression, kind):
             return
-        self.subscriptions[topic] = subscribe(topic, expression, version=int(time.time() * 1000))
+        self.subscriptions[topic] = wanted
         for queue in [q for q in self.fetchers if q.topic == topic]:
             # Read on with the new filter.
             self.seek(queue, self.fetchers[queue].backlog.lowest)
@@ -95,6 +112,12 @@ class Membership:
         self.subscriptions.pop(topic, None)
         self._notice.set()
 
+    def pause_all(self, paused: bool) -> None:
+        """Fetch nothing, or go on; queues that are taken later too."""
+        self._paused = paused
+        for fetcher in self.fetchers.values():
+            fetcher.backlog.paused = paused
+
     async def join(self) -> None:
         """Become a member: tell the brokers, take a share of the queues, and keep both up to date.
 
@@ -102,6 +125,8 @@ class Membership:
         """
         self.instance.consumers[self.group] = self._heartbeat
         self.instance.asked.watchers[self.group] = self._notice.set
+        if self._locks is not None:
+            self._tasks.append(asyncio.ensure_future(self._locks.keep(lambda: self.fetchers)))
         self._tasks.append(asyncio.ensure_future(self._balance()))
         try:
             async with asyncio.timeout(JOIN_S):
@@ -123,11 +148,24 @@ class Membership:
         for fetcher in self.fetchers.values():
             fetcher.stop()
 
+    async def leave(self) -> None:
+        """After the last call of the listener: commit everything, give up the locks."""
+        if self._leaving:
+            await asyncio.wait(list(self._leaving.values()), timeout=1)
+        await self.commit()
+        if self._locks is not None:
+            await self._locks.release(list(self.fetchers))
+
+    async def load_offsets(self) -> None:
+        """Before the first queue is taken. Raises ConfigError if they cannot be read."""
+        await self._offsets.load()
+
     def _heartbeat(self) -> bodies.ConsumerData:
         where = {"last": "CONSUME_FROM_LAST_OFFSET", "first": "CONSUME_FROM_FIRST_OFFSET"}
         return bodies.ConsumerData(
             group_name=self.group,
             consume_type=self._consume_type,
+            message_model="BROADCASTING" if self._broadcast else "CLUSTERING",
             consume_from_where=where.get(str(self._consume_from), "CONSUME_FROM_TIMESTAMP"),
             subscription_data_set=[bodies.SubscriptionBody.of(s) for _, s in sorted(self.subscriptions.items())],
         )
@@ -176,11 +214,15 @@ class Membership:
                 if not known:
                     # Its brokers may be new to us.
                     await self.instance.heartbeat_all()
+                queues = sorted(route.read_queues())
+                if self._broadcast:
+                    whole = await self.own(topic, queues) and whole
+                    continue
                 members = await self._members(route)
                 if members is None:
                     whole = False
                     continue
-                share = assign.average(self.instance.client_id, sorted(route.read_queues()), members)
+                share = self._strategy(self.instance.client_id, queues, members)
                 whole = await self.own(topic, share) and whole
             except RouteNotFound:
                 whole = False
@@ -215,20 +257,50 @@ class Membership:
         for queue in [q for q in self.fetchers if q.topic == topic and q not in share]:
             fetcher = self.fetchers[queue]
             fetcher.drop()
-            if self._commit_interval_s:
-                await self._commit_one(fetcher)
-            self.fetchers.pop(queue, None)
-            log.info("group %s gave up %s", self.group, queue)
-        whole = True
-        for queue in share:
-            if queue in self.fetchers:
-                continue
+            if self._settled is None:
+                await self._give_up(fetcher)
+            elif queue not in self._leaving:
+                self._leaving[queue] = asyncio.ensure_future(self._give_up(fetcher))
+        wanted = [q for q in share if q not in self.fetchers]
+        whole = not any(q in self._leaving for q in share)
+        if self._locks is not None and wanted:
+            locked = await self._locks.acquire(wanted)
+            whole = whole and len(locked) == len(wanted)
+            wanted = [q for q in wanted if q in locked]
+        for queue in wanted:
             try:
                 await self.take(queue)
             except RocketSparkError as e:
                 log.info("group %s cannot begin %s yet: %s", self.group, queue, e)
                 whole = False
+        self._share_bounds(topic)
         return whole
+
+    async def _give_up(self, fetcher: Fetcher) -> None:
+        queue = fetcher.queue
+        try:
+            if self._settled is not None:
+                await self._settled(fetcher)
+            if self._commit_interval_s:
+                await self._commit([fetcher])
+            if self._locks is not None:
+                await self._locks.release([queue])
+        finally:
+            self.fetchers.pop(queue, None)
+            if self._leaving.pop(queue, None) is not None:
+                self._notice.set()
+        log.info("group %s gave up %s", self.group, queue)
+
+    def _share_bounds(self, topic: str) -> None:
+        """What a topic may hold here is shared evenly by its queues."""
+        how = self._how
+        if not how.topic_count_max and not how.topic_bytes_max:
+            return
+        mine = [f for q, f in self.fetchers.items() if q.topic == topic]
+        for fetcher in mine:
+            count_max = how.topic_count_max // len(mine) if how.topic_count_max else how.backlog_count_max
+            bytes_max = how.topic_bytes_max // len(mine) if how.topic_bytes_max else how.backlog_bytes_max
+            fetcher.backlog.set_bounds(max(count_max, 1), max(bytes_max, 1))
 
     async def take(self, queue: MessageQueue) -> None:
         """Begin to read a queue. Raises RocketSparkError if its start cannot be had."""
@@ -240,6 +312,7 @@ class Membership:
         subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
         fetcher = Fetcher(self.instance, self.group, queue, subscription, offset, self._how, self._deliver, self._moved)
         self.fetchers[queue] = fetcher
+        fetcher.backlog.paused = self._paused
         fetcher.start()
         return fetcher
 
@@ -259,17 +332,12 @@ class Membership:
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
-    async def peer(self, queue: MessageQueue) -> Peer:
-        """The broker to ask about a queue."""
-        address = await self.instance.routes.find_readable(queue)
-        return self.instance.open_broker(address) or await self.instance.broker(address)
-
     async def start_offset(self, queue: MessageQueue) -> int:
         """The committed offset, else where `consume_from` says."""
-        peer = await self.peer(queue)
+        peer = await self.instance.peer_of(queue)
         # Asked first: what comes between the two questions is not missed.
         end = await requests.max_offset(peer, queue) if self._consume_from == "last" else 0
-        committed = await requests.query_consumer_offset(peer, queue, self.group)
+        committed = await self._offsets.committed(queue)
         if committed is not None and committed >= 0:
             return committed
         if queue.topic.startswith(validate.RETRY_PREFIX):
@@ -290,19 +358,16 @@ class Membership:
 
         `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
         """
-        for fetcher in list(self.fetchers.values()):
-            await self._commit_one(fetcher, oneway=oneway, strict=strict)
+        await self._commit(list(self.fetchers.values()), oneway=oneway, strict=strict)
 
-    async def _commit_one(self, fetcher: Fetcher, *, oneway: bool = False, strict: bool = False) -> None:
-        offset = self._to_commit(fetcher)
-        if offset == fetcher.committed:
-            return
-        try:
-            peer = await self.peer(fetcher.queue)
-            await requests.update_consumer_offset(peer, fetcher.queue, self.group, offset, oneway=oneway)
-        except RocketSparkError as e:
-            if strict:
-                raise
-            log.warning("offset %d of %s is not committed: %s", offset, fetcher.queue, e)
-        else:
-            fetcher.committed = offset
+    async def _commit(self, fetchers: list[Fetcher], *, oneway: bool = False, strict: bool = False) -> None:
+        moved = {f: offset for f in fetchers if (offset := self._to_commit(f)) != f.committed}
+        failed = await self._offsets.commit({f.queue: offset for f, offset in moved.items()}, oneway=oneway)
+        for fetcher, offset in moved.items():
+            error = failed.get(fetcher.queue)
+            if error is None:
+                fetcher.committed = offset
+            elif strict or not isinstance(error, (RocketSparkError, OSError)):
+                raise error
+            else:
+                log.warning("offset %d of %s is not committed: %s", offset, fetcher.queue, error)

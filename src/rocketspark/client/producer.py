@@ -261,7 +261,7 @@ class AsyncProducer(Inquiries):
         self._check_started()
         topic = namespace.wrap(self._namespace, validate.check_topic(topic))
         queues = (await self._routes.get(topic)).write_queues()
-        return [self._out_of_namespace(q) for q in queues]
+        return [self._bare_queue(q) for q in queues]
 
     # -- one send ------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class AsyncProducer(Inquiries):
         if queue is not None:
             raise UsageError("give a queue or a selector, not both")
         queues = await self._delivery.queues(topic, self._delivery.end_s(timeout_ms))
-        return select(selector, [self._out_of_namespace(q) for q in queues], message, argument)
+        return select(selector, [self._bare_queue(q) for q in queues], message, argument)
 
     # -- namespace -----------------------------------------------------------------------------------------------
 
@@ -342,17 +342,12 @@ class AsyncProducer(Inquiries):
             return queue
         return MessageQueue(namespace.wrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
 
-    def _out_of_namespace(self, queue: MessageQueue) -> MessageQueue:
-        if not self._namespace:
-            return queue
-        return MessageQueue(namespace.unwrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
-
     def _shown(self, result: SendResult) -> SendResult:
         return SendResult(
             result.status,
             result.message_id,
             result.offset_message_id,
-            self._out_of_namespace(result.queue),
+            self._bare_queue(result.queue),
             result.queue_offset,
             result.transaction_id,
             result.recall_handle,

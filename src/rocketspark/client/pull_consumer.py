@@ -58,7 +58,7 @@ class AsyncPullConsumer(AsyncClient):
         super().__init__(namesrv, options)
         self._membership = Membership(
             self._instance,
-            group,
+            self.group,
             consume_from=consume_from,
             consume_type="CONSUME_ACTIVELY",
             how=Fetching(
@@ -276,29 +276,29 @@ class AsyncPullConsumer(AsyncClient):
             await self._membership.commit(strict=True)
             return
         for queue, offset in offsets.items():
-            peer = await self._membership.peer(queue)
+            peer = await self._instance.peer_of(queue)
             await requests.update_consumer_offset(peer, queue, self.group, offset)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset of a queue, None if there is none."""
         self._check_started()
-        peer = await self._membership.peer(queue)
+        peer = await self._instance.peer_of(queue)
         return await requests.query_consumer_offset(peer, queue, self.group, zero_if_not_found=False)
 
     async def begin_offset(self, queue: MessageQueue) -> int:
         """The offset of the queue's oldest message."""
         self._check_started()
-        return await requests.min_offset(await self._membership.peer(queue), queue)
+        return await requests.min_offset(await self._instance.peer_of(queue), queue)
 
     async def end_offset(self, queue: MessageQueue) -> int:
         """The offset that the queue's next message will get."""
         self._check_started()
-        return await requests.max_offset(await self._membership.peer(queue), queue)
+        return await requests.max_offset(await self._instance.peer_of(queue), queue)
 
     async def offsets_for_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The offset of the first message stored at or after `time_ms`; the end if there is none."""
         self._check_started()
-        return await requests.search_offset(await self._membership.peer(queue), queue, time_ms)
+        return await requests.search_offset(await self._instance.peer_of(queue), queue, time_ms)
 
     async def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Fetch no more of these queues until `resume`; what was fetched already is still returned."""

@@ -139,6 +139,8 @@ class PushConsumer(InquiriesFacade[AsyncPushConsumer]):
 
     subscribe = at_any_time(AsyncPushConsumer.subscribe)
     unsubscribe = at_any_time(AsyncPushConsumer.unsubscribe)
+    pause = at_any_time(AsyncPushConsumer.pause)
+    resume = at_any_time(AsyncPushConsumer.resume)
     queues = blocking(AsyncPushConsumer.queues)
 
     def listen(self, listener: F) -> F:

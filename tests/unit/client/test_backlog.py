@@ -88,3 +88,19 @@ async def test_lanes_keep_the_order_of_arrival() -> None:
     assert [o for o in order if "other" not in o] == ["0 in", "0 out", "2 in", "2 out"]
     assert order.index("other in") < order.index("2 in")
     assert len(lanes) == 0
+
+
+def test_span_and_other_bounds() -> None:
+    backlog = Backlog(0, count_max=100, bytes_max=1 << 20, span_max=10)
+    backlog.add(messages(0))
+    backlog.next_offset = 10
+    assert backlog.has_room
+    backlog.next_offset = 11
+    assert not backlog.has_room
+    backlog.finish(messages(0))
+    assert backlog.has_room
+    backlog.add(messages(11, 12))
+    backlog.set_bounds(2, 1 << 20)
+    assert not backlog.has_room
+    backlog.set_bounds(3, 1 << 20)
+    assert backlog.has_room
