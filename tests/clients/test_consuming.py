@@ -219,4 +219,4 @@ def test_a_namespace_of_consumers(scene: Scene) -> None:
     with consumer(scene, inbox, namespace="space") as member:
         (message,) = inbox.wait_for(1)
         assert (message.topic, message.body) == (scene.topic, b"inside")
-        assert {q.topic for q in member.queues()} == {scene.topic, f"%RETRY%{scene.group}"}
+        until(lambda: {q.topic for q in member.queues()} == {scene.topic, f"%RETRY%{scene.group}"})
