@@ -1,7 +1,4 @@
-"""Marks by folder: tests/java are `java`, tests/spark are `spark`, and both share one worker, so JVMs don't pile up.
-
-The Go and the C++ client's tests share a worker each, so that their server is started once.
-"""
+"""Marks by folder: tests/java are `java`, tests/spark are `spark`, and both share one worker, so JVMs don't pile up."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ settings.load_profile("shared-machine")
 
 HERE = Path(__file__).resolve().parent
 HEAVY_FOLDERS = ("java", "spark")
-OTHER_CLIENTS = ("go", "cpp")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,5 +21,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if folder in HEAVY_FOLDERS:
             item.add_marker(folder)
             item.add_marker(pytest.mark.xdist_group("jvm"))
-        elif folder in OTHER_CLIENTS:
-            item.add_marker(pytest.mark.xdist_group(folder))

@@ -20,9 +20,13 @@ import pytest
 from tests.interop.server import interop_server
 from tests.java.apache import ask
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.uname().machine != "x86_64", reason="the C++ client's package is for Linux on x86-64"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.uname().machine != "x86_64",
+        reason="the C++ client's package is for Linux on x86-64",
+    ),
+    pytest.mark.xdist_group("cpp"),  # One worker: everything is played once.
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 150
