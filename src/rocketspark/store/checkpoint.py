@@ -1,13 +1,20 @@
-"""The checkpoint file: up to which store time and log position everything is on the disk. 4096 bytes, six i8."""
+"""The checkpoint file: up to which store time and log position everything is on the disk. 4096 bytes, six i8.
+
+RocketMQ's position may be an earlier one, to read the log from; ours stands behind, good while nobody changed the six.
+"""
 
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import NamedTuple
 
 from rocketspark.store.files import OsFiles, failure
 
 _LAYOUT = struct.Struct(">qqqqqq")
+# Our position, and the CRC of it and the six.
+_OWN = struct.Struct(">qI")
+_OWN_AT = 64
 FILE_BYTES = 4096
 
 
@@ -26,17 +33,33 @@ def read(path: str) -> Checkpoint:
     """The checkpoint; all zero if there is no file or it is too short."""
     try:
         with open(path, "rb") as file:
-            content = file.read(_LAYOUT.size)
+            content = file.read(_OWN_AT + _OWN.size)
     except FileNotFoundError:
         return Checkpoint()
     if len(content) < _LAYOUT.size:
         return Checkpoint()
-    return Checkpoint(*_LAYOUT.unpack(content))
+    found = Checkpoint(*_LAYOUT.unpack_from(content))
+    if len(content) == _OWN_AT + _OWN.size:
+        position, crc = _OWN.unpack_from(content, _OWN_AT)
+        if crc == _own_crc(content[: _LAYOUT.size], position):
+            return found._replace(queues_position=position)
+    return found
 
 
-def write(path: str, checkpoint: Checkpoint, files: OsFiles) -> None:
-    """Writes it in place, as RocketMQ does: it is smaller than a disk block. Raises StoreFull, StoreUnwritable."""
+def write(path: str, checkpoint: Checkpoint, files: OsFiles, *, replay_from: int) -> None:
+    """Writes it in place, as RocketMQ does: it is smaller than a disk block. Raises StoreFull, StoreUnwritable.
+
+    `replay_from`: the position from which RocketMQ is to read the log again after a kill.
+    """
+    told = _LAYOUT.pack(*checkpoint._replace(queues_position=replay_from))
+    own = bytes(_OWN.size)
+    if replay_from != checkpoint.queues_position:
+        own = _OWN.pack(checkpoint.queues_position, _own_crc(told, checkpoint.queues_position))
     try:
-        files.overwrite(path, _LAYOUT.pack(*checkpoint), FILE_BYTES)
+        files.overwrite(path, told.ljust(_OWN_AT, b"\0") + own, FILE_BYTES)
     except OSError as e:
         raise failure(e, "write", path, FILE_BYTES) from e
+
+
+def _own_crc(told: bytes, position: int) -> int:
+    return zlib.crc32(told + position.to_bytes(8, "big", signed=True))

@@ -308,11 +308,13 @@ class KeyIndex:
     def end_time_ms(self) -> int:
         return int(self._file(self._paths[-1]).end_time_ms) if self._paths else 0
 
-    def growing_since_ms(self) -> int | None:
-        """Store time of the first entry of the file that still grows; None if the last is full, or there is none."""
+    def growing_since(self) -> tuple[int, int] | None:
+        """(store time in ms, log position) of the first entry of the file that still grows; None if none does."""
         with self._lock:
             last = self._file(self._paths[-1]) if self._paths else None
-            return int(last.begin_time_ms) if last is not None and last.room > 0 and last.count > 1 else None
+            if last is None or last.room <= 0 or last.count <= 1:
+                return None
+            return int(last.begin_time_ms), int(last.begin_position)
 
     def drop_from(self, position: int) -> None:
         """Takes away every entry at or after a log position, so that replay from there adds none twice."""

@@ -288,7 +288,16 @@ def _plausible(found: record.Record) -> bool:
         and b"/" not in topic
         and b"\0" not in topic
         and topic not in (b".", b"..")
+        and (topic.isascii() or _is_text(topic))
     )
+
+
+def _is_text(topic: bytes) -> bool:
+    try:
+        topic.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def store_time_of(found: memoryview) -> int:

@@ -513,17 +513,19 @@ class Store:
     def write_checkpoint(self) -> None:
         """Notes up to where everything is on the disk. Call after the three flushes.
 
-        A start of ours goes by the position. RocketMQ goes by the times: after a kill it drops an index file that has
-        grown since and makes anew what it reads of the log, so it is told to read from that file's begin on.
+        After a kill RocketMQ drops an index file that has grown since and makes anew what it reads of the log, so it
+        is told to read from that file's begin on; a start of ours needs not.
         """
         position = min(self.log.flushed, self._queues_position, self._index_position)
         time_ms = self._last_time_ms if position == self.log.written else self._time_before(position)
-        since_ms = self.key_index.growing_since_ms() if self.key_index is not None and not self._closed else None
-        from_ms = time_ms if since_ms is None else min(time_ms, since_ms)
+        growing = self.key_index.growing_since() if self.key_index is not None and not self._closed else None
+        from_ms, from_position = growing or (time_ms, position)
+        from_ms = min(time_ms, from_ms)
         checkpoint.write(
             f"{self.settings.root}/checkpoint",
             checkpoint.Checkpoint(from_ms, from_ms, time_ms, 0, 0, position),
             self._files,
+            replay_from=min(position, from_position),
         )
 
     def _time_before(self, position: int) -> int:

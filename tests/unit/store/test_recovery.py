@@ -308,7 +308,9 @@ def test_a_store_of_older_brokers_without_position(make_store: Any, send: Any) -
     from rocketspark.store.files import OsFiles
 
     last = NOW_MS + 299
-    checkpoints.write(str(root / "checkpoint"), checkpoints.Checkpoint(last, last, last, 0, 0, 0), OsFiles())
+    checkpoints.write(
+        str(root / "checkpoint"), checkpoints.Checkpoint(last, last, last, 0, 0, 0), OsFiles(), replay_from=0
+    )
     (root / "abort").touch()
     assert len(assert_agrees(make_store())) == 300
 
@@ -336,17 +338,37 @@ def test_abort_is_there_while_open(make_store: Any) -> None:
 def test_rocketmq_is_told_to_read_again_what_the_growing_index_file_holds(make_store: Any, send: Any) -> None:
     store = make_store(index_entries=60)  # Two entries for each message: a file is full after 29.5.
 
-    def told() -> tuple[int, int, int]:
-        store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
-        found = checkpoints.read(f"{store.settings.root}/checkpoint")
-        assert found.queues_position == store.written_position
-        return found.log_time_ms - NOW_MS, found.queues_time_ms - NOW_MS, found.index_time_ms - NOW_MS
+    path = Path(store.settings.root, "checkpoint")
 
-    fill(store, send, 10)
-    assert told() == (0, 0, 9)
-    fill(store, send, 40, start=10)
-    assert told() == (29, 29, 49)
+    def told() -> tuple[int, ...]:
+        store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+        # A start of ours reads no more than it must.
+        assert checkpoints.read(str(path)).queues_position == store.written_position
+        log_ms, queues_ms, index_ms, _, _, position = struct.unpack_from(">qqqqqq", path.read_bytes())
+        return log_ms - NOW_MS, queues_ms - NOW_MS, index_ms - NOW_MS, position
+
+    places = fill(store, send, 10)
+    assert told() == (0, 0, 9, 0)
+    places += fill(store, send, 40, start=10)
+    assert told() == (29, 29, 49, places[29][0])
+    # What RocketMQ wrote since counts alone.
+    content = path.read_bytes()
+    path.write_bytes(struct.pack(">qqqqqq", 1, 2, 3, 4, 5, 6) + content[48:])
+    assert checkpoints.read(str(path)) == (1, 2, 3, 4, 5, 6)
     # After a clean stop nothing is dropped, so nothing is read again.
     store.close()
-    found = checkpoints.read(f"{store.settings.root}/checkpoint")
-    assert found[:3] == (NOW_MS + 49, NOW_MS + 49, NOW_MS + 49)
+    assert struct.unpack_from(">qqqqqq", path.read_bytes()) == (*[NOW_MS + 49] * 3, 0, 0, places[-1][2])
+    assert checkpoints.read(str(path)).queues_position == places[-1][2]
+
+
+def test_a_topic_that_is_no_text_ends_the_log(make_store: Any, send: Any) -> None:
+    store = make_store()
+    places = fill(store, send, 5)
+    abandon(store)
+    path = Path(store.settings.root, "commitlog", f"{0:020d}")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"\x02t0", places[4][0]) + 1] = 0x80
+    path.write_bytes(content)
+    again = make_store(Path(store.settings.root))
+    assert again.written_position == places[3][2]
+    assert len(assert_agrees(again)) == 4
