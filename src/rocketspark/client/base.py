@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from rocketspark.client.hooks import HookSet
+from rocketspark.client.hooks import Hooks, HookSet
 from rocketspark.client.instance import Instance
 from rocketspark.client.options import ClientOptions
 from rocketspark.client.tracer import Tracer
-from rocketspark.errors import StateError
+from rocketspark.errors import ConfigError, StateError
 from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 
 
@@ -21,7 +21,10 @@ class AsyncClient:
     def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
         hooks = options.pop("hooks", ())
         trace = options.pop("trace", False)
+        telemetry = options.pop("telemetry", None)
         self._hooks = HookSet(hooks)
+        if telemetry is not False and (spans := _telemetry(needed=bool(telemetry))) is not None:
+            self._hooks.add(spans)
         self._instance = Instance.of(namesrv, self._hooks, **options, **more)
         self._namespace = self._instance.namespace
         self._trace_topic = TRACE_TOPIC if trace is True else (trace or None)
@@ -66,3 +69,13 @@ class AsyncClient:
     def client_id(self) -> str:
         """The id brokers know this client by."""
         return self._instance.client_id
+
+
+def _telemetry(*, needed: bool) -> Hooks | None:
+    try:
+        from rocketspark.client import telemetry
+    except ImportError:
+        if needed:
+            raise ConfigError("telemetry needs OpenTelemetry: pip install 'rocketspark[otel]'") from None
+        return None
+    return telemetry.Telemetry() if needed or telemetry.is_set_up() else None

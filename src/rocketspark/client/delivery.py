@@ -143,7 +143,7 @@ class Delivery:
         sending = self._begin(out, queue, peer)
         began_s = time.monotonic()
         try:
-            header = self._header(out, queue, sending.born_time_ms)
+            header = self._header(out, sending)
             left_ms = max((end_s - began_s) * 1000, 1)
             code, reply = await requests.send(peer, header, out.body, code=out.code, timeout_ms=left_ms)
             sending.result = _result(out, queue, code, reply)
@@ -166,6 +166,7 @@ class Delivery:
             born_time_ms=int(time.time() * 1000),
             oneway=oneway,
         )
+        sending.notes["pairs"] = len(sending.properties)
         for hooks in self._hooks.sends:
             hooks.check_forbidden(sending)
         for hooks in self._hooks.sends:
@@ -177,7 +178,12 @@ class Delivery:
         for hooks in self._hooks.sends:
             guarded(hooks.after_send, sending)
 
-    def _header(self, out: Outgoing, queue: MessageQueue, born_time_ms: int) -> SendHeader:
+    def _header(self, out: Outgoing, sending: Sending) -> SendHeader:
+        queue = sending.queue
+        text = out.properties
+        if len(sending.properties) != sending.notes.pop("pairs"):
+            # A hook added some, such as the context of a trace.
+            text = properties.encode(sending.properties)
         return SendHeader(
             producer_group=self._group,
             topic=queue.topic,
@@ -185,9 +191,9 @@ class Delivery:
             default_topic_queue_count=self._rules.default_queue_count,
             queue_id=queue.queue_id,
             sys_flag=out.sys_flag,
-            born_time_ms=born_time_ms,
+            born_time_ms=sending.born_time_ms,
             flag=out.flag,
-            properties=out.properties,
+            properties=text,
             batch=out.code == RequestCode.SEND_BATCH_MESSAGE,
             broker_name=queue.broker_name,
         )
@@ -202,7 +208,7 @@ class Delivery:
             if not peer.is_writable:
                 await self.within(end_s, peer.writable(), f"{peer.address} does not read")
             sending = self._begin(out, queue, peer, oneway=True)
-            peer.oneway(out.code, self._header(out, queue, sending.born_time_ms), out.body)
+            peer.oneway(out.code, self._header(out, sending), out.body)
             self._end(sending, time.monotonic())
             return
         frames = self._frames.get((queue, out.code, True)) or self._frames_to(queue, out.code, oneway=True)

@@ -72,7 +72,7 @@ class Hooks:
         """Raise to refuse a send; the exception reaches the caller, and nothing is tried again."""
 
     def before_send(self, sending: Sending) -> None:
-        """Before each attempt."""
+        """Before each attempt; properties may be added."""
 
     def after_send(self, sending: Sending) -> None:
         """After each attempt, also a failed one."""

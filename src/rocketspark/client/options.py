@@ -35,6 +35,8 @@ class ClientOptions(TypedDict, total=False):
     hooks: objects of a class derived from `hooks.Hooks`, called in their order.
     access_key, secret_key, security_token: every request is signed with them (ACL).
     trace: write message traces, to RMQ_SYS_TRACE_TOPIC or the topic given [enableTrace, traceTopic].
+    telemetry: OpenTelemetry spans, with their context in the messages' properties; None: if opentelemetry-api is
+        installed and the application has set a tracer provider.
     """
 
     namesrv_url: str | None
@@ -51,6 +53,7 @@ class ClientOptions(TypedDict, total=False):
     secret_key: str | None
     security_token: str | None
     trace: bool | str
+    telemetry: bool | None
 
 
 class ProducerOptions(ClientOptions, total=False):
