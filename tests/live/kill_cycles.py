@@ -34,6 +34,8 @@ MIXED, CLIENT, REMADE = "mixed", "by-client", "remade"
 QUEUES = 4
 SENDERS = 16
 CLIENT_SENDERS = 3
+# A server that has just been started may have much to do.
+ANSWER_MS = 20_000
 GROUP, PRODUCERS = "followers", "PG"
 COMMIT, ROLLBACK = 8, 12
 CONFIG: dict[str, object] = {
@@ -243,7 +245,7 @@ class Cycles:
 
     async def _send_one(self, peer: Peer, sent: Sent) -> None:
         more = {"delay": {"DELAY": "1"}, "timer": {"TIMER_DELAY_MS": "1000"}}.get(sent.kind, {})
-        reply = await peer.request(RequestCode.SEND_MESSAGE_V2, _header(sent, **more), sent.body, timeout_ms=20_000)
+        reply = await peer.request(RequestCode.SEND_MESSAGE_V2, _header(sent, **more), sent.body, timeout_ms=ANSWER_MS)
         answer = reply.raise_for_code("send").header(SendReply)
         if sent.kind == "single":
             sent.at = answer.queue_offset
@@ -253,7 +255,7 @@ class Cycles:
         items = [self._new("batch", queue_id) for _ in range(self.chance.randrange(2, 8))]
         body = batch.encode(batch.BatchItem(0, sent.body, properties.encode(_pairs(sent)).encode()) for sent in items)
         header = send_header(MIXED, queue_id, batch=True)
-        reply = await peer.request(RequestCode.SEND_BATCH_MESSAGE, header, body, timeout_ms=20_000)
+        reply = await peer.request(RequestCode.SEND_BATCH_MESSAGE, header, body, timeout_ms=ANSWER_MS)
         first = reply.raise_for_code("send").header(SendReply).queue_offset
         for i, sent in enumerate(items):
             sent.at, sent.done = first + i, True
@@ -262,7 +264,7 @@ class Cycles:
         pairs = {"TRAN_MSG": "true", "PGROUP": PRODUCERS}
         header = _header(sent, **pairs)
         header.sys_flag = sysflags.TRANSACTION_PREPARED
-        reply = await peer.request(RequestCode.SEND_MESSAGE_V2, header, sent.body, timeout_ms=20_000)
+        reply = await peer.request(RequestCode.SEND_MESSAGE_V2, header, sent.body, timeout_ms=ANSWER_MS)
         half = reply.raise_for_code("send").header(SendReply)
         # The broker has it now: if the end below is not heard it asks for it.
         sent.done = True
@@ -272,7 +274,7 @@ class Cycles:
         if sent.number % 2:
             peer.oneway(RequestCode.END_TRANSACTION, end)
         else:
-            (await peer.request(RequestCode.END_TRANSACTION, end, timeout_ms=20_000)).raise_for_code("end")
+            (await peer.request(RequestCode.END_TRANSACTION, end, timeout_ms=ANSWER_MS)).raise_for_code("end")
 
     def _routes(self) -> Routes:
         routes = Routes()
@@ -295,13 +297,17 @@ class Cycles:
                     body = b"%d" % next(self.other_numbers)
                     # Noted before the answer: it may be there without one, as the last.
                     self.remade.append(body)
-                    reply = await peer.request(310, send_header(REMADE, 0, pairs={"KEYS": "k"}), body)
+                    reply = await peer.request(
+                        310, send_header(REMADE, 0, pairs={"KEYS": "k"}), body, timeout_ms=ANSWER_MS
+                    )
                     assert reply.raise_for_code("send").header(SendReply).queue_offset == len(self.remade) - 1
                     await asyncio.sleep(self.chance.uniform(0, 0.1))
                 await asyncio.sleep(self.chance.uniform(0, 0.3))
                 self.remade_before, self.remade = self.remade, []
                 header = headers.TopicHeader(topic=REMADE)
-                (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)).raise_for_code("delete")
+                (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout_ms=ANSWER_MS)).raise_for_code(
+                    "delete"
+                )
                 self.remade_before = []
         except TransportError:
             pass
@@ -331,7 +337,7 @@ class Cycles:
                 header = pull_header(MIXED, queue_id, at, group=GROUP, commit_offset=at, suspend_ms=500)
                 header.sys_flag = sysflags.PULL_COMMIT_OFFSET | sysflags.PULL_SUSPEND | sysflags.PULL_SUBSCRIPTION
                 header.count_max = 100
-                reply = await peer.request(RequestCode.PULL_MESSAGE, header, timeout_ms=20_000)
+                reply = await peer.request(RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)
                 # An offset that is never beyond the queue's end is never moved.
                 assert reply.code in (0, 19, 20), reply
                 for stored in records(reply):
@@ -344,14 +350,16 @@ class Cycles:
                     commit = headers.UpdateConsumerOffsetHeader(
                         group=GROUP, topic=MIXED, queue_id=queue_id, commit_offset=at
                     )
-                    (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).raise_for_code("commit")
+                    (
+                        await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit, timeout_ms=ANSWER_MS)
+                    ).raise_for_code("commit")
                     assert await self._committed(peer, queue_id) == at
         except TransportError:
             pass
 
     async def _committed(self, peer: Peer, queue_id: int) -> int:
         header = headers.QueryConsumerOffsetHeader(group=GROUP, topic=MIXED, queue_id=queue_id)
-        reply = await peer.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        reply = await peer.request(RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_ms=ANSWER_MS)
         return 0 if reply.code == 22 else reply.raise_for_code("offset").header(OffsetReply).offset
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -378,14 +386,16 @@ class Cycles:
         # Asked before the end is: followers may go on meanwhile, with what comes meanwhile.
         committed = await self._committed(peer, queue_id)
         asked = headers.QueueHeader(topic=MIXED, queue_id=queue_id)
-        assert (await peer.request(RequestCode.GET_MIN_OFFSET, asked)).header(OffsetReply).offset == 0
+        assert (await peer.request(RequestCode.GET_MIN_OFFSET, asked, timeout_ms=ANSWER_MS)).header(
+            OffsetReply
+        ).offset == 0
         end = headers.MaxOffsetHeader(topic=MIXED, queue_id=queue_id)
-        high = (await peer.request(RequestCode.GET_MAX_OFFSET, end)).header(OffsetReply).offset
+        high = (await peer.request(RequestCode.GET_MAX_OFFSET, end, timeout_ms=ANSWER_MS)).header(OffsetReply).offset
         assert high >= self.looked[queue_id]
         position = -1
         while at < high:
             header = pull_header(MIXED, queue_id, at, group=GROUP, count_max=1000)
-            reply = (await peer.request(RequestCode.PULL_MESSAGE, header)).raise_for_code("pull")
+            reply = (await peer.request(RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)).raise_for_code("pull")
             for stored in records(reply):
                 assert (stored.topic, stored.queue_id, stored.queue_offset) == (MIXED.encode(), queue_id, at)
                 assert stored.position > position
@@ -419,23 +429,27 @@ class Cycles:
             asked = headers.QueryMessageHeader(
                 topic=MIXED, key=self.sent[number].key, count_max=32, begin_ms=0, end_ms=1 << 60
             )
-            reply = (await peer.request(RequestCode.QUERY_MESSAGE, asked)).raise_for_code("query")
+            reply = (await peer.request(RequestCode.QUERY_MESSAGE, asked, timeout_ms=ANSWER_MS)).raise_for_code("query")
             hits = sorted(stored.position for stored in records(reply))
             wanted = sorted(copy.position for copy in self.found[number])
             assert hits == wanted, number
             view = headers.ViewMessageHeader(log_position=wanted[0])
-            (seen,) = records((await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, view)).raise_for_code("view"))
+            (seen,) = records(
+                (await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, view, timeout_ms=ANSWER_MS)).raise_for_code("view")
+            )
             assert _number(seen) == number
 
     async def _check_remade(self, peer: Peer) -> None:
         """The topic has what was sent since it was made, or, if the deletion was not answered, what was before."""
-        reply = await peer.request(RequestCode.PULL_MESSAGE, pull_header(REMADE, 0, 0, group=GROUP))
+        reply = await peer.request(
+            RequestCode.PULL_MESSAGE, pull_header(REMADE, 0, 0, group=GROUP), timeout_ms=ANSWER_MS
+        )
         got = [] if reply.code in (17, 19, 29) else [stored.body for stored in records(reply)]
         before = getattr(self, "remade_before", [])
         unanswered = self.remade[:-1]
         assert got in (self.remade, unanswered, before, before[:-1]), (got, self.remade, before)
         header = headers.TopicHeader(topic=REMADE)
-        (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)).raise_for_code("delete")
+        (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout_ms=ANSWER_MS)).raise_for_code("delete")
         self.remade, self.remade_before = [], []
 
     def _check_store(self) -> None:

@@ -83,7 +83,7 @@ class Delays:
                     dues[level] = self.due_ms(level, stored_ms)
         if dues:
             self._behind = set(dues)
-            self._delivered = Delivered(self._store, min(dues.values()), until_ms, _delivery_key)
+            self._delivered = Delivered(self._store, min(dues.values()), until_ms, b"REAL_TOPIC", _delivery_key)
 
     def _was_delivered(self, level: int, parked: record.Record) -> bool:
         if self._delivered is None or level not in self._behind:

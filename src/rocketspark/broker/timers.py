@@ -128,7 +128,9 @@ class Timers:
             self._logged_from = self._version.log_position
             self._logged = {u.log_position for u in self._files.log.units(self._logged_from)}
         if self._slots or self._offset < high:
-            self._delivered = Delivered(self._store, self._read_ms, self._store.last_store_time_ms, _delivery_key)
+            self._delivered = Delivered(
+                self._store, self._read_ms, self._store.last_store_time_ms, b"TIMER_DEQUEUE_MS", _delivery_key
+            )
         self._counts = self._counts_file.load() or TimerCounts()
         self._saved_ms = self._counts_saved_ms = self._cleaned_ms = self._clock()
 
