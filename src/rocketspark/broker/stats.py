@@ -45,6 +45,10 @@ PUT_TIME_NAMES = (
 PUT_TIMES_KEPT = 4096
 
 
+# (time, how often counted, sum) so far.
+_Snapshot = tuple[int, int, int]
+
+
 class Window(NamedTuple):
     """One window: sum of values, per second, and value per time it was counted."""
 
@@ -61,9 +65,10 @@ class Item:
     def __init__(self) -> None:
         self.value = 0
         self.times = 0
-        self._minute: deque[tuple[int, int, int]] = deque(maxlen=MINUTE_COUNT)
-        self._hour: deque[tuple[int, int, int]] = deque(maxlen=HOUR_COUNT)
-        self._day: deque[tuple[int, int, int]] = deque(maxlen=DAY_COUNT)
+        # Lists: an empty deque takes 624 bytes, and there are tens of thousands of counters.
+        self._minute: list[_Snapshot] = []
+        self._hour: list[_Snapshot] = []
+        self._day: list[_Snapshot] = []
 
     def add(self, value: int, times: int = 1) -> None:
         """Count."""
@@ -72,21 +77,23 @@ class Item:
 
     def snap_minute(self, now_ms: int) -> None:
         """Every 10 s."""
-        self._snap(self._minute, now_ms, MINUTE_EVERY_MS)
+        self._snap(self._minute, now_ms, MINUTE_EVERY_MS, MINUTE_COUNT)
 
     def snap_hour(self, now_ms: int) -> None:
         """Every 10 minutes."""
-        self._snap(self._hour, now_ms, HOUR_EVERY_MS)
+        self._snap(self._hour, now_ms, HOUR_EVERY_MS, HOUR_COUNT)
 
     def snap_day(self, now_ms: int) -> None:
         """Every hour."""
-        self._snap(self._day, now_ms, DAY_EVERY_MS)
+        self._snap(self._day, now_ms, DAY_EVERY_MS, DAY_COUNT)
 
-    def _snap(self, window: deque[tuple[int, int, int]], now_ms: int, every_ms: int) -> None:
+    def _snap(self, window: list[_Snapshot], now_ms: int, every_ms: int, kept: int) -> None:
         if not window:
             # The first snapshot measures against nothing one step ago (rule: StatsItem, 5.x).
             window.append((now_ms - every_ms, 0, 0))
         window.append((now_ms, self.times, self.value))
+        if len(window) > kept:
+            del window[0]
 
     def minute(self) -> Window:
         """The last minute, in steps of 10 s."""
@@ -101,7 +108,7 @@ class Item:
         return _window(self._day)
 
 
-def _window(window: deque[tuple[int, int, int]]) -> Window:
+def _window(window: list[_Snapshot]) -> Window:
     if not window:
         return Window(0, 0.0, 0.0)
     (first_ms, first_times, first), (last_ms, last_times, last) = window[0], window[-1]

@@ -163,7 +163,7 @@ class Reader:
         if end - first == total:
             records = [stored[first - start : end - start]]
         elif found:
-            records = [stored[p - start : p - start + n] for p, n in zip(found[::2], found[1::2], strict=True)]
+            records = [stored[(at := p - start) : at + n] for p, n in zip(found[::2], found[1::2], strict=True)]
         else:
             return None
         return Read(_FOUND, records, count, total, queue_offset + count, queue.min, queue.next)
