@@ -34,6 +34,11 @@ class Arrivals:
         """How many requests are held."""
         return sum(len(w) for w in self._waiting.values())
 
+    @property
+    def awaited(self) -> bool:
+        """Whether any request is held."""
+        return bool(self._waiting)
+
     def wait(self, key: QueueKey, timeout_s: float, retry: Callable[[bool], bool]) -> Waiter:
         """Hold a request until `retry` answers it; after `timeout_s` it is asked a last time, with final=True."""
         waiter = Waiter(key, retry)

@@ -27,7 +27,7 @@ from rocketspark.store.store import BatchMessage, Store
 _PAIR = re.compile(rb"(?:^|\x02)([^\x01\x02]+)\x01([^\x02]+)")
 _TAG_CODES_MAX = 100_000
 # Properties that park a message until a time.
-_PARKING = TIMER_PROPERTIES | {b"DELAY"}
+PARKING = TIMER_PROPERTIES | {b"DELAY"}
 
 Accepted = tuple[int, int, int]
 
@@ -68,9 +68,9 @@ class Intake:
 
     def configure(self, *, body_bytes_max: int, marks: dict[str, str]) -> None:
         """Change the limit and the marks from the next message on."""
-        self._body_bytes_max = body_bytes_max
-        self._marks = properties.encode(marks).encode()
-        self._first_mark = next(iter(marks), "").encode()
+        self.body_bytes_max = body_bytes_max
+        self.marks = properties.encode(marks).encode()
+        self.first_mark = next(iter(marks), "").encode()
 
     def tag_code(self, tags: bytes | None) -> int:
         """The hash that filters by tag; 0 without tags."""
@@ -100,7 +100,7 @@ class Intake:
             pairs[b"UNIQ_KEY"] = unique_id
             stored += b"UNIQ_KEY\x01" + unique_id + b"\x02"
         # A message that was stored before (a retry, a delayed one) has the marks.
-        return stored if self._first_mark in pairs else stored + self._marks
+        return stored if self.first_mark in pairs else stored + self.marks
 
     def accept(
         self,
@@ -123,19 +123,19 @@ class Intake:
         `stored`: its properties as sent, `pairs` the same as a dict. A message with a delay level is parked first,
         unless `delayed` is false. Raises ServerError: 13 too large, 14 the store takes nothing now.
         """
-        if len(body) > self._body_bytes_max:
+        if len(body) > self.body_bytes_max:
             raise ServerError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: body of {len(body)} bytes, the limit is {self._body_bytes_max}",
+                f"the message is illegal: body of {len(body)} bytes, the limit is {self.body_bytes_max}",
             )
-        if b"UNIQ_KEY" in pairs and self._first_mark not in pairs and stored[-1] == 2:
-            stored += self._marks
+        if b"UNIQ_KEY" in pairs and self.first_mark not in pairs and stored[-1] == 2:
+            stored += self.marks
         else:
             stored = self.marked(stored, pairs)
         tags = pairs.get(b"TAGS")
         now_ms = int(time() * 1000)
         real_topic = topic
-        if delayed and not _PARKING.isdisjoint(pairs):
+        if delayed and not PARKING.isdisjoint(pairs):
             topic, queue_id, stored, tags, code = self._park(topic, queue_id, stored, pairs, tags, now_ms)
         else:
             code = self.tag_code(tags)
@@ -233,10 +233,10 @@ class Intake:
         now_ms = int(time() * 1000)
         rows = []
         for item in items:
-            if len(item.body) > self._body_bytes_max or len(item.properties) > properties.BYTES_MAX:
+            if len(item.body) > self.body_bytes_max or len(item.properties) > properties.BYTES_MAX:
                 raise ServerError(
                     ResponseCode.MESSAGE_ILLEGAL,
-                    f"the message is illegal: body {len(item.body)} bytes (limit {self._body_bytes_max}),"
+                    f"the message is illegal: body {len(item.body)} bytes (limit {self.body_bytes_max}),"
                     f" properties {len(item.properties)} bytes",
                 )
             # Batched messages carry no marks of the broker's (as RocketMQ stores them).

@@ -202,6 +202,7 @@ class BrokerServer:
             lambda: self._registration.settled(),
             store_host,
             timer_rules,
+            self._arrivals,
         )
         client_handler = ClientHandler(self._clients, self._groups, self._topics, QueueLocks(s.lock_expiry_ms))
         pulls = PullHandler(

@@ -215,7 +215,8 @@ class Splitter:
     """Cuts a byte stream into whole frames, however it was chopped up on the way.
 
     `feed` returns each frame that is whole by now as (header form, header bytes, body bytes). `broken` is true once
-    what comes next is no frame: `feed` raises it then, after it gave out what stood before.
+    what comes next is no frame: `feed` raises it then, after it gave out what stood before. Who reads some frames
+    himself calls `join`, then `cut` from where he stopped.
     """
 
     def __init__(self) -> None:
@@ -231,18 +232,36 @@ class Splitter:
 
     def feed(self, data: bytes) -> list[tuple[int, bytes, bytes]]:
         """The frames completed by `data`. Raises FrameError for an impossible length."""
+        data = self.join(data)
+        return self.cut(data) if data else []
+
+    def join(self, data: bytes) -> bytes:
+        """What was kept and `data`; nothing while that makes no whole frame."""
         if self._chunks:
             # A large frame arrives in many chunks: gather them, join once.
             self._chunks.append(data)
             self._held += len(data)
             if self._held < self._needed:
-                return []
+                return b""
             data = b"".join(self._chunks)
             self._chunks.clear()
+        return data
+
+    def cut(self, data: bytes, at: int = 0) -> list[tuple[int, bytes, bytes]]:
+        """The frames in `data` from `at` on; what follows the last is kept. Raises FrameError as `feed` does."""
+        frames, at = self.cut_some(data, at)
+        if at < len(data):
+            rest = data[at:] if at else data
+            self._chunks.append(rest)
+            self._needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 8 and not self.broken else 8
+        self._held = len(data) - at
+        return frames
+
+    def cut_some(self, data: bytes, at: int, count_max: int = 1 << 30) -> tuple[list[tuple[int, bytes, bytes]], int]:
+        """Up to `count_max` frames in `data` from `at` on, and where they end. Raises FrameError as `feed` does."""
         frames: list[tuple[int, bytes, bytes]] = []
-        at = 0
         size = len(data)
-        while size - at >= 8:
+        while size - at >= 8 and len(frames) < count_max:
             total, mark = _LENGTHS.unpack_from(data, at)
             end = at + 4 + total
             header_end = at + 8 + (mark & 0xFFFFFF)
@@ -256,9 +275,4 @@ class Splitter:
                 break
             frames.append((mark >> 24, data[at + 8 : header_end], data[header_end:end]))
             at = end
-        if at < size:
-            rest = data[at:] if at else data
-            self._chunks.append(rest)
-            self._needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 8 and not self.broken else 8
-        self._held = size - at
-        return frames
+        return frames, at

@@ -74,6 +74,11 @@ def record_bytes(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_f
     return FIXED[sys_flag & HOST_FLAGS].size + body_bytes + topic_length + topic_bytes + 2 + properties_bytes
 
 
+def after_body(topic: bytes, properties: bytes) -> bytes:
+    """What follows the body in a record of a topic of up to 127 bytes."""
+    return b"".join((len(topic).to_bytes(1, "big"), topic, len(properties).to_bytes(2, "big"), properties))
+
+
 def encode(
     *,
     topic: bytes,

@@ -34,6 +34,8 @@ class QueueIndex:
         self._settings = settings
         self.maps = maps
         self.by_bytes: dict[tuple[bytes, int], Queue] = {}
+        # Counts deletions: a queue found before one may be gone.
+        self.generation = 0
         self.min_position = 0
         self.batch_topics: set[bytes] = set()
         self._has_ext = False
@@ -104,6 +106,7 @@ class QueueIndex:
 
     def delete_topic(self, topic: str) -> None:
         """Removes the topic's queues and their files. Raises StoreUnwritable if they cannot be removed."""
+        self.generation += 1
         for queue_id in self._known.pop(topic, ()):
             queue = self._by_name.pop((topic, queue_id), None)
             self.by_bytes.pop((topic.encode(), queue_id), None)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import resource
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.errors import MessageIllegal, StoreFull, StoreUnwritable
+from rocketspark.errors import MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.protocol import record, record_crc, sysflags
 from rocketspark.store import checkpoint, recovery, retention
 from rocketspark.store.batch_queue import inner_count
@@ -46,6 +46,11 @@ class BatchMessage(NamedTuple):
     keys: bytes | None = None
     tags: bytes | None = None
     flag: int = 0
+
+
+# A message for `append_run`: queue, body, topic and properties as `record.after_body` puts them, tags code, unique id,
+# keys, tags, flag, sys flag, time born, reconsume times.
+PlainMessage = tuple[Queue, bytes, bytes, int, bytes, bytes | None, bytes | None, int, int, int, int]
 
 
 class Store:
@@ -259,6 +264,70 @@ class Store:
             pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
         log.written = end
         return position, queue_offset, end
+
+    def plain_queue(self, topic: bytes, queue_id: int) -> Queue | None:
+        """The queue for `append_run`; None if there is none yet, or if what is put there takes `append`.
+
+        It is good until `queue_index.generation` changes.
+        """
+        queue = self._queues_by_bytes.get((topic, queue_id))
+        if queue is None or queue.rare or queue.delay_ms is not None or self._host_v6:
+            return None
+        return queue
+
+    def append_run(self, messages: Iterable[PlainMessage], now_ms: int, born_host: bytes) -> list[tuple[int, int]]:
+        """`append` for several plain messages: queues are `plain_queue`s, `born_host` is IPv4, none is transactional.
+
+        Returns (log position, queue offset) of each that was stored: all, or those before the first that cannot be.
+        What is wrong with that one `append` raises; it has stored nothing of it then, and nor has this.
+        """
+        placed: list[tuple[int, int]] = []
+        done = placed.append
+        log, pending, key_index = self.log, self._pending, self.key_index
+        store_host, body_bytes_max = self.store_host, self._body_bytes_max
+        if now_ms < self._last_time_ms:
+            now_ms = self._last_time_ms
+        else:
+            self._last_time_ms = now_ms
+        crc32, pack = zlib.crc32, _PACK_V4
+        position = log.written
+        for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
+            # Room first, as in `append`; the order of the writes is the same too.
+            body_length = len(body)
+            size = 88 + body_length + len(rest)
+            at = queue.at
+            end = position + size
+            if at >= queue.limit or end > log.limit or (pending is not None and len(pending) >= PENDING_MAX):
+                try:
+                    if key_index is not None and pending is not None and len(pending) >= PENDING_MAX:
+                        key_index.write_pending()
+                    if at >= queue.limit:
+                        at = queue.make_room()
+                    if end > log.limit:
+                        log.make_room(size)
+                        position = log.written
+                        end = position + size
+                except (StoreError, MessageIllegal):
+                    break
+            if body_length > body_bytes_max:
+                break
+            queue_offset = queue.next
+            start = position - log.base
+            log.map[start + 88 : start + size] = body + rest
+            pack(
+                log.map, start, size, -626843481, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
+                position, sys_flag & ~48, born_time_ms, born_host, now_ms, store_host, reconsume_times, 0, body_length,
+            )  # fmt: skip
+            _PACK_UNIT(queue.map, at, position, size, code)
+            queue.at = at + 20
+            queue.next = queue_offset + 1
+            queue.stored_bytes += size
+            if pending is not None:
+                pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
+            log.written = end
+            done((position, queue_offset))
+            position = end
+        return placed
 
     def _append_rare(
         self,

@@ -29,6 +29,9 @@ log = logging.getLogger("rocketspark.transport")
 Answer = bytes | None | Coroutine[Any, Any, bytes | None]
 Handler = Callable[["Peer", Request[Any], bytes], Answer]
 Route = tuple["msgspec.json.Decoder[Any]", type[Header], Handler]
+# Serves frames of one code right from what was read: (peer, data, from where, replies) to where the first frame begins
+# that it leaves to the handler. It serves at most some hundred in one call, and adds one reply for each.
+Run = Callable[["Peer", bytes, int, list[bytes]], int]
 
 # What a decoder may raise on bytes that are no header.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -78,6 +81,7 @@ class Routes:
         self.table: dict[int, Route] = {}
         # The same by how a JSON header begins: one look-up instead of finding the code.
         self.by_prefix: dict[bytes, Route] = {}
+        self.runs: dict[bytes, Run] = {}
 
     def add(self, code: int, handler: Handler, header: type[Header] | None = None) -> None:
         """Serve `code` with `handler(peer, request, body)`; the header's type is that of the code's table."""
@@ -85,6 +89,10 @@ class Routes:
         route = (headers.request_decoder(kind), kind, handler)
         self.table[int(code)] = route
         self.by_prefix[b'{"code":%d' % code] = route
+
+    def add_run(self, code: int, run: Run) -> None:
+        """Let `run` serve what it can of `code`, a number of three digits; the handler gets the rest."""
+        self.runs[b'{"code":%3d,' % code] = run
 
 
 class RpcHooks(Protocol):
@@ -111,6 +119,9 @@ class Peer(asyncio.Protocol):
     ) -> None:
         self._routes = routes.table if routes else {}
         self._by_prefix = routes.by_prefix if routes else {}
+        self._runs = routes.runs if routes else {}
+        # What a run keeps for this connection.
+        self.notes: Any = None
         self._overload = routes.overload if routes else None
         self._language = language
         self._on_open = on_open
@@ -233,7 +244,11 @@ class Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_read_s = self.loop.time()
         try:
-            received = self._splitter.feed(data)
+            data = self._splitter.join(data)
+            at = 0
+            if data[8:20] in self._runs and self._held is None and not self._pending:
+                at = self._take_runs(data)
+            received = self._splitter.cut(data, at) if data else []
             if self._held is not None:
                 self._held.extend(received)
             elif self._overload is None:
@@ -244,6 +259,33 @@ class Peer(asyncio.Protocol):
                 self._splitter.feed(b"")
         except FrameError as e:
             self._drop_broken(e)
+
+    def _take_runs(self, data: bytes) -> int:
+        """Serve a read that begins with what has a run, and what lies between; returns where it stopped."""
+        overload = self._overload
+        at, odd = 0, 1
+        out = self._out = []
+        try:
+            while (run := self._runs.get(data[at + 8 : at + 20])) is not None:
+                if overload is not None and (overload.waited() >= overload.least_s or overload.refusing):
+                    break
+                end = run(self, data, at, out)
+                if end > at:
+                    at, odd = end, 1
+                    continue
+                # What the run left to the handlers: one frame, and more each time that there is no run after it.
+                received, at = self._splitter.cut_some(data, at, odd)
+                odd = min(2 * odd, SLICE)
+                if not received:
+                    break
+                self._flush(out)
+                self._take_all(received)
+                if self._held is not None or not self.is_open:
+                    break
+                out = self._out = []
+        finally:
+            self._flush(out)
+        return at
 
     def _take_in_time(self, received: list[tuple[int, bytes, bytes]], overload: Overload) -> None:
         """Serve what one read brought, but for what waited too long."""

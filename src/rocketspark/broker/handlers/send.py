@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker import inner_batches, names, redelivery
+from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.durability import Durability
 from rocketspark.broker.groups import Groups
+from rocketspark.broker.handlers.plain_sends import PlainSends
 from rocketspark.broker.intake import Accepted, Intake, any_queue, pairs_of
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Stats, count
@@ -47,6 +49,7 @@ class SendHandler:
         settled: Callable[[], Awaitable[None]],
         store_host: bytes,
         timer_rules: TimerRules,
+        arrivals: Arrivals,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -62,6 +65,7 @@ class SendHandler:
         self._timer_rules = timer_rules
         self._sync_flush = settings.sync_flush
         self._host_hex = store_host.hex().upper().encode()
+        self._plain = PlainSends(store, intake, topics.table, arrivals)
         self.configure()
 
     def configure(self) -> None:
@@ -71,15 +75,21 @@ class SendHandler:
         region, trace = msgspec.json.encode(settings.region), b"true" if settings.trace_on else b"false"
         self._marks = {"MSG_REGION": settings.region, "TRACE_ON": trace.decode()}
         # A reply is put together from this template: an encoder would cost three times as much.
-        self._reply = (
-            b'{"code":%%d,"extFields":{"queueId":"%%d","transactionId":"%%b","msgId":"%%b","TRACE_ON":"%b",'
-            b'"MSG_REGION":%b,"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%d,'
-            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (trace, region.replace(b"%", b"%%"), VERSION)
+        reply_of = (
+            b'{"code":%%b,"extFields":{"queueId":"%%b","transactionId":"%%%%b","msgId":"%%b","TRACE_ON":"%b",'
+            b'"MSG_REGION":%b,"queueOffset":"%%%%d"},"flag":1,"language":"JAVA","opaque":%%b,'
+            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (trace, region.replace(b"%", b"%%%%"), VERSION)
+        )
+        self._reply = reply_of % (b"%d", b"%d", b"%b", b"%d")
+        self._plain.configure(
+            on=self._writable and not self._sync_flush,
+            reply=reply_of % (b"0", b"%d", self._host_hex + b"%016X", b"%b"),
         )
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
         routes.add(RequestCode.SEND_MESSAGE_V2, self.send)
+        routes.add_run(RequestCode.SEND_MESSAGE_V2, self._plain.take)
         routes.add(RequestCode.SEND_MESSAGE, self.send)
         routes.add(RequestCode.SEND_BATCH_MESSAGE, self.send)
         routes.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
@@ -87,12 +97,14 @@ class SendHandler:
     def time_puts(self, count_max: int) -> None:
         """Measure how long the next puts take; all others go unmeasured and cost nothing."""
         left = count_max
+        self._plain.pause = count_max
 
         def timed(*args: Any, **options: Any) -> Accepted:
             nonlocal left
             left -= 1
             if left <= 0:
                 self._accept = self._intake.accept
+                self._plain.pause = 0
             began = perf_counter()
             try:
                 return self._intake.accept(*args, **options)
