@@ -245,6 +245,7 @@ class Splitter:
                 return b""
             data = b"".join(self._chunks)
             self._chunks.clear()
+            self._held = 0
         return data
 
     def cut(self, data: bytes, at: int = 0) -> list[tuple[int, bytes, bytes]]:

@@ -248,6 +248,8 @@ class Peer(asyncio.Protocol):
             at = 0
             if data[8:20] in self._runs and self._held is None and not self._pending:
                 at = self._take_runs(data)
+                if at == len(data):
+                    return
             received = self._splitter.cut(data, at) if data else []
             if self._held is not None:
                 self._held.extend(received)

@@ -49,14 +49,15 @@ class _Form:
 
 
 class _Known:
-    """The forms of one connection's sends, by the length of their headers."""
+    """The forms of one connection's sends, by the length of their headers; `last`: of the latest send."""
 
-    __slots__ = ("count", "credit", "forms")
+    __slots__ = ("count", "credit", "forms", "last")
 
     def __init__(self) -> None:
         self.forms: dict[int, list[_Form]] = {}
         self.count = 0
         self.credit = CREDIT_START
+        self.last: _Form | None = None
 
 
 class PlainSends:
@@ -90,10 +91,14 @@ class PlainSends:
         if self.pause > 0:
             self.pause -= 1
             return at
-        begun = at
+        begun, size = at, len(data)
         messages: list[PlainMessage] = []
         opaques: list[bytes] = []
-        while len(messages) < RUN_MAX and (form := self._form(known, data, at)) is not None:
+        form = known.last
+        if form is not None and self._is_bound(form):
+            at = self._read(form, data, at, messages, opaques)
+        while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, data, at)) is not None:
+            known.last = form
             end = self._read(form, data, at, messages, opaques)
             if end == at:
                 break
