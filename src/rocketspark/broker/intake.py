@@ -27,7 +27,7 @@ from rocketspark.store.store import BatchMessage, Store
 _PAIR = re.compile(rb"(?:^|\x02)([^\x01\x02]+)\x01([^\x02]+)")
 _TAG_CODES_MAX = 100_000
 # Properties that park a message until a time.
-PARKING = TIMER_PROPERTIES | {b"DELAY"}
+_PARKING = TIMER_PROPERTIES | {b"DELAY"}
 
 Accepted = tuple[int, int, int]
 
@@ -135,7 +135,7 @@ class Intake:
         tags = pairs.get(b"TAGS")
         now_ms = int(time() * 1000)
         real_topic = topic
-        if delayed and not PARKING.isdisjoint(pairs):
+        if delayed and not _PARKING.isdisjoint(pairs):
             topic, queue_id, stored, tags, code = self._park(topic, queue_id, stored, pairs, tags, now_ms)
         else:
             code = self.tag_code(tags)

@@ -127,7 +127,23 @@ names = st.sampled_from(
 )
 plain_values = st.text(st.sampled_from('abcdefgXYZ0123456789-_ /:{},é"\\'), min_size=1, max_size=6)
 some_pairs = st.dictionaries(
-    st.sampled_from(["KEYS", "TAGS", "color", "a b", "WAIT", "TRACE_ON", "MSG_REGION", "traceparent"]), plain_values
+    st.sampled_from(
+        [
+            "KEYS",
+            "TAGS",
+            "color",
+            "a b",
+            "WAIT",
+            "TRACE_ON",
+            "TIMER_OUT_MS",
+            "INNER_NUM",
+            "__CRC32#",
+            "TRAN_MSG",
+            "MSG_REGION",
+            "traceparent",
+        ]
+    ),
+    plain_values,
 )
 special_pairs = st.sampled_from(
     [{}, {}, {}, {}, {"DELAY": "18"}, {"DELAY": "0"}, {"TIMER_DELAY_SEC": "86400"}, {"UNIQ_KEY": "with space"}]
@@ -144,7 +160,7 @@ def sends(draw: st.DrawFn) -> list[bytes]:
         pairs = draw(some_pairs) | draw(special_pairs) if kind < 6 else {"TAGS": "T", "KEYS": "k1"}
         header: dict[str, Any] = {"flag": draw(st.sampled_from([0, 0, 5, -1, 1 << 31])) if kind == 4 else 0}
         if kind == 5:
-            header["sys_flag"] = draw(st.sampled_from([1, 4, 8, 16, 32]))
+            header["sys_flag"] = draw(st.sampled_from([1, 2, 4, 8, 16, 32, 0x40, 0x80, 0x100]))
         if kind == 2:
             header |= {"reconsume_times": 3, "max_reconsume_times": 2}
         for n in range(draw(st.integers(1, 12))):

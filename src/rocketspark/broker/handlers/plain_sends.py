@@ -10,8 +10,8 @@ from time import time
 
 from rocketspark.broker import names
 from rocketspark.broker.arrivals import Arrivals
-from rocketspark.broker.intake import PARKING, Intake
-from rocketspark.protocol import properties, record
+from rocketspark.broker.intake import Intake
+from rocketspark.protocol import properties, record, sysflags
 from rocketspark.protocol.bodies import TopicConfig
 from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
 from rocketspark.store.queue import Queue
@@ -26,6 +26,13 @@ PAUSE = 128
 # Shapes kept for a connection. Learning one costs some 30 us, so it is paid for: by plain sends, and slowly by others.
 SHAPES_MAX = 32
 TAGS_MAX = 1000
+# What the broker gives no heed to when it takes a message in.
+_PLAIN_FLAGS = sysflags.COMPRESSED | sysflags.MULTI_TAGS | sysflags.COMPRESSION_MASK
+_PLAIN_NAMES = frozenset(
+    b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
+    b" __SHARDINGKEY".split()
+)
+_SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
 
 
@@ -231,8 +238,8 @@ class PlainSends:
         if (
             form.topic in names.NOT_SENDABLE
             or topic.startswith(b"%")
-            or shape.header.sys_flag & 0xC
-            or not shape.names.isdisjoint(PARKING)
+            or shape.header.sys_flag & ~_PLAIN_FLAGS
+            or not shape.names & _SYSTEM_NAMES <= _PLAIN_NAMES
             or self._intake.first_mark in shape.names
             or len(topic) > 127
             or len(stored) > properties.BYTES_MAX
