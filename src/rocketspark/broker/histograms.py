@@ -19,7 +19,7 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Answer, Handler, Peer, Routes
+from rocketspark.transport.peer import Answer, Handler, Peer, Routes, Run
 
 SIZE_BOUNDS = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 # In ms.
@@ -122,6 +122,8 @@ class RequestTimes:
         """Time what these routes serve from now on."""
         for code, (_, header, handler) in list(routes.table.items()):
             routes.add(code, self._timed(handler), header)
+        for code, run in list(routes.runs_by_code.items()):
+            routes.add_run(code, self._timed_run(code, run))
 
     def _timed(self, handler: Handler) -> Handler:
         def timed(peer: Peer, request: Request[Any], body: bytes) -> Answer:
@@ -139,6 +141,20 @@ class RequestTimes:
             else:
                 return self._awaited(answer, request, began)
             return answer
+
+        return timed
+
+    def _timed_run(self, code: int, run: Run) -> Run:
+        def timed(peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
+            began, before = perf_counter(), len(out)
+            end = run(peer, data, at, out)
+            if len(out) > before:
+                # Each of them was answered when all were.
+                row = self.rows.setdefault((code, 0, False), Histogram(RPC_BOUNDS))
+                took_ms = (perf_counter() - began) * 1000
+                for _ in range(len(out) - before):
+                    row.add(took_ms)
+            return end
 
         return timed
 

@@ -81,6 +81,7 @@ class Routes:
         self.table: dict[int, Route] = {}
         # The same by how a JSON header begins: one look-up instead of finding the code.
         self.by_prefix: dict[bytes, Route] = {}
+        self.runs_by_code: dict[int, Run] = {}
         self.runs: dict[bytes, Run] = {}
 
     def add(self, code: int, handler: Handler, header: type[Header] | None = None) -> None:
@@ -92,7 +93,7 @@ class Routes:
 
     def add_run(self, code: int, run: Run) -> None:
         """Let `run` serve what it can of `code`, a number of three digits; the handler gets the rest."""
-        self.runs[b'{"code":%3d,' % code] = run
+        self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
 
 
 class RpcHooks(Protocol):

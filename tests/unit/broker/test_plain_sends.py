@@ -19,6 +19,7 @@ from tests.live.support import settings as broker_settings
 from rocketspark.broker import intake, server
 from rocketspark.broker.handlers import plain_sends
 from rocketspark.broker.handlers import send as send_handler
+from rocketspark.broker.histograms import RequestTimes
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import StoreFull
 from rocketspark.protocol import batch, frames, properties, record
@@ -468,5 +469,19 @@ def test_headers_that_never_repeat_are_not_learned_for_ever(
         for n in range(100):
             peer.data_received(frame(n))
         assert len(runs.sizes) > 30
+
+    with_broker(tmp_path, main)
+
+
+def test_every_send_of_a_run_is_timed_for_the_metrics(tmp_path: Path, runs: Runs) -> None:
+    async def main(broker: Broker) -> None:
+        times = RequestTimes()
+        times.watch(broker.server._server._routes)
+        peer, wire = broker.connect()
+        runs.sizes.clear()
+        peer.data_received(b"".join(frame(n, queue_id=9 if n == 5 else 0) for n in range(10)))
+        assert codes(wire) == [0] * 5 + [29] + [0] * 4
+        assert runs.sizes == [5, 4]
+        assert {key: sum(row.counts) for key, row in times.rows.items()} == {(310, 0, False): 9, (310, 29, False): 1}
 
     with_broker(tmp_path, main)

@@ -117,8 +117,7 @@ class PlainSends:
         for message, opaque, (position, queue_offset) in zip(messages, opaques, placed, strict=False):
             header = template % (message[0].queue_id, message[4], position, queue_offset, opaque)
             size = len(header)
-            add(lengths(size + 4, size))
-            add(header)
+            add(lengths(size + 4, size) + header)
         known.credit = min(known.credit + len(placed) * CREDIT_OF_PLAIN, CREDIT_MAX)
         if self._arrivals.awaited:
             for message in messages[: len(placed)]:
