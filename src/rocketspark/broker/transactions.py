@@ -1,8 +1,8 @@
 """Transactions: half messages, their end by commit or rollback, the check-back of those left open.
 
 Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others).
-A mark of ours names all commits before it that no mark named yet, so after a kill the log behind the last one tells
-what else was committed: a commit is neither lost nor applied twice.
+After a kill the log tells what was committed since the oldest open half message, marked or not, so a commit is neither
+lost nor applied twice.
 Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5.x.
 """
 
@@ -42,9 +42,6 @@ FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 MARK_BYTES_MAX = 4096
 # What a half message's properties say of it alone.
 _OF_THE_HALF = frozenset({properties.REAL_TOPIC, properties.REAL_QUEUE_ID, properties.RECORD_CRC})
-MARK_BYTES_ONE = 20
-# Only where marks could not be written for long do they need more than one record: then commits come first.
-MARKS_MAX = 100_000
 # Kept so that an end told again long after is still answered from memory; older ones are looked up in the log.
 READ_COUNT = 256
 RESUMED_COUNT_MAX = 32
@@ -94,8 +91,6 @@ class Transactions:
         self.set_limits(timeout_ms=timeout_ms, interval_ms=interval_ms, checks_max=checks_max)
         self._open: dict[str, Half] = {}
         self._marks: list[int] = []
-        self._mark_bytes = 0
-        self._committed: set[int] = set()
         # (offset in the op queue, highest half offset it marks): the op queue is done up to where all are behind.
         self._marked: deque[tuple[int, int]] = deque()
         self._turn = 0
@@ -130,9 +125,7 @@ class Transactions:
 
     def _recover(self) -> None:
         ended: set[int] = set()
-        last_mark = -1
         for op in self._records(names.OP_HALF_TOPIC):
-            last_mark = max(last_mark, _own_mark(op))
             offsets = [int(n) for n in op.body.decode("ascii", "ignore").split(",") if n.strip().isdigit()]
             ended.update(offsets)
             self._marked.append((op.queue_offset, max(offsets, default=-1)))
@@ -147,35 +140,23 @@ class Transactions:
                 superseded.append(before.queue_offset)
             self._open[key] = _half(half.queue_offset, half.position, half.store_time_ms, pairs)
         if self._open:
-            self._find_unmarked_commits(max(last_mark, self._last_mark()))
+            self._find_unmarked_commits()
         self._marks.extend(superseded)
         self._write_marks()
         if self._open:
             log.info("%d half messages are open", len(self._open))
 
-    def _find_unmarked_commits(self, last_mark: int) -> None:
-        """A kill may fall between a commit and its mark: the log after the last mark of ours tells.
+    def _find_unmarked_commits(self) -> None:
+        """A kill may fall between a commit and its mark, and between two marks: the log tells.
 
-        RocketMQ marks later and in any order: without a mark of ours the log tells from the first open one on.
+        Open half messages are stored anew at each check, so the oldest is seldom older than that: what came since is
+        looked through at some 2 us for each message.
         """
         by_position = {h.position: key for key, h in self._open.items()}
-        start = last_mark if last_mark >= 0 else min(by_position)
-        for stored in self._store.iterate(max(start, self._store.min_position)):
-            if stored.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT:
-                key = by_position.get(stored.prepared_position)
-                if key is not None and key in self._open:
-                    queue_offset = self._open.pop(key).queue_offset
-                    self._committed.add(queue_offset)
-                    self._marks.append(queue_offset)
-
-    def _last_mark(self) -> int:
-        """Log position of the newest record of marks if it is ours, else -1."""
-        low, high = self._store.queue_range(names.OP_HALF_TOPIC, 0)
-        if high <= low:
-            return -1
-        ((position, _, _),) = self._store.queue_units(names.OP_HALF_TOPIC, 0, high - 1, 1)
-        found = self._store.record_at(position)
-        return -1 if found is None else _own_mark(record.decode(found))
+        for stored in self._store.iterate(max(min(by_position), self._store.min_position), _is_commit):
+            key = by_position.get(stored.prepared_position)
+            if key is not None and key in self._open:
+                self._marks.append(self._open.pop(key).queue_offset)
 
     def _records(self, topic: str) -> Iterable[Record]:
         low, high = self._store.queue_range(topic, 0)
@@ -265,7 +246,7 @@ class Transactions:
             topic = pairs[properties.REAL_TOPIC]
             self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + 1
         del self._open[key]
-        self._mark(known.queue_offset, committed=end is not None)
+        self._mark(known.queue_offset)
         return end
 
     def _commit(self, half: Record, pairs: dict[str, str], known: Half) -> int:
@@ -290,30 +271,25 @@ class Transactions:
         self._stats.finished.setdefault(topic, Histogram(FINISH_BOUNDS)).add(took_s)
         return end
 
-    def _mark(self, queue_offset: int, *, committed: bool = False) -> None:
+    def _mark(self, queue_offset: int) -> None:
         if not self._marks:
-            self._mark_bytes = 0
             try:
                 asyncio.get_running_loop().call_soon(self._write_marks)
             except RuntimeError:
                 pass
         self._marks.append(queue_offset)
-        if committed:
-            self._committed.add(queue_offset)
-        self._mark_bytes += len(b"%d," % queue_offset)
-        if self._mark_bytes > MARK_BYTES_MAX - MARK_BYTES_ONE:
-            # Before the next commit: one record must name all that there are.
-            self._mark_bytes = 0
-            self._write_marks()
 
     def _write_marks(self) -> None:
-        """Write which half messages ended: all at once."""
+        """Write which half messages ended: several at once, at most 4096 bytes in one."""
         marks, self._marks = self._marks, []
-        if len(marks) > MARKS_MAX:
-            marks.sort(key=lambda offset: offset not in self._committed)
         while marks:
-            count = min(len(marks), MARKS_MAX)
-            text = b"".join([b"%d," % offset for offset in marks[:count]])
+            text, count = b"", 0
+            for offset in marks:
+                piece = b"%d," % offset
+                if text and len(text) + len(piece) > MARK_BYTES_MAX:
+                    break
+                text += piece
+                count += 1
             # As a batch of one: RocketMQ's carries neither a unique id nor the broker's marks.
             item = BatchItem(0, text, b"WAIT\x01true\x02TAGS\x01d\x02")
             try:
@@ -325,7 +301,6 @@ class Transactions:
                 self._marks = marks + self._marks
                 return
             self._marked.append((op_offset, max(marks[:count])))
-            self._committed.difference_update(marks[:count])
             marks = marks[count:]
 
     # -- check-back -----------------------------------------------------------------------------------------------
@@ -466,9 +441,8 @@ class Transactions:
         self._offsets.commit(GROUP, names.OP_HALF_TOPIC, 0, op_done)
 
 
-def _own_mark(op: Record) -> int:
-    """Log position of marks if this broker wrote them, as its properties tell; -1 for RocketMQ's."""
-    return op.position if b"MSG_REGION" in pairs_of(op.properties) else -1
+def _is_commit(stored: memoryview) -> bool:
+    return record.sys_flag_of(stored) & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT
 
 
 def _half(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> Half:

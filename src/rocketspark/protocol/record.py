@@ -196,6 +196,11 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     )
 
 
+def sys_flag_of(stored: memoryview) -> int:
+    """The system flag of a record, without decoding the rest."""
+    return int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big")
+
+
 def properties_of(stored: memoryview) -> bytes:
     """The properties of a whole record, as stored; its other variable parts are skipped."""
     at = FIXED[int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big") & HOST_FLAGS].size

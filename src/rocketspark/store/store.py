@@ -517,17 +517,17 @@ class Store:
         """Records with a key, newest first; see `Reader.query`."""
         return self._reader.query(topic, key, count_max, begin_ms, end_ms, kind)
 
-    def iterate(self, position: int) -> Iterator[record.Record]:
-        """Every record from a record's position on, in log order."""
+    def iterate(self, position: int, wanted: Callable[[memoryview], bool] | None = None) -> Iterator[record.Record]:
+        """Every record from a record's position on, in log order; only what is `wanted`, by its bytes."""
         while position < self.log.written:
             found = self.log.record_at(position)
             if found is None:
                 following = position - position % self.log.file_bytes + self.log.file_bytes
                 position = following
                 continue
-            decoded = record.decode(found)
-            yield decoded
-            position += decoded.size
+            if wanted is None or wanted(found):
+                yield record.decode(found)
+            position += len(found)
 
     # -- upkeep
 
