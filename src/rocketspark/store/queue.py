@@ -33,6 +33,12 @@ def places(count: int) -> struct.Struct:
     return struct.Struct(">" + "qi8x" * count)
 
 
+@cache
+def sizes(count: int) -> struct.Struct:
+    """The sizes alone."""
+    return struct.Struct(">" + "8xi8x" * count)
+
+
 class Queue:
     """One consume queue.
 

@@ -15,7 +15,7 @@ from rocketspark.protocol import record
 from rocketspark.store.batch_queue import BatchQueue
 from rocketspark.store.key_index import KeyIndex
 from rocketspark.store.log import Log, store_time_of
-from rocketspark.store.queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, Queue, places
+from rocketspark.store.queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, Queue, places, sizes
 from rocketspark.store.queue_ext import ADDRESS_MAX, is_address
 from rocketspark.store.queue_index import QueueIndex
 
@@ -24,6 +24,7 @@ _SCAN_BYTES_MIN = 16000
 _PLACES_MAX = 64
 _SIZES_COUNT = 1 << 16
 _CODES_MAX = 16
+_PLACE = places(1)
 _TAGS = props.TAGS.encode()
 _KEYS = props.KEYS.encode()
 _UNIQUE_ID = props.UNIQUE_ID.encode()
@@ -136,22 +137,28 @@ class Reader:
     def _whole(self, queue: Queue, queue_offset: int, count: int, bytes_max: int) -> Read | None:
         """A read that takes all there is, the usual one; None where it is not that simple.
 
-        32 messages: 1.5 us where their records follow each other in the log, 4 us where others lie between them.
+        32 messages: 1.3 us where their records follow each other in the log, 4 us where others lie between them.
         """
         view, at, here = queue.place(queue_offset, count)
         if here < count:
             return None
+        total = -1
+        found: tuple[int, ...] = ()
         if count <= _PLACES_MAX:
-            found = places(count).unpack_from(view, at)
-            first, last, size = found[0], found[-2], found[-1]
-            total = sum(found[1::2])
+            first, size = _PLACE.unpack_from(view, at)
+            last, size = _PLACE.unpack_from(view, at + (count - 1) * UNIT_BYTES)
+            # Where they seem to be in a row, their sizes tell whether they are; else all places are needed.
+            if last - first < 2 * count * size:
+                total = sum(sizes(count).unpack_from(view, at))
+            if last + size - first != total:
+                found = places(count).unpack_from(view, at)
+                total = sum(found[1::2])
         else:
             units = np.frombuffer(view, UNIT_TYPE, count, at)
             ends = units["size"].cumsum(dtype=np.int64)
             count = int(ends.searchsorted(bytes_max, "right"))
             if count == 0:
                 return None
-            found = ()
             first, (last, size, _), total = int(units["position"][0]), units[count - 1].item(), int(ends[count - 1])
         log = self._log
         start = first - first % log.file_bytes

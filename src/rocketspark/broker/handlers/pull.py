@@ -152,7 +152,9 @@ class PullHandler:
             count = min(max(h.count_max, 1), BULK_COUNT_MAX)
             size = min(h.bytes_max or BULK_BYTES_MAX, BULK_BYTES_MAX)
         else:
-            count = min(max(h.count_max, 1), self._settings.pull_count_max)
+            count, most = h.count_max, self._settings.pull_count_max
+            if not 0 < count <= most:
+                count = min(max(count, 1), most)
             size = self._settings.pull_bytes_max
             if h.bytes_max:
                 size = min(h.bytes_max, size)
