@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple, TypeVar
 
 from rocketspark.client import requests
@@ -22,9 +22,11 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import SendHeader, SendReply
-from rocketspark.transport.peer import Peer
+from rocketspark.transport.peer import Peer, Reply
 
 T = TypeVar("T")
+# Gets the result of a send, or what it failed with.
+Done = Callable[[SendResult | None, RocketSparkError | None], None]
 
 # Pauses before the same broker is tried again; together they outlast a quick restart.
 PAUSE_S = (0.25, 0.75, 1.0)
@@ -71,23 +73,73 @@ class Delivery:
 
     # -- one send ------------------------------------------------------------------------------------------------
 
+    def post(self, out: Outgoing, end_s: float, done: Done) -> MessageQueue | None:
+        """Send it at once, if nothing has to be waited for; `done` gets the result or the error of this one attempt.
+
+        Returns the queue it went to; None if `deliver` is needed, with nothing sent.
+        """
+        if self._hooks.sends or self._instance.rpc_hooks is not None or self._faults is not None:
+            return None
+        queues = self._routes.write_queues(out.topic)
+        if not queues:
+            return None
+        queue = self._choose(out.topic, queues)
+        peer = self.open_peer(queue)
+        if peer is None or not peer.is_writable:
+            return None
+        frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
+        opaque = peer.next_opaque()
+        frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
+        left_ms = max((end_s - time.monotonic()) * 1000, 1)
+        asked = peer.ask_encoded(opaque, frame, out.code, left_ms)
+
+        def answered(reply: asyncio.Future[Reply]) -> None:
+            try:
+                code, header = requests.stored(reply.result())
+                result = _result(out, queue, code, header)
+            except RocketSparkError as e:
+                done(None, e)
+            except asyncio.CancelledError:
+                pass
+            else:
+                done(result, None)
+
+        asked.add_done_callback(answered)
+        return queue
+
     async def deliver(
-        self, out: Outgoing, sharding_key: str | None, chosen: MessageQueue | None, end_s: float, attempts: int
+        self,
+        out: Outgoing,
+        sharding_key: str | None,
+        chosen: MessageQueue | None,
+        end_s: float,
+        attempts: int,
+        *,
+        tried: tuple[MessageQueue, RocketSparkError] | None = None,
     ) -> SendResult:
-        """Send it, within a budget of attempts and time.
+        """Send it, within a budget of attempts and time. `tried`: the first of them was made by `post`, and failed.
 
         Raises RouteNotFound, NotSent if no queue can be had; SendFailed if all attempts failed.
         """
         started_s = time.monotonic()
-        queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
+        cause: RocketSparkError | None = None
+        if tried is not None:
+            queue, cause = tried
+            if attempts < 2 or not self._may_retry(cause) or started_s >= end_s:
+                cost_ms = self._rules.timeout_ms - (end_s - started_s) * 1000
+                raise SendFailed(out.topic, cause, attempts=1, brokers=(queue.broker_name,), cost_ms=cost_ms)
+            queue = await self._next_queue(out.topic, queue, None, cause, 0, end_s)
+            attempts -= 1
+        else:
+            queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
         # Without a broker nothing can be tried: what hinders that is raised as it is.
         if self._routes.master(queue.broker_name) is None:
             await self.within(end_s, self._routes.find_master(queue), f"route of topic {out.topic!r}")
-        tried: list[str] = []
+        brokers = [] if tried is None else [tried[0].broker_name]
         in_hand: SendResult | None = None
-        cause: RocketSparkError | None = None
+        cause = None
         for attempt in range(attempts):
-            tried.append(queue.broker_name)
+            brokers.append(queue.broker_name)
             began_s = time.monotonic()
             try:
                 result = await self._attempt(out, queue, end_s)
@@ -114,7 +166,7 @@ class Delivery:
             return in_hand
         assert cause is not None
         cost_ms = (time.monotonic() - started_s) * 1000
-        raise SendFailed(out.topic, cause, attempts=len(tried), brokers=tuple(tried), cost_ms=cost_ms)
+        raise SendFailed(out.topic, cause, attempts=len(brokers), brokers=tuple(brokers), cost_ms=cost_ms)
 
     def _may_retry(self, cause: RocketSparkError | None) -> bool:
         if isinstance(cause, ServerError):

@@ -7,13 +7,22 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Coroutine
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from rocketspark.errors import StateError
 
 T = TypeVar("T")
+
+
+class Errand(Protocol):
+    """Something to be run on the loop."""
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do it; called on the loop."""
+
+    def refuse(self, error: BaseException) -> None:
+        """The loop has ended."""
 
 
 class LoopThread:
@@ -24,7 +33,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._users = 0
-        self._inbox: deque[tuple[Coroutine[Any, Any, Any], Waiter[Any] | TaskFuture[Any]]] = deque()
+        self._inbox: deque[Errand] = deque()
         self._awake = False
         self._ended = False
         self._loop = _new_loop()
@@ -66,9 +75,10 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    def _put(self, coroutine: Coroutine[Any, Any, Any], done: Waiter[Any] | TaskFuture[Any]) -> None:
-        # One wake-up for all calls that come before the loop looks: it costs more than the call itself.
-        self._inbox.append((coroutine, done))
+    def put(self, errand: Errand) -> None:
+        """Have something run on the loop."""
+        # One wake-up for all that come before the loop looks: it costs more than a call itself.
+        self._inbox.append(errand)
         if self._ended:
             self._refuse_all()
         elif not self._awake:
@@ -81,20 +91,16 @@ class LoopThread:
     def _refuse_all(self) -> None:
         while self._inbox:
             try:
-                coroutine, done = self._inbox.popleft()
+                errand = self._inbox.popleft()
             except IndexError:  # Another thread took it.
                 return
-            coroutine.close()
-            done.end(None, StateError("the client was closed, or this process forked: make a new one"))
+            errand.refuse(StateError("the client was closed, or this process forked: make a new one"))
 
     def _take(self) -> None:
         self._awake = False
         inbox = self._inbox
         while inbox:
-            coroutine, done = inbox.popleft()
-            task = self._loop.create_task(coroutine)
-            done.task = task
-            task.add_done_callback(done)
+            inbox.popleft().run(self._loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
@@ -104,8 +110,8 @@ class LoopThread:
                 "a synchronous client was called in a coroutine or callback that runs on its own thread, and would wait"
                 " for ever: use the Async client there"
             )
-        waiter: Waiter[T] = Waiter()
-        self._put(coroutine, waiter)
+        waiter: Waiter[T] = Waiter(coroutine)
+        self.put(waiter)
         try:
             waiter.lock.acquire()
         except BaseException:
@@ -117,12 +123,6 @@ class LoopThread:
             finally:
                 del waiter
         return cast(T, waiter.result)
-
-    def submit(self, coroutine: Coroutine[Any, Any, T], then: Callable[[], None] | None = None) -> Future[T]:
-        """Run a coroutine on the loop; its result is the future's. `then` is called after it."""
-        future: TaskFuture[T] = TaskFuture(then)
-        self._put(coroutine, future)
-        return future
 
 
 def _forked() -> None:
@@ -140,51 +140,36 @@ if hasattr(os, "register_at_fork"):
 class Waiter(Generic[T]):
     """One thread that waits for one task. A bare lock costs a fifth of a Future."""
 
-    __slots__ = ("error", "lock", "result", "task")
+    __slots__ = ("_coroutine", "error", "lock", "result", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
         self.lock = _thread.allocate_lock()
         self.lock.acquire()
         self.task: asyncio.Task[T] | None = None
         self.result: T | None = None
         self.error: BaseException | None = None
 
-    def __call__(self, task: asyncio.Task[T]) -> None:
-        self.end(*_outcome(task))
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin the task."""
+        self.task = loop.create_task(self._coroutine)
+        self.task.add_done_callback(self._ended)
 
-    def end(self, result: T | None, error: BaseException | None) -> None:
-        """Let the thread go on."""
-        self.result, self.error, self.task = result, error, None
+    def refuse(self, error: BaseException) -> None:
+        """Let the thread go on with an error."""
+        self._coroutine.close()
+        self.error = error
+        self.lock.release()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self.result, self.error = _outcome(task)
+        self.task = None
         self.lock.release()
 
     def cancel(self) -> None:
         """Cancel the task, if it has begun."""
         if self.task is not None:
             self.task.cancel()
-
-
-class TaskFuture(Future[T]):
-    """A future that is its task's own callback: one object instead of three for every send in flight."""
-
-    def __init__(self, then: Callable[[], None] | None = None) -> None:
-        super().__init__()
-        self._then = then
-        self.task: asyncio.Task[T] | None = None
-
-    def __call__(self, task: asyncio.Task[T]) -> None:
-        self.end(*_outcome(task))
-
-    def end(self, result: T | None, error: BaseException | None) -> None:
-        """Take the outcome."""
-        self.task = None
-        if self._then is not None:
-            self._then()
-        if not self.set_running_or_notify_cancel():
-            return
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(cast(T, result))
 
 
 def _outcome(task: asyncio.Task[T]) -> tuple[T | None, BaseException | None]:

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.autobatch import Batcher
-from rocketspark.client.delivery import Delivery, SendRules
+from rocketspark.client.delivery import Delivery, Done, SendRules
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
 from rocketspark.client.inquiries import Inquiries
@@ -29,7 +29,7 @@ from rocketspark.client.outgoing import (
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
-from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, UsageError
+from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, RocketSparkError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
 
@@ -87,6 +87,7 @@ class AsyncProducer(Inquiries):
         self._room = Room(settings.in_flight_max, settings.in_flight_bytes_max)
         self._oneway_room = Room(settings.oneway_in_flight_max, settings.in_flight_bytes_max)
         self._idle = asyncio.Event()
+        self._retrying: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -296,6 +297,50 @@ class AsyncProducer(Inquiries):
             if self._state == "closed":
                 self._note_idle()
         return self._shown(result) if self._namespace else result
+
+    def post(self, out: Outgoing, timeout_ms: float | None, done: Done) -> bool:
+        """Send what `pack` made, with as little as possible: no task, no wait; then `done` gets result or error.
+
+        False if `send_packed` is needed: nothing was sent then. Called on the loop.
+        """
+        if self._state != "started" or self._namespace or self._batcher is not None or self._rules.retry_not_stored:
+            return False
+        size = len(out.body)
+        if not self._room.try_enter(size):
+            return False
+        end_s = self._delivery.end_s(timeout_ms)
+        queue: MessageQueue | None = None
+
+        def answered(result: SendResult | None, error: RocketSparkError | None) -> None:
+            if error is None:
+                leave()
+                done(result, None)
+                return
+            assert queue is not None
+            task = asyncio.ensure_future(again(queue, error))
+            self._retrying.add(task)
+            task.add_done_callback(self._retrying.discard)
+
+        async def again(queue: MessageQueue, error: RocketSparkError) -> None:
+            try:
+                attempts = self.future_attempts
+                done(await self._delivery.deliver(out, None, None, end_s, attempts, tried=(queue, error)), None)
+            except RocketSparkError as e:
+                done(None, e)
+            finally:
+                leave()
+
+        def leave() -> None:
+            self._room.leave(size)
+            if self._state == "closed":
+                self._note_idle()
+
+        try:
+            queue = self._delivery.post(out, end_s, answered)
+        finally:
+            if queue is None:
+                leave()
+        return queue is not None
 
     async def _gather(self, message: Message, out: Outgoing, queue: MessageQueue | None) -> SendResult:
         self._check_started()

@@ -17,7 +17,7 @@ from rocketspark.protocol import bodies, frames, headers, java_json, record
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
 from rocketspark.protocol.timers import RecallHeader, RecallReply
-from rocketspark.transport.peer import Peer
+from rocketspark.transport.peer import Peer, Reply
 from rocketspark.transport.peer import request as request_frame
 
 TIMEOUT_MS = 3000.0
@@ -144,7 +144,11 @@ async def send_frame(
     """
     if not broker.is_writable:
         await _until_writable(broker, timeout_ms)
-    reply = await broker.ask_encoded(opaque, frame, RequestCode.SEND_MESSAGE_V2, timeout_ms)
+    return stored(await broker.ask_encoded(opaque, frame, RequestCode.SEND_MESSAGE_V2, timeout_ms))
+
+
+def stored(reply: Reply) -> tuple[int, SendReply]:
+    """What a reply to a send says. Raises ServerError if the message is not stored."""
     if reply.code not in SEND_STORED:
         reply.raise_for_code("send")
     return reply.code, reply.header(SendReply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ from typing import Any, TypeVar, Unpack
 
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.inquiries import Inquiries
-from rocketspark.client.outgoing import make_message, pack
+from rocketspark.client.outgoing import Outgoing, make_message, pack
 from rocketspark.client.producer import AsyncProducer
 from rocketspark.client.pull_consumer import AsyncPullConsumer
 from rocketspark.client.push_consumer import AsyncPushConsumer
+from rocketspark.client.quick_future import QuickFuture
 from rocketspark.client.results import SendResult
+from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
 
 F = TypeVar("F", bound=Callable[[Any], Any])
@@ -102,11 +105,63 @@ class ProducerFacade(InquiriesFacade[P]):
         loop = self._loop
         message = make_message(message, body, fields)
         # Packed here, so that the caller may change the message as soon as this returns.
-        core = self._core
-        out = pack(message, core.packing)
+        out = pack(message, self._core.packing)
         self._room.enter()
-        sending = core.send_packed(out, message.sharding_key, queue, timeout_ms, core.future_attempts)
-        return loop.submit(sending, self._room.leave)
+        sending = Sending(self._core, self._room, out, message.sharding_key, queue, timeout_ms)
+        loop.put(sending)
+        return sending
+
+
+class Sending(QuickFuture[SendResult]):
+    """A send on its way to the loop, and the future of its result: one object for both."""
+
+    def __init__(
+        self,
+        core: AsyncProducer,
+        room: Turnstile,
+        out: Outgoing,
+        sharding_key: str | None,
+        queue: MessageQueue | None,
+        timeout_ms: float | None,
+    ) -> None:
+        super().__init__()
+        self._core = core
+        self._room = room
+        self._out = out
+        self._sharding_key = sharding_key
+        self._queue = queue
+        self._timeout_ms = timeout_ms
+        self._task: asyncio.Task[None] | None = None
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send it; on the loop."""
+        try:
+            alone = self._queue is None and not self._sharding_key
+            if not (alone and self._core.post(self._out, self._timeout_ms, self._finish)):
+                self._task = loop.create_task(self._send())
+        except RocketSparkError as e:
+            self._finish(None, e)
+
+    async def _send(self) -> None:
+        core = self._core
+        try:
+            attempts = core.future_attempts
+            result = await core.send_packed(self._out, self._sharding_key, self._queue, self._timeout_ms, attempts)
+        except BaseException as e:
+            self._finish(None, e)
+            if not isinstance(e, RocketSparkError):
+                raise
+        else:
+            self._finish(result, None)
+
+    def refuse(self, error: BaseException) -> None:
+        """The loop has ended."""
+        self._finish(None, error)
+
+    def _finish(self, result: SendResult | None, error: BaseException | None) -> None:
+        self._task = None
+        self._room.leave()
+        self.end(result, error)
 
 
 class Producer(ProducerFacade[AsyncProducer]):

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 from tests.unit.client.fake import Fake
+from tests.unit.client.test_producer import SEND, failing
 
 import rocketspark
 from rocketspark import (
@@ -28,7 +29,7 @@ from rocketspark import (
 from rocketspark.admin.operations import Operations, SyncOperations
 from rocketspark.client.loop_thread import LoopThread
 from rocketspark.client.results import SendResult
-from rocketspark.errors import MessageIllegal, NotSent, StateError
+from rocketspark.errors import MessageIllegal, NotSent, SendFailed, StateError
 from rocketspark.protocol import record
 
 PAIRS = [
@@ -59,7 +60,7 @@ def test_same_methods_and_signatures(core: type, facade: type) -> None:
     # Only what has no meaning under asyncio, where every send can be a task.
     assert set(ours) - set(theirs) <= {"send_future"}
     # Only what the facade itself is made of.
-    assert set(theirs) - set(ours) <= {"send_packed"}
+    assert set(theirs) - set(ours) <= {"post", "send_packed"}
     for name in set(ours) & set(theirs):
         assert ours[name] == theirs[name], name
 
@@ -121,6 +122,34 @@ def test_futures_of_one_sharding_key_keep_their_order(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg") as producer:
         futures = [producer.send_future("t", b"%d" % i, sharding_key="k") for i in range(200)]
         assert [f.result(5).queue_offset for f in futures] == list(range(200))
+
+
+def test_futures_are_tried_again_as_sends_are(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.client.delivery.PAUSE_S", (0.01,))
+    with Producer(fake.namesrv, "pg", future_retries=1) as producer:
+        assert producer.send_future("t", b"the first finds the route").result(5).queue_offset == 0
+        before = fake.broker.requests[SEND]
+        fake.broker.rules[SEND] = failing(1)
+        assert producer.send_future("t", b"again").result(5).status == "SEND_OK"
+        assert fake.broker.requests[SEND] == before + 2
+        fake.broker.rules[SEND] = failing(1, 1, 1)
+        failed = producer.send_future("t", b"twice").exception(5)
+        assert isinstance(failed, SendFailed)
+        assert (failed.attempts, failed.code, failed.brokers) == (2, 1, ("broker-a", "broker-a"))
+        fake.broker.rules[SEND] = failing(13)
+        refused = producer.send_future("t", b"not again").exception(5)
+        assert isinstance(refused, SendFailed)
+        assert (refused.attempts, refused.code) == (1, 13)
+        fake.broker.rules.clear()
+        fake.broker.silent.add(SEND)
+        late = producer.send_future("t", b"no answer", timeout_ms=60).exception(5)
+        assert isinstance(late, SendFailed)
+        assert late.code == 10002
+        fake.broker.silent.clear()
+        # What is in flight when closing is finished.
+        futures = [producer.send_future("t", b"%d" % i) for i in range(500)]
+    assert all(f.done() for f in futures)
+    assert {f.result().status for f in futures} == {"SEND_OK"}
 
 
 def test_push_consumer(fake: Fake) -> None:
