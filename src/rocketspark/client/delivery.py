@@ -25,8 +25,6 @@ from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.transport.peer import Peer, Reply
 
 T = TypeVar("T")
-# Gets the result of a send, or what it failed with.
-Done = Callable[[SendResult | None, RocketSparkError | None], None]
 
 # Pauses before the same broker is tried again; together they outlast a quick restart.
 PAUSE_S = (0.25, 0.75, 1.0)
@@ -73,8 +71,10 @@ class Delivery:
 
     # -- one send ------------------------------------------------------------------------------------------------
 
-    def post(self, out: Outgoing, end_s: float, done: Done) -> MessageQueue | None:
-        """Send it at once, if nothing has to be waited for; `done` gets the result or the error of this one attempt.
+    def post(
+        self, out: Outgoing, end_s: float, answered: Callable[[asyncio.Future[Reply]], None]
+    ) -> MessageQueue | None:
+        """Send it at once, if nothing has to be waited for; `answered` gets the reply to this one attempt.
 
         Returns the queue it went to; None if `deliver` is needed, with nothing sent.
         """
@@ -91,20 +91,7 @@ class Delivery:
         opaque = peer.next_opaque()
         frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
         left_ms = max((end_s - time.monotonic()) * 1000, 1)
-        asked = peer.ask_encoded(opaque, frame, out.code, left_ms)
-
-        def answered(reply: asyncio.Future[Reply]) -> None:
-            try:
-                code, header = requests.stored(reply.result())
-                result = _result(out, queue, code, header)
-            except RocketSparkError as e:
-                done(None, e)
-            except asyncio.CancelledError:
-                pass
-            else:
-                done(result, None)
-
-        asked.add_done_callback(answered)
+        peer.ask_encoded(opaque, frame, out.code, left_ms).add_done_callback(answered)
         return queue
 
     async def deliver(
@@ -188,7 +175,7 @@ class Delivery:
         frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
         left_ms = max((end_s - time.monotonic()) * 1000, 1)
         code, reply = await requests.send_frame(peer, opaque, frame, timeout_ms=left_ms)
-        return _result(out, queue, code, reply)
+        return result_of(out, queue, code, reply)
 
     async def _attempt_hooked(self, out: Outgoing, queue: MessageQueue, end_s: float) -> SendResult:
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
@@ -198,7 +185,7 @@ class Delivery:
             header = self._header(out, sending)
             left_ms = max((end_s - began_s) * 1000, 1)
             code, reply = await requests.send(peer, header, out.body, code=out.code, timeout_ms=left_ms)
-            sending.result = _result(out, queue, code, reply)
+            sending.result = result_of(out, queue, code, reply)
             return sending.result
         except BaseException as e:
             sending.error = e
@@ -381,7 +368,8 @@ class Delivery:
         return frames
 
 
-def _result(out: Outgoing, queue: MessageQueue, code: int, reply: SendReply) -> SendResult:
+def result_of(out: Outgoing, queue: MessageQueue, code: int, reply: SendReply) -> SendResult:
+    """What the reply to a send means."""
     return SendResult(
         STATUS[code],
         out.message_id,

@@ -6,11 +6,11 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 from rocketspark.client import requests, validate
 from rocketspark.client.autobatch import Batcher
-from rocketspark.client.delivery import Delivery, Done, SendRules
+from rocketspark.client.delivery import Delivery, SendRules, result_of
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
 from rocketspark.client.inquiries import Inquiries
@@ -29,11 +29,26 @@ from rocketspark.client.outgoing import (
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
-from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, RocketSparkError, UsageError
+from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, RocketSparkError, StateError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
+from rocketspark.transport.peer import Reply
 
 GROUP = "rocketspark_producer"
+
+
+class Posting(Protocol):
+    """A send without a task: `went_to` and `end_s` are set for it, `answered` gets the reply's future."""
+
+    out: Outgoing
+    end_s: float
+    went_to: MessageQueue | None
+
+    def answered(self, asked: asyncio.Future[Reply]) -> None:
+        """The reply, or what hindered it, is there."""
+
+    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
+        """It has ended."""
 
 
 class AsyncProducer(Inquiries):
@@ -298,49 +313,65 @@ class AsyncProducer(Inquiries):
                 self._note_idle()
         return self._shown(result) if self._namespace else result
 
-    def post(self, out: Outgoing, timeout_ms: float | None, done: Done) -> bool:
-        """Send what `pack` made, with as little as possible: no task, no wait; then `done` gets result or error.
+    def post(self, posting: Posting) -> bool:
+        """Send with as little as possible: no task, no wait. What comes of it is the posting's to `settle`.
 
         False if `send_packed` is needed: nothing was sent then. Called on the loop.
         """
-        if self._state != "started" or self._namespace or self._batcher is not None or self._rules.retry_not_stored:
+        rules = self._rules
+        if self._state != "started" or self._namespace or self._batcher is not None or rules.retry_not_stored:
             return False
+        out = posting.out
         size = len(out.body)
         if not self._room.try_enter(size):
             return False
-        end_s = self._delivery.end_s(timeout_ms)
-        queue: MessageQueue | None = None
-
-        def answered(result: SendResult | None, error: RocketSparkError | None) -> None:
-            if error is None:
-                leave()
-                done(result, None)
-                return
-            assert queue is not None
-            task = asyncio.ensure_future(again(queue, error))
-            self._retrying.add(task)
-            task.add_done_callback(self._retrying.discard)
-
-        async def again(queue: MessageQueue, error: RocketSparkError) -> None:
-            try:
-                attempts = self.future_attempts
-                done(await self._delivery.deliver(out, None, None, end_s, attempts, tried=(queue, error)), None)
-            except RocketSparkError as e:
-                done(None, e)
-            finally:
-                leave()
-
-        def leave() -> None:
-            self._room.leave(size)
-            if self._state == "closed":
-                self._note_idle()
-
+        queue = None
         try:
-            queue = self._delivery.post(out, end_s, answered)
+            queue = self._delivery.post(out, posting.end_s, posting.answered)
         finally:
             if queue is None:
-                leave()
+                self._room.leave(size)
+        posting.went_to = queue
         return queue is not None
+
+    def settle(self, posting: Posting, asked: asyncio.Future[Reply]) -> None:
+        """What to do with the answer to a posting: it ends, or it is sent again."""
+        assert posting.went_to is not None
+        try:
+            result = result_of(posting.out, posting.went_to, *requests.stored(asked.result()))
+        except RocketSparkError as e:
+            task = asyncio.ensure_future(self._post_again(posting, posting.went_to, e))
+            self._retrying.add(task)
+            task.add_done_callback(self._retrying.discard)
+            return
+        except asyncio.CancelledError:
+            posting.finish(None, StateError("the client was closed before the reply came"))
+        else:
+            posting.finish(result, None)
+        self._leave_post(posting)
+
+    async def _post_again(self, posting: Posting, queue: MessageQueue, error: RocketSparkError) -> None:
+        try:
+            result = await self._delivery.deliver(
+                posting.out, None, None, posting.end_s, self.future_attempts, tried=(queue, error)
+            )
+        except BaseException as e:
+            posting.finish(None, e)
+            if not isinstance(e, RocketSparkError):
+                raise
+        else:
+            posting.finish(result, None)
+        finally:
+            self._leave_post(posting)
+
+    def _leave_post(self, posting: Posting) -> None:
+        self._room.leave(len(posting.out.body))
+        if self._state == "closed":
+            self._note_idle()
+
+    def end_s(self, timeout_ms: float | None) -> float:
+        """The monotonic time at which a send that begins now is over."""
+        return self._delivery.end_s(timeout_ms)
 
     async def _gather(self, message: Message, out: Outgoing, queue: MessageQueue | None) -> SendResult:
         self._check_started()

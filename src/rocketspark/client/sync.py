@@ -19,6 +19,7 @@ from rocketspark.client.quick_future import QuickFuture
 from rocketspark.client.results import SendResult
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
+from rocketspark.transport.peer import Reply
 
 F = TypeVar("F", bound=Callable[[Any], Any])
 
@@ -127,7 +128,9 @@ class Sending(QuickFuture[SendResult]):
         super().__init__()
         self._core = core
         self._room = room
-        self._out = out
+        self.out = out
+        self.end_s = core.end_s(timeout_ms)
+        self.went_to: MessageQueue | None = None
         self._sharding_key = sharding_key
         self._queue = queue
         self._timeout_ms = timeout_ms
@@ -136,29 +139,33 @@ class Sending(QuickFuture[SendResult]):
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send it; on the loop."""
         try:
-            alone = self._queue is None and not self._sharding_key
-            if not (alone and self._core.post(self._out, self._timeout_ms, self._finish)):
+            if self._queue is not None or self._sharding_key or not self._core.post(self):
                 self._task = loop.create_task(self._send())
         except RocketSparkError as e:
-            self._finish(None, e)
+            self.finish(None, e)
+
+    def answered(self, asked: asyncio.Future[Reply]) -> None:
+        """The reply, or what hindered it, is there."""
+        self._core.settle(self, asked)
 
     async def _send(self) -> None:
         core = self._core
         try:
             attempts = core.future_attempts
-            result = await core.send_packed(self._out, self._sharding_key, self._queue, self._timeout_ms, attempts)
+            result = await core.send_packed(self.out, self._sharding_key, self._queue, self._timeout_ms, attempts)
         except BaseException as e:
-            self._finish(None, e)
+            self.finish(None, e)
             if not isinstance(e, RocketSparkError):
                 raise
         else:
-            self._finish(result, None)
+            self.finish(result, None)
 
     def refuse(self, error: BaseException) -> None:
         """The loop has ended."""
-        self._finish(None, error)
+        self.finish(None, error)
 
-    def _finish(self, result: SendResult | None, error: BaseException | None) -> None:
+    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
+        """It has ended."""
         self._task = None
         self._room.leave()
         self.end(result, error)
