@@ -1,6 +1,6 @@
-"""Flushing: a thread that makes what is written durable, and those who wait for it.
+"""Flushing: threads that make what is written durable, and those who wait for it.
 
-Rule: one flush serves all who wait (group commit); a flush that failed is never taken for a success.
+Rule: one flush serves all who wait (group commit), no queue delays it, and one that failed is never taken for success.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rocketspark.errors import StoreError
+from rocketspark.errors import StoreError, StoreFull
 from rocketspark.store.store import Store
 
 log = logging.getLogger("rocketspark.broker")
@@ -24,7 +24,7 @@ POPULATE_IDLE_S = 0.2
 
 
 class Durability:
-    """Flushes the store in the background.
+    """Flushes the store in the background: the log in one thread, queues and indexes in another.
 
     `interval_ms`: between flushes of the log when nobody waits; `queue_interval_ms`: of queues and indexes;
     `timeout_ms`: how long a send waits for its flush.
@@ -55,7 +55,7 @@ class Durability:
     def start(self) -> None:
         """Start the threads."""
         self._loop = asyncio.get_running_loop()
-        for target in (self._flush_forever, self._populate_forever):
+        for target in (self._flush_forever, self._flush_queues_forever, self._populate_forever):
             thread = threading.Thread(target=target, name=f"rocketspark-{target.__name__.strip('_')}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -97,24 +97,42 @@ class Durability:
             self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
 
     def _flush_forever(self) -> None:
-        queues_at = time.monotonic() + self._queue_interval_s
-        while not self._stopping:
+        while not self._stopping and self.failed is None:
             self._wanted.wait(self._interval_s)
             self._wanted.clear()
             try:
                 flushed = self._store.flush_log()
-                if time.monotonic() >= queues_at:
-                    self._store.flush_queues()
-                    self._store.flush_indexes()
-                    self._store.write_checkpoint()
-                    queues_at = time.monotonic() + self._queue_interval_s
             except StoreError as e:
-                log.error("the store cannot be flushed and takes no more messages: %s", e)
-                self.failed = e
-                self._tell(self._time_out)
+                self._fail(e)
                 return
             if self._waiting:
                 self._tell(self._release, flushed)
+
+    def _flush_queues_forever(self) -> None:
+        """Thousands of queues take seconds, so nobody waits for this: after a kill the log has what they lack."""
+        pause_s = self._queue_interval_s
+        while self.failed is None and not self._stop_wanted.wait(pause_s):
+            began = time.monotonic()
+            try:
+                self._store.flush_queues()
+                self._store.flush_indexes()
+                self._store.write_checkpoint()
+            except StoreFull as e:
+                # Nothing is lost: the checkpoint stays where it is, and appends that need room are told so.
+                log.warning("queues and indexes cannot be flushed, tried again: %s", e)
+            except StoreError as e:
+                self._fail(e)
+                return
+            # The disk is the log's at least half of the time.
+            pause_s = max(self._queue_interval_s, time.monotonic() - began)
+
+    def _fail(self, error: StoreError) -> None:
+        if self._stopping:
+            return  # Whoever closes the store is told.
+        log.error("the store cannot be flushed and takes no more messages: %s", error)
+        self.failed = error
+        self._wanted.set()
+        self._tell(self._time_out)
 
     def _populate_forever(self) -> None:
         written = -1

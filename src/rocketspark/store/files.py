@@ -15,6 +15,7 @@ from rocketspark.errors import StoreFull, StoreUnwritable
 
 PAGE = mmap.PAGESIZE
 _MADV_POPULATE_WRITE = 23
+_MS_SYNC = 4
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
@@ -44,11 +45,12 @@ class OsFiles:
     """The operating system's files. Tests subclass it and raise OSError where a disk would."""
 
     def __init__(self) -> None:
-        self._madvise = None
+        self._madvise = self._msync = None
         try:
             libc = ctypes.CDLL(None, use_errno=True)
-            self._madvise = libc.madvise
-            self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+            self._madvise, self._msync = libc.madvise, libc.msync
+            for call in (self._madvise, self._msync):
+                call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         except (OSError, AttributeError):
             pass
 
@@ -120,9 +122,15 @@ class OsFiles:
             os.close(fd)
 
     def sync_map(self, mapped: mmap.mmap, at: int, end: int) -> None:
-        """Puts bytes [at, end) of a map on the disk; the GIL is free meanwhile."""
+        """Puts bytes [at, end) of a map on the disk; the GIL is free meanwhile (`mmap.flush` keeps it until 3.13)."""
         at -= at % PAGE
-        mapped.flush(at, end - at)
+        if self._msync is None:
+            mapped.flush(at, end - at)
+            return
+        held = ctypes.c_char.from_buffer(mapped)  # Nobody can close the map meanwhile.
+        if end > at and self._msync(ctypes.addressof(held) + at, end - at, _MS_SYNC) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def sync_file(self, path: str) -> None:
         """Puts what was written to a file, by whatever map, on the disk."""
@@ -167,5 +175,5 @@ class OsFiles:
         if self._madvise is None or end <= at:
             return False
         at -= at % PAGE
-        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        return bool(self._madvise(address + at, end - at, _MADV_POPULATE_WRITE) == 0)
+        held = ctypes.c_char.from_buffer(mapped)
+        return bool(self._madvise(ctypes.addressof(held) + at, end - at, _MADV_POPULATE_WRITE) == 0)

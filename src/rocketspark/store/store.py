@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -75,6 +76,8 @@ class Store:
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
+        # One flush of queues, index or checkpoint at a time: each may take seconds, so nobody who answers waits for it.
+        self._rest_lock = threading.RLock()
 
     # -- opening and closing
 
@@ -149,6 +152,10 @@ class Store:
         """
         if not self._opened or self._closed:
             return
+        with self._rest_lock:
+            self._close()
+
+    def _close(self) -> None:
         self._closed = True
         try:
             self.flush_log()
@@ -433,7 +440,8 @@ class Store:
             if body_length > self.settings.message_bytes_max or properties_length > 32767:
                 raise self._too_large(queue, body_length, properties_length)
             total += record.record_bytes(body_length, len(topic), properties_length, host_bits)
-        if self.key_index is not None:
+        # Keys are written before, many at a time, so that no append here has to; readers see those not yet written.
+        if self.key_index is not None and len(self.key_index.pending) + len(messages) > PENDING_MAX:
             self.key_index.write_pending()
         queue.make_room_for(len(messages))
         if self.log.written + total > self.log.limit:
@@ -559,32 +567,45 @@ class Store:
         return self.log.flush()
 
     def flush_queues(self) -> None:
-        """Puts the consume queues on the disk. May run beside appends. Raises StoreUnwritable."""
-        upto = self.log.written
-        try:
-            self.queue_index.flush()
-        except OSError as e:
-            self.log.fail(e, self.queue_index.directory)
-            raise StoreUnwritable(str(self.log.failed)) from e
-        self._queues_position = upto
+        """Puts the consume queues on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
+        with self._rest_lock:
+            self._queues_position = self._flushed(self.queue_index)
 
     def flush_indexes(self) -> None:
         """Puts the index files on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
+        with self._rest_lock:
+            self._index_position = self._flushed(self.key_index)
+
+    def _flushed(self, what: QueueIndex | KeyIndex | None) -> int:
+        """Flushes it; the log position up to which it is on the disk then."""
         upto = self.log.written
-        if self.key_index is not None:
+        if self.log.failed is not None:
+            raise StoreUnwritable(str(self.log.failed)) from self.log.failed
+        if what is not None:
             try:
-                self.key_index.flush()
+                what.flush()
             except OSError as e:
-                self.log.fail(e, self.key_index.directory)
+                self.log.fail(e, what.directory)
                 raise StoreUnwritable(str(self.log.failed)) from e
-        self._index_position = upto
+        return upto
 
     def write_checkpoint(self) -> None:
         """Notes up to where everything is on the disk. Call after the three flushes.
 
         After a kill RocketMQ drops an index file that has grown since and makes anew what it reads of the log, so it
-        is told to read from that file's begin on; a start of ours needs not.
+        is told to read from that file's begin on; a start of ours needs not. Raises StoreFull, StoreUnwritable.
         """
+        with self._rest_lock:
+            # What a flush that failed left on the disk is unknown, whoever else flushed since.
+            if self.log.failed is not None:
+                raise StoreUnwritable(str(self.log.failed)) from self.log.failed
+            try:
+                self._write_checkpoint()
+            except StoreUnwritable as e:
+                self.log.stop(e)
+                raise
+
+    def _write_checkpoint(self) -> None:
         position = min(self.log.flushed, self._queues_position, self._index_position)
         time_ms = self._last_time_ms if position == self.log.written else self._time_before(position)
         growing = self.key_index.growing_since() if self.key_index is not None and not self._closed else None
@@ -637,6 +658,3 @@ class Store:
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
         self.queue_index.delete_topic(topic)
-        self.flush_queues()
-        self.flush_indexes()
-        self.write_checkpoint()

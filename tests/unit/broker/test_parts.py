@@ -21,7 +21,7 @@ from rocketspark.broker.durability import Durability
 from rocketspark.broker.intake import any_queue, pairs_of
 from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
-from rocketspark.errors import ConfigError, ServerError, StoreUnwritable
+from rocketspark.errors import ConfigError, ServerError, StoreFull, StoreUnwritable
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
 from rocketspark.protocol.bodies import DataVersion, DelayOffsetTable, OffsetTable
@@ -131,6 +131,10 @@ class Disk:
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.queues_gate = threading.Event()
+        self.queues_gate.set()
+        self.queue_errors: list[Exception] = []
+        self.calls: list[str] = []
 
     def flush_log(self) -> int:
         upto = self.written_position
@@ -140,18 +144,24 @@ class Disk:
         self.flushes += 1
         return upto
 
-    def flush_queues(self) -> None: ...
+    def flush_queues(self) -> None:
+        self.calls.append("queues")
+        self.queues_gate.wait(5)
+        if self.queue_errors:
+            raise self.queue_errors.pop()
 
-    def flush_indexes(self) -> None: ...
+    def flush_indexes(self) -> None:
+        self.calls.append("indexes")
 
-    def write_checkpoint(self) -> None: ...
+    def write_checkpoint(self) -> None:
+        self.calls.append("checkpoint")
 
     def populate_ahead(self) -> None: ...
 
 
-def durability(disk: Disk, timeout_ms: int = 5000) -> Durability:
+def durability(disk: Disk, timeout_ms: int = 5000, queue_interval_ms: int = 60_000) -> Durability:
     store: Any = disk
-    made = Durability(store, interval_ms=60_000, queue_interval_ms=60_000, timeout_ms=timeout_ms)
+    made = Durability(store, interval_ms=60_000, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
     made.start()
     return made
 
@@ -197,6 +207,63 @@ def test_a_flush_that_takes_too_long_or_fails_is_told_as_such() -> None:
         await until(lambda: made.failed)
         made.reached(3, told.append)
         assert told == [False] * 3
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_nobody_waits_for_queues_and_indexes() -> None:
+    async def main() -> None:
+        disk = Disk()
+        disk.queues_gate.clear()
+        made = durability(disk, queue_interval_ms=1)
+        await until(lambda: disk.calls)
+        told: list[bool] = []
+        for position in (1, 2):
+            disk.written_position = position
+            made.reached(position, told.append)
+            await until(lambda: len(told) == position)  # noqa: B023
+        assert (told, disk.calls) == ([True, True], ["queues"])
+        disk.queues_gate.set()
+        await until(lambda: len(disk.calls) >= 6)
+        assert disk.calls[:6] == ["queues", "indexes", "checkpoint"] * 2
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_a_failed_flush_of_queues_fails_all() -> None:
+    async def main() -> None:
+        disk = Disk()
+        told: list[bool] = []
+        disk.gate.clear()
+        disk.queues_gate.clear()
+        disk.queue_errors = [StoreUnwritable("gone")]
+        made = durability(disk, queue_interval_ms=1)
+        made.reached(1, told.append)
+        disk.queues_gate.set()
+        await until(lambda: told)
+        made.reached(2, told.append)
+        assert told == [False, False]
+        assert str(made.failed) == "gone"
+        assert "checkpoint" not in disk.calls
+        disk.gate.set()
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_queues_without_room_are_flushed_later() -> None:
+    async def main() -> None:
+        disk = Disk()
+        disk.queue_errors = [StoreFull("full"), StoreFull("full")]
+        made = durability(disk, queue_interval_ms=1)
+        await until(lambda: "checkpoint" in disk.calls)
+        assert disk.calls[:5] == ["queues", "queues", "queues", "indexes", "checkpoint"]
+        assert made.failed is None
         made.stop_threads()
         made.finish()
 

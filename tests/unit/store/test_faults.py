@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
 from rocketspark.protocol import record
-from rocketspark.store import BatchMessage, Store, config_files
+from rocketspark.store import BatchMessage, Store, checkpoint, config_files
 from rocketspark.store.files import OsFiles
 
 NOW_MS = 1_700_000_000_000
@@ -112,6 +113,74 @@ def test_failed_flushes_of_queues_and_indexes_count_too(flush: str, make_store: 
         send(store, "t", 0, b"1")
     with pytest.raises(StoreUnwritable):
         store.close()
+
+
+@pytest.mark.parametrize("flush", ["flush_queues", "flush_indexes"])
+def test_the_checkpoint_stays_where_a_flush_failed(flush: str, make_store: Any, send: Any, files: Any) -> None:
+    store = make_store()
+    send(store, "t", 0, b"0", keys="k")
+    for step in (store.flush_log, store.flush_queues, store.flush_indexes, store.write_checkpoint):
+        step()
+    before = Path(store.settings.root, "checkpoint").read_bytes()
+    assert checkpoint.read(f"{store.settings.root}/checkpoint").queues_position == store.written_position
+    send(store, "t", 0, b"1", keys="k")
+    store.flush_log()
+    files.broken_sync = True
+    with pytest.raises(StoreUnwritable):
+        getattr(store, flush)()
+    files.broken_sync = False
+    # The disk says it is well again, and so it did to whoever else flushed meanwhile.
+    for step in (store.flush_queues, store.flush_indexes, store.write_checkpoint):
+        with pytest.raises(StoreUnwritable, match="read-only since a flush failed"):
+            step()
+    assert Path(store.settings.root, "checkpoint").read_bytes() == before
+    with pytest.raises(StoreUnwritable):
+        store.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_appends(
+    make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    send(store, "t", 0, b"0")
+
+    def broken(path: str, content: bytes, size: int) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(files, "overwrite", broken)
+    number = errno.ENOSPC
+    with pytest.raises(StoreFull):
+        store.write_checkpoint()
+    send(store, "t", 0, b"1")
+    number = errno.EIO
+    with pytest.raises(StoreUnwritable):
+        store.write_checkpoint()
+    with pytest.raises(StoreUnwritable):
+        send(store, "t", 0, b"2")
+    assert bodies(store) == [b"0", b"1"]
+    with pytest.raises(StoreUnwritable):
+        store.close()
+
+
+class Watched(mmap.mmap):
+    """A map whose own flush is not to be used: it keeps the GIL, so all else stands still meanwhile."""
+
+    def flush(self, offset: int = 0, size: int = 0) -> None:
+        raise AssertionError("mmap.flush")
+
+
+def test_a_map_is_put_on_the_disk_without_the_gil(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * mmap.PAGESIZE))
+    with path.open("r+b") as file:
+        mapped = Watched(file.fileno(), 0)
+    mapped[5000:5003] = b"abc"
+    OsFiles().sync_map(mapped, 5000, 5003)
+    assert path.read_bytes()[5000:5003] == b"abc"
+    # Beyond the map there is nothing to be put anywhere.
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        OsFiles().sync_map(mapped, 0, 1 << 45)
+    mapped.close()
 
 
 class ShortWrites(OsFiles):

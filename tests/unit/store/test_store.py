@@ -194,6 +194,21 @@ def test_a_batch_is_consecutive_and_in_one_file(make_store: Any, send: Any) -> N
     assert [record.decode(v).flag for v in store.query("t", "k33", 5, 0, NOW_MS)] == [33]
 
 
+def test_keys_of_small_batches_are_written_many_at_a_time(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(log_file_bytes=1 << 20, queue_file_units=5000, index_entries=5000)
+    index = store.key_index
+    writes: list[int] = []
+    write_pending = index.write_pending
+    monkeypatch.setattr(index, "write_pending", lambda: (writes.append(len(index.pending)), write_pending()))
+    for n in range(0, 1030, 10):
+        batch = [BatchMessage(b"%d" % i, b"KEYS\x01k%d\x02" % i, 0, None, b"k%d" % i, None) for i in range(n, n + 10)]
+        store.append_batch(b"t", 0, batch, NOW_MS, 0, NOW_MS, BORN)
+    # 512 fit; a batch is written with none of it pending before.
+    assert writes == [510, 510]
+    for n in (0, 509, 510, 1019, 1020, 1029):
+        assert [record.decode(v).body for v in store.query("t", f"k{n}", 5, 0, NOW_MS)] == [b"%d" % n]
+
+
 def test_half_and_rolled_back_records_are_in_no_queue(make_store: Any, send: Any) -> None:
     store = make_store()
     send(store, "t", 0, b"plain", unique_id="A" * 32)
