@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,22 +89,25 @@ def test_server_prints_one_ready_line_and_stops_cleanly(processes: Processes, nu
     assert "Traceback" not in log
 
 
-def test_server_is_ready_within_a_second_and_small_when_idle(processes: Processes) -> None:
-    took_s = []
-    for number in range(5):
-        started_s = time.monotonic()
+def cpu_s(pid: int) -> float:
+    """What a process has used so far: other work on the machine counts little."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_server_is_ready_with_little_work_and_small_when_idle(processes: Processes) -> None:
+    used_s = []
+    for number in range(3):
         process = processes.start("server", *FREE_PORTS, "--store", f"store{number}")
         assert ready_line(process).startswith("ready ")
-        took_s.append(time.monotonic() - started_s)
-        if took_s[-1] < 1:
+        used_s.append(cpu_s(process.pid))
+        if used_s[-1] < 1:
             break
-    # Other tests run beside this one: the best of a few starts counts.
-    assert min(took_s) < 1
-    status = Path(f"/proc/{process.pid}/status")
-    if status.exists():
-        resident = re.search(r"VmRSS:\s+(\d+) kB", status.read_text())
-        assert resident is not None
-        assert int(resident[1]) < 120 * 1024
+    assert min(used_s) < 1
+    resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    assert resident is not None
+    assert int(resident[1]) < 120 * 1024
 
 
 def test_namesrv_and_broker_apart(processes: Processes, tmp_path: Path) -> None:
