@@ -51,7 +51,7 @@ class BatchMessage(NamedTuple):
 
 # A message for `append_run`: queue, body, topic and properties as `record.after_body` puts them, tags code, unique id,
 # keys, tags, flag, sys flag, time born, reconsume times.
-PlainMessage = tuple[Queue, bytes, bytes, int, bytes, bytes | None, bytes | None, int, int, int, int]
+PlainMessage = tuple[Queue, bytes | memoryview, bytes, int, bytes, bytes | None, bytes | None, int, int, int, int]
 
 
 class Store:
@@ -296,6 +296,11 @@ class Store:
             now_ms = self._last_time_ms
         else:
             self._last_time_ms = now_ms
+        if key_index is not None and len(key_index.pending) >= PENDING_MAX:
+            try:
+                key_index.write_pending()
+            except StoreError:
+                return placed
         crc32, pack = zlib.crc32, _PACK_V4
         position = log.written
         for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
@@ -304,10 +309,8 @@ class Store:
             size = 88 + body_length + len(rest)
             at = queue.at
             end = position + size
-            if at >= queue.limit or end > log.limit or (pending is not None and len(pending) >= PENDING_MAX):
+            if at >= queue.limit or end > log.limit:
                 try:
-                    if key_index is not None and pending is not None and len(pending) >= PENDING_MAX:
-                        key_index.write_pending()
                     if at >= queue.limit:
                         at = queue.make_room()
                     if end > log.limit:
@@ -320,7 +323,11 @@ class Store:
                 break
             queue_offset = queue.next
             start = position - log.base
-            log.map[start + 88 : start + size] = body + rest
+            if isinstance(body, bytes):
+                log.map[start + 88 : start + size] = body + rest
+            else:
+                log.map[start + 88 + body_length : start + size] = rest
+                log.map[start + 88 : start + 88 + body_length] = body
             pack(
                 log.map, start, size, -626843481, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
                 position, sys_flag & ~48, born_time_ms, born_host, now_ms, store_host, reconsume_times, 0, body_length,

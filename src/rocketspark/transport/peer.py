@@ -249,7 +249,7 @@ class Peer(asyncio.Protocol):
             at = 0
             if data[8:20] in self._runs and self._held is None and not self._pending:
                 at = self._take_runs(data)
-                if at == len(data):
+                if at == len(data) or not self.is_open:
                     return
             received = self._splitter.cut(data, at) if data else []
             if self._held is not None:
@@ -266,10 +266,10 @@ class Peer(asyncio.Protocol):
     def _take_runs(self, data: bytes) -> int:
         """Serve a read that begins with what has a run, and what lies between; returns where it stopped."""
         overload = self._overload
-        at, odd = 0, 1
+        at, size, odd = 0, len(data), 1
         out = self._out = []
         try:
-            while (run := self._runs.get(data[at + 8 : at + 20])) is not None:
+            while at < size and (run := self._runs.get(data[at + 8 : at + 20])) is not None:
                 if overload is not None and (overload.waited() >= overload.least_s or overload.refusing):
                     break
                 end = run(self, data, at, out)

@@ -23,6 +23,8 @@ _LENGTHS = struct.Struct(">ii")
 RUN_MAX = 128
 # After a message that could not be stored, so many are left to the other way.
 PAUSE = 128
+# From here on a body is not copied out of what was read.
+LARGE_BODY_BYTES = 512
 # Shapes kept for a connection. Learning one costs some 30 us, so it is paid for: by plain sends, and slowly by others.
 SHAPES_MAX = 32
 TAGS_MAX = 1000
@@ -118,7 +120,8 @@ class PlainSends:
             header = template % (message[0].queue_id, message[4], position, queue_offset, opaque)
             size = len(header)
             add(lengths(size + 4, size) + header)
-        known.credit = min(known.credit + len(placed) * CREDIT_OF_PLAIN, CREDIT_MAX)
+        if known.credit < CREDIT_MAX:
+            known.credit += len(placed) * CREDIT_OF_PLAIN
         if self._arrivals.awaited:
             for message in messages[: len(placed)]:
                 self._arrivals.mark(message[0].name, message[0].queue_id)
@@ -140,7 +143,7 @@ class PlainSends:
         flag, sys_flag, times = shape.header.flag, shape.header.sys_flag, shape.header.reconsume_times
         queues, rest, tag_codes = form.queues, form.rest, form.tag_codes
         add_message, add_opaque, lengths = messages.append, opaques.append, _LENGTHS.unpack_from
-        size, header_bytes = len(data), form.header_bytes
+        view, size, header_bytes = memoryview(data), len(data), form.header_bytes
         room, body_bytes_max = RUN_MAX - len(messages), self._intake.body_bytes_max
         born_text, born_time_ms = b"", 0
         keys = tags = None
@@ -180,7 +183,7 @@ class PlainSends:
             add_message(
                 (
                     queue,
-                    data[body_at:end],
+                    data[body_at:end] if end - body_at < LARGE_BODY_BYTES else view[body_at:end],
                     b"".join(rest),
                     code,
                     unique_id,
@@ -227,7 +230,9 @@ class PlainSends:
         config = self._topics.get(form.topic)
         if config is None:
             return False
-        count = max(config.write_queue_nums, config.read_queue_nums)
+        count, readable = config.write_queue_nums, config.read_queue_nums
+        if readable > count:
+            count = readable
         marks, generation = self._intake.marks, self._queue_index.generation
         if form.marks is marks and form.generation == generation and form.queue_count == count:
             return True
