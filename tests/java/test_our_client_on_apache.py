@@ -254,7 +254,7 @@ def test_push_with_tags(scene: Scene) -> None:
         started = time.monotonic()
         scene.send_by_java([message(scene.topic, "late d", tag="d"), message(scene.topic, "late a", tag="a")], 1)
         received = inbox.wait_for(21)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 12
     wanted = [f"{index}" for index in range(40) if "abcd"[index % 4] in "ac"] + ["late a"]
     assert sorted(one.body.decode() for one in received) == sorted(wanted)
     # A consumer that ends has committed what it did: all but the filtered rest behind the last match.

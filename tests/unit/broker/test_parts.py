@@ -197,7 +197,7 @@ def test_a_flush_that_takes_too_long_or_fails_is_told_as_such() -> None:
         made.reached(1, told.append)
         await until(lambda: told)
         assert told == [False]
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15
         disk.error = StoreUnwritable("gone")
         disk.written_position = 2
         made.reached(2, told.append)
@@ -330,9 +330,9 @@ def test_properties_as_bytes_are_those_of_the_text(text: str) -> None:
     "text", [b"k" * 10**6, b"k\x02" * 10**6, b"k\x01" * 10**6, b"k" * 10**6 + b"\x01", b"\x01" * 10**6]
 )
 def test_properties_cost_no_more_than_their_length(text: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     pairs_of(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 4
 
 
 def test_any_queue_is_one_of_them() -> None:

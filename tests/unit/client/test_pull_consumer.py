@@ -59,7 +59,7 @@ async def test_poll_waits_for_the_first_message() -> None:
         assert [m.body for m in await polling] == [b"0"]
         started_s = time.monotonic()
         assert await consumer.poll(50) == []
-        assert 0.04 < time.monotonic() - started_s < 3
+        assert 0.04 < time.monotonic() - started_s < 10
 
 
 @in_loop

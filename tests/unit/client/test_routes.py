@@ -42,10 +42,10 @@ async def test_a_silent_nameserver_takes_only_its_share_of_the_time() -> None:
     async with Fake(t=1) as fake:
         silent = await FakeNamesrv().start()
         silent.delay_s = 60
-        routes = RouteCache([silent.address, fake.namesrv], timeout_ms=400)
+        routes = RouteCache([silent.address, fake.namesrv], timeout_ms=2000)
         started_s = time.monotonic()
         await routes.get("t")
-        assert 0.15 < time.monotonic() - started_s < 5
+        assert 0.9 < time.monotonic() - started_s < 10
         await routes.close()
         await silent.server.close()
 
@@ -56,7 +56,7 @@ async def test_no_nameserver_is_a_clear_error_soon() -> None:
     started_s = time.monotonic()
     with pytest.raises(NotSent, match=r"no NameServer answers .*127\.0\.0\.1:1"):
         await routes.get("t")
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < 10
     await routes.close()
 
 

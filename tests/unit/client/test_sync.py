@@ -235,7 +235,7 @@ def test_start_that_fails_leaves_no_thread() -> None:
     started_s = time.monotonic()
     with pytest.raises(NotSent, match="no NameServer answers"):
         consumer.start()
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 10
     assert threading.active_count() == before
 
 

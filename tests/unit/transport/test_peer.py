@@ -268,7 +268,7 @@ def test_no_reply_in_time() -> None:
             started = time.perf_counter()
             with pytest.raises(NoReply, match=f"5 to {made.server.address}: no reply within 50 ms") as e:
                 await peer.request(NEVER, timeout_ms=50)
-            assert 0.04 < time.perf_counter() - started < 1
+            assert 0.04 < time.perf_counter() - started < 10
             assert e.value.address == made.server.address
             # A reply that comes too late is dropped; the connection goes on.
             with pytest.raises(NoReply):
