@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
-from rocketspark.errors import RecordError
-from rocketspark.model import ReceivedMessage
-from rocketspark.protocol import compression, properties, record, sysflags
+from rocketspark.errors import ProtocolError, RecordError
+from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.protocol import compression, java_json, properties, record, sysflags
+from rocketspark.protocol.bodies import QueueBody
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import CheckTransactionHeader, ConsumerListHeader, PushReplyHeader, Request
+from rocketspark.protocol.headers import (
+    CheckTransactionHeader,
+    ConsumeDirectlyHeader,
+    ConsumerListHeader,
+    ConsumerStatusHeader,
+    PushReplyHeader,
+    Request,
+    ResetOffsetHeader,
+    RunningInfoHeader,
+)
+from rocketspark.protocol.queue_offsets import decode_offsets
 from rocketspark.transport.peer import Peer, Routes, reply
 
 log = logging.getLogger("rocketspark.client")
@@ -19,11 +31,27 @@ log = logging.getLogger("rocketspark.client")
 Check = Callable[[Peer, CheckTransactionHeader, ReceivedMessage], Awaitable[None]]
 
 
+class Consumer(Protocol):
+    """What brokers ask of a consumer."""
+
+    async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Read on from these offsets."""
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        """How far queues were read."""
+
+    def running_info(self, *, stacks: bool) -> bytes:
+        """Body of the answer."""
+
+    async def consume(self, message: ReceivedMessage) -> bytes | None:
+        """Body of the answer; None if it has no listener."""
+
+
 class Asked:
     """The answers of one client id.
 
     `watchers`: by group, what to call when its members changed; `checks`: by producer group, who knows how its
-    transactions ended; `replies`: by correlation id, who waits for a reply.
+    transactions ended; `replies`: by correlation id, who waits for a reply; `consumers`: by group.
     """
 
     def __init__(self) -> None:
@@ -31,9 +59,14 @@ class Asked:
         self.watchers: dict[str, Callable[[], None]] = {}
         self.checks: dict[str, Check] = {}
         self.replies: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        self.consumers: dict[str, Consumer] = {}
         self.routes.add(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._group_changed, ConsumerListHeader)
         self.routes.add(RequestCode.CHECK_TRANSACTION_STATE, self._check, CheckTransactionHeader)
         self.routes.add(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._reply, PushReplyHeader)
+        self.routes.add(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset, ResetOffsetHeader)
+        self.routes.add(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self._status, ConsumerStatusHeader)
+        self.routes.add(RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info, RunningInfoHeader)
+        self.routes.add(RequestCode.CONSUME_MESSAGE_DIRECTLY, self._consume, ConsumeDirectlyHeader)
 
     def _group_changed(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes | None:
         watcher = self.watchers.get(request.ext.group)
@@ -92,3 +125,44 @@ class Asked:
             )
         )
         return reply(request.opaque)
+
+    # -- consumers -----------------------------------------------------------------------------------------------
+
+    async def _reset(self, peer: Peer, request: Request[ResetOffsetHeader], body: bytes) -> bytes | None:
+        group, topic = request.ext.group, request.ext.topic
+        consumer = self.consumers.get(group)
+        if consumer is None:
+            log.info("%s resets group %s, which nobody here is in", peer.address, group)
+            return None
+        try:
+            await consumer.reset(topic, decode_offsets(body) if body else {})
+        except ProtocolError as e:
+            log.error("%s resets group %s, but its offsets cannot be read: %s", peer.address, group, e)
+        return None
+
+    def _status(self, peer: Peer, request: Request[ConsumerStatusHeader], body: bytes) -> bytes:
+        consumer = self.consumers.get(request.ext.group)
+        offsets = consumer.positions(request.ext.topic) if consumer else {}
+        table = java_json.encode_object_keys([(QueueBody.of(q), offset) for q, offset in offsets.items()])
+        return reply(request.opaque, body=b'{"consumerTable":{},"messageQueueTable":%b}' % table)
+
+    def _running_info(self, peer: Peer, request: Request[RunningInfoHeader], body: bytes) -> bytes:
+        consumer = self.consumers.get(request.ext.group)
+        if consumer is None:
+            return _nobody(request.opaque, request.ext.group)
+        return reply(request.opaque, body=consumer.running_info(stacks=request.ext.stacks))
+
+    async def _consume(self, peer: Peer, request: Request[ConsumeDirectlyHeader], body: bytes) -> bytes:
+        h = request.ext
+        consumer = self.consumers.get(h.group)
+        try:
+            message = record.decode_messages(body, h.broker_name or "")[0]
+        except (RecordError, IndexError) as e:
+            return reply(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"the message cannot be decoded: {e}")
+        answer = await consumer.consume(message) if consumer else None
+        return _nobody(request.opaque, h.group) if answer is None else reply(request.opaque, body=answer)
+
+
+def _nobody(opaque: int, group: str) -> bytes:
+    text = f"The Consumer Group <{group}> not exist in this consumer"
+    return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=text)

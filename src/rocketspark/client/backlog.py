@@ -42,6 +42,11 @@ class Backlog:
         return next(iter(self._pending), self.next_offset)
 
     @property
+    def highest(self) -> int:
+        """The highest unfinished offset, or the next to fetch if there is none."""
+        return next(reversed(self._pending), self.next_offset)
+
+    @property
     def has_room(self) -> bool:
         """Whether more may be fetched."""
         return (

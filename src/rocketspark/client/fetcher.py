@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rocketspark.client import requests
 from rocketspark.client.backlog import Backlog
 from rocketspark.client.instance import Instance
+from rocketspark.client.rates import Counts
 from rocketspark.client.validate import RETRY_PREFIX
 from rocketspark.errors import NotSent, RecordError, RocketSparkError, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
@@ -59,7 +60,8 @@ class Fetcher:
     """One queue being read.
 
     `deliver(fetcher, messages)` gets what was read, in order; `moved(fetcher, offset)` is called instead if the broker
-    wants it read from elsewhere: the fetcher has ended then, and a new one is to be made.
+    wants it read from elsewhere: the fetcher has ended then, and a new one is to be made. `counts`: what it adds to;
+    `began_ms`, `pulled_ms`, `consumed_ms`: when it began, last asked, last was done with messages, in ms since 1970.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Fetcher:
         how: Fetching,
         deliver: Callable[[Fetcher, list[ReceivedMessage]], None],
         moved: Callable[[Fetcher, int], None],
+        counts: Counts | None = None,
     ) -> None:
         self.queue = queue
         self.group = group
@@ -86,7 +89,11 @@ class Fetcher:
         self._how = how
         self._deliver = deliver
         self._moved = moved
+        self.counts = counts or Counts()
+        self.pulled_ms = 0
+        self.began_ms = self.consumed_ms = int(time.time() * 1000)
         self._broker_id = 0
+        self._pull_ms = 0.0
         self._is_retry = queue.topic.startswith(RETRY_PREFIX)
         self._task: asyncio.Task[None] | None = None
 
@@ -166,7 +173,11 @@ class Fetcher:
         )
         address = await self._instance.routes.find_readable(self.queue, self._broker_id)
         peer = self._instance.open_broker(address) or await self._instance.broker(address)
-        return await requests.pull(peer, header, timeout_ms=how.suspend_ms + REPLY_SPARE_MS)
+        asked_s = time.monotonic()
+        self.pulled_ms = int(time.time() * 1000)
+        pulled = await requests.pull(peer, header, timeout_ms=how.suspend_ms + REPLY_SPARE_MS)
+        self._pull_ms = (time.monotonic() - asked_s) * 1000
+        return pulled
 
     def _take(self, pulled: requests.Pulled) -> None:
         messages = record.decode_messages(pulled.records, self.queue.broker_name)
@@ -184,6 +195,7 @@ class Fetcher:
         # Only now: what is below it counts as read.
         self.backlog.next_offset = pulled.header.next_offset
         if messages:
+            self.counts.pull(self._pull_ms, len(messages))
             self._deliver(self, messages)
 
     def _move(self, pulled: requests.Pulled) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
@@ -153,11 +154,15 @@ class ThreadListeners:
                 fetcher, given = unit
                 slots[key] = unit
                 if not fetcher.dropped:
+                    # One call per report is timed: all of slow ones, few of quick ones.
+                    began_s = 0.0 if self._told else time.monotonic()
                     try:
                         (failed if listener(given) is False else done).append(unit)
                     except BaseException as e:
                         log_failure(given, e)
                         failed.append(unit)
+                    if began_s:
+                        fetcher.counts.call((time.monotonic() - began_s) * 1000)
                 self._finished += 1
                 if not self._told:
                     # One wake-up for all that end before the loop looks.
@@ -230,11 +235,14 @@ class TaskListeners:
             if fetcher.dropped:
                 continue
             slots[key] = unit
+            began_s = 0.0 if self._told else time.monotonic()
             try:
                 (self._failed if await self._listener(given) is False else self._done).append(unit)
             except Exception as e:
                 log_failure(given, e)
                 self._failed.append(unit)
+            if began_s:
+                fetcher.counts.call((time.monotonic() - began_s) * 1000)
             if not self._told:
                 # One report for all that end before the loop comes to it.
                 self._told = True

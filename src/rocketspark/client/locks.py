@@ -31,11 +31,16 @@ class QueueLocks:
         self._renew_s = renew_s
         self._life_s = life_s
         self._until_s: dict[MessageQueue, float] = {}
+        self._locked_ms: dict[MessageQueue, int] = {}
         self.changed: Callable[[MessageQueue], None] = lambda queue: None
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether it may be read in order now."""
         return self._until_s.get(queue, 0) > time.monotonic()
+
+    def locked_ms(self, queue: MessageQueue) -> int:
+        """When its lock was last confirmed, in ms since 1970; 0 if never."""
+        return self._locked_ms.get(queue, 0)
 
     async def acquire(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock queues, as far as nobody else has; returns those that are locked now."""
@@ -51,6 +56,7 @@ class QueueLocks:
             for queue in of_broker:
                 if queue in got:
                     self._until_s[queue] = asked_s + self._life_s
+                    self._locked_ms[queue] = int(time.time() * 1000)
                     self.changed(queue)
                 else:
                     self._until_s.pop(queue, None)
@@ -62,6 +68,7 @@ class QueueLocks:
         for of_broker in _by_broker(queues).values():
             for queue in of_broker:
                 self._until_s.pop(queue, None)
+                self._locked_ms.pop(queue, None)
             try:
                 peer = await self._instance.master_of(of_broker[0])
                 await requests.unlock(peer, self._group, self._instance.client_id, of_broker)

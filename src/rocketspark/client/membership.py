@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
 from rocketspark.client import requests, validate
@@ -18,6 +18,7 @@ from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.instance import Instance
 from rocketspark.client.locks import QueueLocks
 from rocketspark.client.offset_stores import BrokerOffsets, OffsetStore
+from rocketspark.client.rates import SAMPLE_S, Rates
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
 from rocketspark.model.subscription import TAG
@@ -71,13 +72,14 @@ class Membership:
         self._consume_type = consume_type
         self._how = how
         self._deliver = deliver
-        self._to_commit = to_commit
+        self.to_commit = to_commit
+        self.rates = Rates()
         self._rebalance_interval_s = rebalance_interval_ms / 1000
         self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
         self._strategy = strategy
         self._broadcast = broadcast
         self._offsets = offsets or BrokerOffsets(instance, group)
-        self._locks = locks
+        self.locks = locks
         self._settled = settled
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._paused = False
@@ -125,8 +127,8 @@ class Membership:
         """
         self.instance.consumers[self.group] = self._heartbeat
         self.instance.asked.watchers[self.group] = self._notice.set
-        if self._locks is not None:
-            self._tasks.append(asyncio.ensure_future(self._locks.keep(lambda: self.fetchers)))
+        if self.locks is not None:
+            self._tasks.append(asyncio.ensure_future(self.locks.keep(lambda: self.fetchers)))
         self._tasks.append(asyncio.ensure_future(self._balance()))
         try:
             async with asyncio.timeout(JOIN_S):
@@ -135,7 +137,8 @@ class Membership:
             log.warning("group %s: no broker answered within %.0f s; it is tried on", self.group, JOIN_S)
 
     def keep_committing(self) -> None:
-        """Commit what was read every so often."""
+        """Commit what was read every so often; and note how much that was."""
+        self._tasks.append(asyncio.ensure_future(self._sample()))
         if self._commit_interval_s:
             self._tasks.append(asyncio.ensure_future(self._commit_on(self._commit_interval_s)))
 
@@ -153,8 +156,8 @@ class Membership:
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()), timeout=1)
         await self.commit()
-        if self._locks is not None:
-            await self._locks.release(list(self.fetchers))
+        if self.locks is not None:
+            await self.locks.release(list(self.fetchers))
 
     async def load_offsets(self) -> None:
         """Before the first queue is taken. Raises ConfigError if they cannot be read."""
@@ -263,8 +266,8 @@ class Membership:
                 self._leaving[queue] = asyncio.ensure_future(self._give_up(fetcher))
         wanted = [q for q in share if q not in self.fetchers]
         whole = not any(q in self._leaving for q in share)
-        if self._locks is not None and wanted:
-            locked = await self._locks.acquire(wanted)
+        if self.locks is not None and wanted:
+            locked = await self.locks.acquire(wanted)
             whole = whole and len(locked) == len(wanted)
             wanted = [q for q in wanted if q in locked]
         for queue in wanted:
@@ -283,8 +286,8 @@ class Membership:
                 await self._settled(fetcher)
             if self._commit_interval_s:
                 await self._commit([fetcher])
-            if self._locks is not None:
-                await self._locks.release([queue])
+            if self.locks is not None:
+                await self.locks.release([queue])
         finally:
             self.fetchers.pop(queue, None)
             if self._leaving.pop(queue, None) is not None:
@@ -310,7 +313,10 @@ class Membership:
 
     def _begin(self, queue: MessageQueue, offset: int) -> Fetcher:
         subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
-        fetcher = Fetcher(self.instance, self.group, queue, subscription, offset, self._how, self._deliver, self._moved)
+        counts = self.rates.of(queue.topic)
+        fetcher = Fetcher(
+            self.instance, self.group, queue, subscription, offset, self._how, self._deliver, self._moved, counts
+        )
         self.fetchers[queue] = fetcher
         fetcher.backlog.paused = self._paused
         fetcher.start()
@@ -329,6 +335,30 @@ class Membership:
         """Read a queue that is owned on from another offset; what was fetched of it is forgotten."""
         paused = self._end(queue).backlog.paused
         self._begin(queue, offset).backlog.paused = paused
+
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Read those of these queues that are owned on from other offsets, and commit these.
+
+        What was fetched is forgotten; in order, no call runs any more when the queue is begun anew.
+        """
+        mine = {q: self.fetchers[q] for q in offsets if q in self.fetchers and q not in self._leaving}
+        for fetcher in mine.values():
+            fetcher.drop()
+        for queue, fetcher in mine.items():
+            if self._settled is not None:
+                await self._settled(fetcher)
+            failed = await self._offsets.commit({queue: offsets[queue]})
+            if queue in failed:
+                # It is committed with what is read next.
+                log.warning("group %s: offset %d of %s is not committed", self.group, offsets[queue], queue)
+            if self.fetchers.get(queue) is fetcher:
+                self.seek(queue, offsets[queue])
+        log.info("group %s was reset by a broker: %s", self.group, dict(offsets))
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self.rates.sample()
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -361,7 +391,7 @@ class Membership:
         await self._commit(list(self.fetchers.values()), oneway=oneway, strict=strict)
 
     async def _commit(self, fetchers: list[Fetcher], *, oneway: bool = False, strict: bool = False) -> None:
-        moved = {f: offset for f in fetchers if (offset := self._to_commit(f)) != f.committed}
+        moved = {f: offset for f in fetchers if (offset := self.to_commit(f)) != f.committed}
         failed = await self._offsets.commit({f.queue: offset for f, offset in moved.items()}, oneway=oneway)
         for fetcher, offset in moved.items():
             error = failed.get(fetcher.queue)

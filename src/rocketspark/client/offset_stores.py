@@ -16,8 +16,7 @@ from rocketspark.client import requests
 from rocketspark.client.instance import Instance
 from rocketspark.errors import ConfigError, ProtocolError
 from rocketspark.model import MessageQueue
-from rocketspark.protocol import java_json
-from rocketspark.protocol.bodies import QueueBody
+from rocketspark.protocol.queue_offsets import decode_offsets, encode_offsets
 
 FOLDER = "~/.rocketmq_offsets"
 Failures = dict[MessageQueue, Exception]
@@ -127,15 +126,3 @@ class LocalOffsets:
         with contextlib.suppress(FileNotFoundError):
             os.replace(path, path.with_name("offsets.json.bak"))
         os.replace(fresh, path)
-
-
-def encode_offsets(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """The file's text: RocketMQ's JSON, with queues as keys."""
-    rows = [(QueueBody.of(queue), offset) for queue, offset in sorted(offsets.items())]
-    return b'{"offsetTable":%b}' % java_json.encode_object_keys(rows)
-
-
-def decode_offsets(data: bytes) -> dict[MessageQueue, int]:
-    """The offsets of such a text; also the body of RESET_CONSUMER_CLIENT_OFFSET. Raises ProtocolError."""
-    table = java_json.decode(data, dict[str, dict[str, int]]).get("offsetTable", {})
-    return {java_json.decode(key.encode(), QueueBody).queue(): offset for key, offset in table.items()}

@@ -109,7 +109,10 @@ class OrderedListeners:
         try:
             async with self._room:
                 while self._goes_on(lane):
+                    counts, began_s = lane.units[0][0].counts, time.monotonic()
                     done, failed = await self._stay(lane)
+                    if calls := len(done) + (failed is not None):
+                        counts.call((time.monotonic() - began_s) * 1000, calls)
                     if done:
                         self._report(done, [])
                     if failed is not None:

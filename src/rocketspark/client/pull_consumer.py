@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from rocketspark.client import requests, validate
+from rocketspark.client.answers import PullAnswers
 from rocketspark.client.base import AsyncClient
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.membership import ConsumeFrom, Membership
@@ -75,6 +76,15 @@ class AsyncPullConsumer(AsyncClient):
             commit_interval_ms=commit_interval_ms if auto_commit else None,
             with_retries=False,
         )
+        # By the names of RocketMQ's properties: what its tools show.
+        self._settings: dict[str, object] = {
+            "consumeFromWhere": consume_from,
+            "autoCommit": auto_commit,
+            "autoCommitIntervalMillis": commit_interval_ms,
+            "pullBatchSize": pull_count_max,
+            "pullThresholdForQueue": backlog_count_max,
+            "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
+        }
         self._fetched: deque[tuple[Fetcher, list[ReceivedMessage]]] = deque()
         self._arrived = asyncio.Event()
         self._by_hand = False
@@ -93,6 +103,7 @@ class AsyncPullConsumer(AsyncClient):
             self._state = "closed"
             await self._instance.close(consumer=self.group)
             raise
+        self._instance.asked.consumers[self.group] = PullAnswers(self._membership, self._settings)
         self._membership.keep_committing()
         if self._membership.subscriptions:
             self._joined = True
@@ -107,6 +118,7 @@ class AsyncPullConsumer(AsyncClient):
             self._state = "closed"
             return
         self._state = "closed"
+        self._instance.asked.consumers.pop(self.group, None)
         self._arrived.set()
         if self._joining is not None:
             self._joining.cancel()
@@ -194,6 +206,7 @@ class AsyncPullConsumer(AsyncClient):
 
     def _take(self, count_max: int) -> list[ReceivedMessage]:
         taken: list[ReceivedMessage] = []
+        now_ms = int(time.time() * 1000)
         while self._fetched and len(taken) < count_max:
             fetcher, messages = self._fetched.popleft()
             if fetcher.dropped:
@@ -203,6 +216,7 @@ class AsyncPullConsumer(AsyncClient):
                 self._fetched.appendleft((fetcher, messages[room:]))
                 messages = messages[:room]
             fetcher.backlog.finish(messages)
+            fetcher.consumed_ms = now_ms
             taken.extend(messages)
         return taken
 

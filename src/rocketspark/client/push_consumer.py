@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, TypeVar, Unpack
 
 from rocketspark.client import requests, validate
+from rocketspark.client.answers import PushAnswers
 from rocketspark.client.assign import Strategy, strategy_of
 from rocketspark.client.fetcher import Fetcher, Fetching
 from rocketspark.client.hooks import hooked, is_coroutine_function
@@ -142,6 +143,22 @@ class AsyncPushConsumer(Inquiries):
             settled=self._settled if ordered else None,
         )
         self._trace_as(self.group, "CONSUME")
+        # By the names of RocketMQ's properties: what its tools show.
+        self._settings: dict[str, object] = {
+            "messageModel": "BROADCASTING" if broadcast else "CLUSTERING",
+            "consumeFromWhere": consume_from,
+            "consumeThreadMax": threads,
+            "consumeMessageBatchMaxSize": batch_max,
+            "maxReconsumeTimes": self._max_reconsume_times,
+            "suspendCurrentQueueTimeMillis": suspend_ms,
+            "consumeTimeout": consume_timeout_ms / 60_000,
+            "pullBatchSize": pull_count_max,
+            "pullBatchSizeInBytes": pull_bytes_max,
+            "pullThresholdForQueue": backlog_count_max,
+            "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
+            "persistConsumerOffsetInterval": commit_interval_ms,
+            "allocateMessageQueueStrategy": strategy,
+        }
         self._listener: Callable[[Any], Any] | None = None
         self._listeners: Listeners | None = None
         self._returning: set[asyncio.Task[None]] = set()
@@ -208,6 +225,14 @@ class AsyncPushConsumer(Inquiries):
             raise
         if self._tracer is not None:
             self._tracer.start()
+        self._instance.asked.consumers[self.group] = PushAnswers(
+            self._membership,
+            self._settings,
+            self._listener,
+            ordered=self._ordered,
+            batched=self._batch_max > 1,
+            bare=self._bare,
+        )
         self._membership.keep_committing()
         await self._membership.join()
 
@@ -240,6 +265,7 @@ class AsyncPushConsumer(Inquiries):
             return
         self._state = "closed"
         assert self._listeners is not None
+        self._instance.asked.consumers.pop(self.group, None)
         await self._membership.stop_reading()
         try:
             async with asyncio.timeout(self._close_timeout_s):
@@ -276,10 +302,17 @@ class AsyncPushConsumer(Inquiries):
         self._listeners.put(zip(repeat(fetcher), given))
 
     def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
+        now_ms = int(time.time() * 1000)
         for fetcher, units in groupby(done, key=itemgetter(0)):
             given = [unit[1] for unit in units]
-            fetcher.backlog.finish(given if self._batch_max == 1 else chain.from_iterable(given))
+            if self._batch_max > 1:
+                given = list(chain.from_iterable(given))
+            fetcher.backlog.finish(given)
+            fetcher.counts.taken += len(given)
+            fetcher.consumed_ms = now_ms
         for fetcher, given in failed:
+            fetcher.counts.failed += 1 if self._batch_max == 1 else len(given)
+            fetcher.consumed_ms = now_ms
             if fetcher.dropped:
                 continue
             if self._broadcast:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rocketspark.model import MessageQueue
 from rocketspark.protocol import batch, bodies, headers, java_json, properties, record
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport.peer import Peer, Routes, reply, request
@@ -34,6 +35,8 @@ class FakeBroker:
         self.queues: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.minima: dict[tuple[str, int], int] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
+        self.committed: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
+        self.owners: dict[tuple[str, MessageQueue], str] = {}
         self.groups: defaultdict[str, dict[str, Peer]] = defaultdict(dict)
         self.position = 0
         self.reply_code = 0
@@ -57,6 +60,8 @@ class FakeBroker:
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._ok,
             RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
             RequestCode.GET_TOPIC_CONFIG: self._config,
+            RequestCode.LOCK_BATCH_MQ: self._lock,
+            RequestCode.UNLOCK_BATCH_MQ: self._unlock,
         }.items():
             routes.add(code, self._guard(handler))
         self.server = Server(routes, on_close=self._gone)
@@ -198,6 +203,7 @@ class FakeBroker:
     def _commit(self, peer: Peer, asked: Any, body: bytes) -> bytes:
         header = asked.ext
         self.offsets[header.group, header.topic, header.queue_id] = header.commit_offset
+        self.committed[header.group, header.topic, header.queue_id].append(header.commit_offset)
         return reply(asked.opaque)
 
     def _max(self, peer: Peer, asked: Any, body: bytes) -> bytes:
@@ -248,6 +254,19 @@ class FakeBroker:
         if not ids:
             return reply(asked.opaque, 1, remark="no consumer for this group")
         return reply(asked.opaque, 0, None, bodies.encode(bodies.ConsumerList(consumer_id_list=ids)))
+
+    def _lock(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        wanted = java_json.decode(body, bodies.LockRequest)
+        own = wanted.client_id
+        got = [q for q in wanted.mq_set if self.owners.setdefault((wanted.consumer_group, q.queue()), own) == own]
+        return reply(asked.opaque, 0, None, bodies.encode(bodies.LockReply(lock_ok_mq_set=got)))
+
+    def _unlock(self, peer: Peer, asked: Any, body: bytes) -> bytes:
+        wanted = java_json.decode(body, bodies.LockRequest)
+        for queue in wanted.mq_set:
+            if self.owners.get((wanted.consumer_group, queue.queue())) == wanted.client_id:
+                del self.owners[wanted.consumer_group, queue.queue()]
+        return reply(asked.opaque)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
