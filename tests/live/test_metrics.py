@@ -87,7 +87,7 @@ async def scrape(server: BrokerServer) -> Scrape:
 def test_numbers_are_those_of_what_was_done(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            broker(tmp_path, metrics_exporter="PROM", metrics_port=0, delay_levels="1s") as server,
+            broker(tmp_path, metrics_exporter="PROM", metrics_port=0, delay_levels="5s") as server,
             connected(server.address) as peer,
         ):
             await create(peer, queues=1)
