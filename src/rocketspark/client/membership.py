@@ -6,6 +6,7 @@ Rule: a queue that is given up has its offset committed first; a queue that is t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import time
@@ -15,6 +16,7 @@ from typing import Literal
 from rocketspark.client import requests, validate
 from rocketspark.client.assign import Strategy, average
 from rocketspark.client.fetcher import Fetcher, Fetching
+from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.client.instance import Instance
 from rocketspark.client.locks import QueueLocks
 from rocketspark.client.offset_stores import BrokerOffsets, OffsetStore
@@ -26,8 +28,12 @@ from rocketspark.protocol import bodies
 
 log = logging.getLogger("rocketspark.client")
 
+# Gets queues; a plain function, called in a thread, or a coroutine function.
+OnQueues = Callable[[list[MessageQueue]], object]
 ConsumeFrom = Literal["last", "first"] | int
 TROUBLE_S = 1.0
+# How long a queue that another member may have is left to it when members join.
+HANDOVER_S = 0.2
 JOIN_S = 3.0
 # A topic that does not exist yet is looked for this often.
 MISSING_S = 3.0
@@ -40,7 +46,8 @@ class Membership:
     `consume_from`: where a queue without a committed offset begins: "last" (its end), "first", or the first message
     stored at or after a time in ms; retry topics begin at 0. Without `join` the queues are those given to `own`, and
     the brokers do not know of the member. `broadcast`: every queue is read, whoever else reads it. With `locks` a queue
-    is read only while it is locked, and given up only once `settled` returns.
+    is read only while it is locked, and given up only once `settled` returns. `on_taken` and `on_leaving` are told of
+    changes that rebalancing makes: afterwards, and before the offsets are committed.
     """
 
     def __init__(
@@ -61,6 +68,8 @@ class Membership:
         offsets: OffsetStore | None = None,
         locks: QueueLocks | None = None,
         settled: Callable[[Fetcher], Awaitable[None]] | None = None,
+        on_taken: OnQueues | None = None,
+        on_leaving: OnQueues | None = None,
     ) -> None:
         if consume_from not in ("last", "first") and not isinstance(consume_from, int):
             raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
@@ -81,11 +90,15 @@ class Membership:
         self._offsets = offsets or BrokerOffsets(instance, group)
         self.locks = locks
         self._settled = settled
+        self._on_taken = on_taken
+        self._on_leaving = on_leaving
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._paused = False
         self._notice = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._known_members: set[str] = set()
         self.balanced = asyncio.Event()
+        self.joined = False
         if with_retries:
             topic = validate.RETRY_PREFIX + self.group
             self.subscriptions[topic] = subscribe(topic, version=int(time.time() * 1000))
@@ -107,7 +120,9 @@ class Membership:
         self.subscriptions[topic] = wanted
         for queue in [q for q in self.fetchers if q.topic == topic]:
             # Read on with the new filter.
+            done = self.fetchers[queue].done
             self.seek(queue, self.fetchers[queue].backlog.lowest)
+            self.fetchers[queue].done = done
 
     def unsubscribe(self, topic: str) -> None:
         """No longer want a topic; its queues are given up at the next rebalance."""
@@ -125,6 +140,7 @@ class Membership:
 
         Returns after the first try to take a share, or after 3 s.
         """
+        self.joined = True
         self.instance.consumers[self.group] = self._heartbeat
         self.instance.asked.watchers[self.group] = self._notice.set
         if self.locks is not None:
@@ -210,6 +226,8 @@ class Membership:
     async def rebalance(self) -> bool:
         """Take and give up queues so that they are this member's share. False if a topic has to be looked at again."""
         whole = True
+        shares: dict[str, list[MessageQueue]] = {}
+        newcomers = False
         for topic in list(self.subscriptions):
             try:
                 known = self.instance.routes.known(topic) is not None
@@ -219,21 +237,28 @@ class Membership:
                     await self.instance.heartbeat_all()
                 queues = sorted(route.read_queues())
                 if self._broadcast:
-                    whole = await self.own(topic, queues) and whole
+                    shares[topic] = queues
                     continue
                 members = await self._members(route)
                 if members is None:
                     whole = False
                     continue
-                share = self._strategy(self.instance.client_id, queues, members)
-                whole = await self.own(topic, share) and whole
+                newcomers = newcomers or (len(members) > 1 and not self._known_members.issuperset(members))
+                self._known_members = set(members)
+                shares[topic] = self._strategy(self.instance.client_id, queues, members)
+                await self._leave_all_but(topic, shares[topic])
             except RouteNotFound:
                 whole = False
             except RocketSparkError as e:
                 log.info("rebalance of topic %s in group %s: %s", topic, self.group, e)
                 whole = False
         for topic in {q.topic for q in self.fetchers} - set(self.subscriptions):
-            await self.own(topic, [])
+            await self._leave_all_but(topic, [])
+        if newcomers and self.locks is None and any(q not in self.fetchers for share in shares.values() for q in share):
+            # Whoever has these queues now was told of the newcomers as well, and commits what it finished.
+            await asyncio.sleep(HANDOVER_S)
+        for topic, share in shares.items():
+            whole = await self.own(topic, share) and whole
         return whole
 
     async def _members(self, route: TopicRoute) -> list[str] | None:
@@ -257,27 +282,38 @@ class Membership:
 
     async def own(self, topic: str, share: list[MessageQueue]) -> bool:
         """Read exactly these queues of a topic. False if one of them could not be begun yet."""
-        for queue in [q for q in self.fetchers if q.topic == topic and q not in share]:
-            fetcher = self.fetchers[queue]
-            fetcher.drop()
-            if self._settled is None:
-                await self._give_up(fetcher)
-            elif queue not in self._leaving:
-                self._leaving[queue] = asyncio.ensure_future(self._give_up(fetcher))
+        await self._leave_all_but(topic, share)
         wanted = [q for q in share if q not in self.fetchers]
         whole = not any(q in self._leaving for q in share)
         if self.locks is not None and wanted:
             locked = await self.locks.acquire(wanted)
             whole = whole and len(locked) == len(wanted)
             wanted = [q for q in wanted if q in locked]
+        taken = []
         for queue in wanted:
             try:
                 await self.take(queue)
+                taken.append(queue)
             except RocketSparkError as e:
                 log.info("group %s cannot begin %s yet: %s", self.group, queue, e)
                 whole = False
         self._share_bounds(topic)
+        if taken and self._on_taken is not None and self.joined:
+            await call_with_queues(self._on_taken, taken)
         return whole
+
+    async def _leave_all_but(self, topic: str, share: list[MessageQueue]) -> None:
+        leaving = [q for q in self.fetchers if q.topic == topic and q not in share]
+        for queue in leaving:
+            self.fetchers[queue].drop()
+        if leaving and self._on_leaving is not None and self.joined:
+            await call_with_queues(self._on_leaving, leaving)
+        for queue in leaving:
+            fetcher = self.fetchers[queue]
+            if self._settled is None:
+                await self._give_up(fetcher)
+            elif queue not in self._leaving:
+                self._leaving[queue] = asyncio.ensure_future(self._give_up(fetcher))
 
     async def _give_up(self, fetcher: Fetcher) -> None:
         queue = fetcher.queue
@@ -401,3 +437,13 @@ class Membership:
                 raise error
             else:
                 log.warning("offset %d of %s is not committed: %s", offset, fetcher.queue, error)
+
+
+async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> None:
+    """Call what an application gave; what it raises is logged."""
+    try:
+        returned = function(queues) if is_coroutine_function(function) else await asyncio.to_thread(function, queues)
+        if inspect.isawaitable(returned):
+            await returned
+    except Exception:
+        log.exception("a function that is told of queues failed; it changes nothing")

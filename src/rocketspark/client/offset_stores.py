@@ -28,8 +28,11 @@ class OffsetStore(Protocol):
     async def load(self) -> None:
         """Before anything else; raises ConfigError."""
 
-    async def committed(self, queue: MessageQueue) -> int | None:
-        """The next offset to read, None if there is none. Raises ServerError or TransportError."""
+    async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
+        """The next offset to read, None if there is none. Raises ServerError or TransportError.
+
+        A broker answers 0 for a young queue without one, unless `zero_if_not_found` is false.
+        """
 
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
@@ -47,10 +50,10 @@ class BrokerOffsets:
     async def load(self) -> None:
         """Nothing to do."""
 
-    async def committed(self, queue: MessageQueue) -> int | None:
+    async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
         """As its broker has it."""
         peer = await self._instance.peer_of(queue)
-        return await requests.query_consumer_offset(peer, queue, self._group)
+        return await requests.query_consumer_offset(peer, queue, self._group, zero_if_not_found=zero_if_not_found)
 
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
@@ -98,7 +101,7 @@ class LocalOffsets:
             raise ConfigError(f"{text}; mend the file, or remove it to begin as consume_from says")
         return {}
 
-    async def committed(self, queue: MessageQueue) -> int | None:
+    async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
         """As the file has it."""
         return self._table.get(queue)
 

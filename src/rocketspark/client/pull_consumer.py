@@ -5,23 +5,31 @@ as read; what was only fetched ahead does not.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from rocketspark.client import requests, validate
+from rocketspark.client import validate
 from rocketspark.client.answers import PullAnswers
-from rocketspark.client.base import AsyncClient
+from rocketspark.client.assign import Strategy, strategy_of
 from rocketspark.client.fetcher import Fetcher, Fetching
-from rocketspark.client.membership import ConsumeFrom, Membership
+from rocketspark.client.hooks import Consuming, guarded
+from rocketspark.client.inquiries import Inquiries
+from rocketspark.client.membership import ConsumeFrom, Membership, OnQueues, call_with_queues
+from rocketspark.client.offset_stores import BrokerOffsets, LocalOffsets
 from rocketspark.client.options import ClientOptions
-from rocketspark.errors import StateError
-from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, StateError, UsageError
+from rocketspark.filters import sql92
+from rocketspark.model import MessageQueue, ReceivedMessage, namespace
+from rocketspark.model.subscription import SQL92, TAG
+
+log = logging.getLogger("rocketspark.client")
 
 
-class AsyncPullConsumer(AsyncClient):
+class AsyncPullConsumer(Inquiries):
     """Reads messages on demand, on the running asyncio loop.
 
     Args:
@@ -30,6 +38,14 @@ class AsyncPullConsumer(AsyncClient):
         consume_from: where a queue begins that the group never read: "last" (its end), "first", or a time in ms.
         auto_commit: commit every `commit_interval_ms` what earlier polls returned, and at `close` all that was
             returned. A context that is left by an exception does not commit what the last poll returned.
+        broadcast: with `subscribe`, every member reads every queue; offsets are kept in a file below `offset_folder`,
+            by default ~/.rocketmq_offsets.
+        strategy: how members share queues: "average", "average_by_circle", "consistent_hash" or a function, see assign.
+        on_assigned, on_revoked: called with the queues that were taken, and with those that are about to be given up,
+            before what was read of them is committed; a plain function in a thread, a coroutine function on the loop.
+            Not called by `assign` and `close`.
+        rebalance_interval_ms, commit_interval_ms: how often shares are looked at and offsets committed.
+        watch_interval_ms: how often `watch_queues` looks [topicMetadataCheckIntervalMillis].
         pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
         backlog_count_max, backlog_bytes_max: how much of each queue is fetched ahead at most.
         options: see ClientOptions.
@@ -46,17 +62,30 @@ class AsyncPullConsumer(AsyncClient):
         *,
         consume_from: ConsumeFrom = "last",
         auto_commit: bool = True,
+        broadcast: bool = False,
+        strategy: str | Strategy = "average",
+        on_assigned: OnQueues | None = None,
+        on_revoked: OnQueues | None = None,
         pull_count_max: int = 256,
         pull_bytes_max: int = 256 << 10,
         backlog_count_max: int = 1000,
         backlog_bytes_max: int = 100 << 20,
         rebalance_interval_ms: float = 20_000,
         commit_interval_ms: float = 5000,
+        watch_interval_ms: float = 30_000,
+        offset_folder: str | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        self.group = validate.check_group(group)
-        self._auto_commit = auto_commit
+        if broadcast:
+            # The folder of its offsets is named after the client: it has to be the same the next time.
+            options.setdefault("instance_name", "DEFAULT")
+        if watch_interval_ms <= 0:
+            raise ConfigError("watch_interval_ms must be more than 0")
         super().__init__(namesrv, options)
+        self.group = namespace.wrap(self._namespace, validate.check_group(group))
+        self._auto_commit = auto_commit
+        own = LocalOffsets(offset_folder, self._instance, self.group) if broadcast else None
+        self._offsets = own or BrokerOffsets(self._instance, self.group)
         self._membership = Membership(
             self._instance,
             self.group,
@@ -75,10 +104,17 @@ class AsyncPullConsumer(AsyncClient):
             rebalance_interval_ms=rebalance_interval_ms,
             commit_interval_ms=commit_interval_ms if auto_commit else None,
             with_retries=False,
+            strategy=strategy_of(strategy),
+            broadcast=broadcast,
+            offsets=self._offsets,
+            on_taken=self._bare_queues(on_assigned),
+            on_leaving=self._bare_queues(on_revoked),
         )
         # By the names of RocketMQ's properties: what its tools show.
         self._settings: dict[str, object] = {
+            "messageModel": "BROADCASTING" if broadcast else "CLUSTERING",
             "consumeFromWhere": consume_from,
+            "allocateMessageQueueStrategy": strategy,
             "autoCommit": auto_commit,
             "autoCommitIntervalMillis": commit_interval_ms,
             "pullBatchSize": pull_count_max,
@@ -90,6 +126,9 @@ class AsyncPullConsumer(AsyncClient):
         self._by_hand = False
         self._joined = False
         self._joining: asyncio.Future[None] | None = None
+        self._watch_interval_s = watch_interval_ms / 1000
+        self._watches: set[asyncio.Task[None]] = set()
+        self._trace_as(self.group, "CONSUME")
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -99,10 +138,13 @@ class AsyncPullConsumer(AsyncClient):
         await self._instance.start(consumer=self.group)
         try:
             await self._instance.check_namesrv()
+            await self._membership.load_offsets()
         except BaseException:
             self._state = "closed"
             await self._instance.close(consumer=self.group)
             raise
+        if self._tracer is not None:
+            self._tracer.start()
         self._instance.asked.consumers[self.group] = PullAnswers(self._membership, self._settings)
         self._membership.keep_committing()
         if self._membership.subscriptions:
@@ -120,13 +162,15 @@ class AsyncPullConsumer(AsyncClient):
         self._state = "closed"
         self._instance.asked.consumers.pop(self.group, None)
         self._arrived.set()
-        if self._joining is not None:
-            self._joining.cancel()
+        for task in [*self._watches, *([self._joining] if self._joining is not None else [])]:
+            task.cancel()
         await self._membership.stop_reading()
         if self._auto_commit:
             if whole:
                 self._settle()
             await self._membership.commit()
+        if self._tracer is not None:
+            await self._tracer.close()
         await self._instance.close(consumer=self.group)
 
     async def __aexit__(
@@ -136,31 +180,40 @@ class AsyncPullConsumer(AsyncClient):
 
     # -- which queues --------------------------------------------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Want a topic's messages: all, or those of "TagA || TagB"; its queues are shared within the group.
+    def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
+        """Want a topic's messages: all, those of "TagA || TagB", or those for which `sql` is true. Also while running.
 
-        Raises StateError after `assign`, MessageIllegal for a topic that cannot be.
+        Its queues are shared within the group. `sql` is RocketMQ's SQL92 over properties; the broker has to allow it
+        (enablePropertyFilter). Raises StateError after `assign`, MessageIllegal for a topic that cannot be,
+        FilterIllegal for a wrong `sql`.
         """
         if self._by_hand:
             raise StateError("this consumer has queues assigned by hand; subscribe with another one")
-        self._membership.subscribe(topic, expression)
+        self._membership.subscribe(namespace.wrap(self._namespace, topic), *_filter(expression, sql))
         if self._state == "started" and not self._joined:
             self._joined = True
             self._joining = asyncio.ensure_future(self._membership.join())
 
-    async def assign(self, queues: Sequence[MessageQueue], expression: str = "*") -> None:
+    def unsubscribe(self, topic: str) -> None:
+        """No longer want a topic. Also while running: its queues are given up then."""
+        self._membership.unsubscribe(namespace.wrap(self._namespace, topic))
+
+    async def assign(self, queues: Sequence[MessageQueue], expression: str = "*", *, sql: str | None = None) -> None:
         """Read exactly these queues, from the committed offsets on, whoever else reads them.
 
-        Raises StateError after `subscribe`, ServerError or TransportError if an offset cannot be had.
+        Filters are those of `subscribe`. Raises StateError after `subscribe`, ServerError or TransportError if an
+        offset cannot be had.
         """
         self._check_started()
         if self._joined:
             raise StateError("this consumer has subscribed; assign queues with another one")
+        full = [self._full(q) for q in queues]
+        filtered = _filter(expression, sql)
         self._by_hand = True
-        topics = {q.topic for q in queues} | {q.topic for q in self._membership.fetchers}
+        topics = {q.topic for q in full} | {q.topic for q in self._membership.fetchers}
         for topic in topics:
-            self._membership.set_filter(topic, expression)
-            share = [q for q in queues if q.topic == topic]
+            self._membership.set_filter(topic, *filtered)
+            share = [q for q in full if q.topic == topic]
             for queue in share:
                 if queue not in self._membership.fetchers:
                     await self._membership.take(queue)
@@ -168,17 +221,52 @@ class AsyncPullConsumer(AsyncClient):
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now."""
-        return sorted(self._membership.fetchers)
+        return sorted(self._bare_queue(q) for q in self._membership.fetchers)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic that can be read, ordered by broker and id. Raises RouteNotFound."""
         self._check_started()
-        validate.check_topic(topic)
-        return list((await self._instance.routes.get(topic)).read_queues())
+        full = namespace.wrap(self._namespace, validate.check_topic(topic))
+        return [self._bare_queue(q) for q in (await self._instance.routes.get(full)).read_queues()]
+
+    async def watch_queues(self, topic: str, changed: Callable[[list[MessageQueue]], object]) -> None:
+        """Have `changed` called with all queues of a topic whenever they are others than before, until `close`.
+
+        It is looked every `watch_interval_ms`; `changed` runs as `on_assigned` does. Raises RouteNotFound.
+        """
+        known = await self.queues(topic)
+        task = asyncio.ensure_future(self._watch(topic, known, changed))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _watch(
+        self, topic: str, known: list[MessageQueue], changed: Callable[[list[MessageQueue]], object]
+    ) -> None:
+        while True:
+            await asyncio.sleep(self._watch_interval_s)
+            try:
+                await self._instance.routes.refresh(namespace.wrap(self._namespace, topic))
+                found = await self.queues(topic)
+            except RouteNotFound:
+                found = []
+            except RocketSparkError as e:
+                log.info("queues of topic %s are not known just now: %s", topic, e)
+                continue
+            if found != known:
+                known = found
+                await call_with_queues(changed, found)
+
+    def _bare_queues(self, given: OnQueues | None) -> OnQueues | None:
+        if given is None or not self._namespace:
+            return given
+        return lambda queues: call_with_queues(given, [self._bare_queue(q) for q in queues])
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _deliver(self, fetcher: Fetcher, messages: list[ReceivedMessage]) -> None:
+        if self._namespace:
+            for message in messages:
+                message.topic = namespace.unwrap(self._namespace, message.topic)
         self._fetched.append((fetcher, messages))
         self._arrived.set()
 
@@ -202,7 +290,17 @@ class AsyncPullConsumer(AsyncClient):
             except TimeoutError:
                 break
             found = self._take(count_max)
+        if found and self._hooks.consumes:
+            self._show(found)
         return found
+
+    def _show(self, messages: list[ReceivedMessage]) -> None:
+        # To those who look, what is handed out counts as consumed (rule: DefaultLitePullConsumerImpl, 5.x).
+        consuming = Consuming(group=self.group, messages=messages)
+        for each in self._hooks.consumes:
+            guarded(each.before_consume, consuming)
+        for each in self._hooks.consumes:
+            guarded(each.after_consume, consuming)
 
     def _take(self, count_max: int) -> list[ReceivedMessage]:
         taken: list[ReceivedMessage] = []
@@ -231,7 +329,7 @@ class AsyncPullConsumer(AsyncClient):
             return
         lowest: dict[MessageQueue, int] = {}
         for message in messages:
-            queue = MessageQueue(*message.queue)
+            queue = self._full(MessageQueue(*message.queue))
             lowest[queue] = min(message.queue_offset, lowest.get(queue, message.queue_offset))
         for queue, offset in lowest.items():
             if queue in self._membership.fetchers:
@@ -253,7 +351,7 @@ class AsyncPullConsumer(AsyncClient):
 
     def _fetcher(self, queue: MessageQueue) -> Fetcher:
         self._check_started()
-        fetcher = self._membership.fetchers.get(queue)
+        fetcher = self._membership.fetchers.get(self._full(queue))
         if fetcher is None:
             raise StateError(f"{queue} is not read by this consumer: see assignment()")
         return fetcher
@@ -265,7 +363,7 @@ class AsyncPullConsumer(AsyncClient):
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Read a queue on from `offset`. Raises StateError if it is not read by this consumer."""
         self._fetcher(queue)
-        self._membership.seek(queue, offset)
+        self._membership.seek(self._full(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Read a queue from its oldest message on."""
@@ -279,40 +377,35 @@ class AsyncPullConsumer(AsyncClient):
         """Read a queue from the first message stored at or after `time_ms` on."""
         await self.seek(queue, await self.offsets_for_time(queue, time_ms))
 
-    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None, *, wait: bool = True) -> None:
         """Commit what `poll` returned so far; or the offsets given, each the next one to read.
 
-        Raises ServerError or TransportError if given offsets are not taken.
+        Raises ServerError or TransportError if they are not taken; without `wait` no broker's reply is waited for.
         """
         self._check_started()
         if offsets is None:
             self._settle()
-            await self._membership.commit(strict=True)
+            await self._membership.commit(strict=True, oneway=not wait)
             return
-        for queue, offset in offsets.items():
-            peer = await self._instance.peer_of(queue)
-            await requests.update_consumer_offset(peer, queue, self.group, offset)
+        failed = await self._offsets.commit({self._full(q): offset for q, offset in offsets.items()}, oneway=not wait)
+        for error in failed.values():
+            raise error
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset of a queue, None if there is none."""
-        self._check_started()
-        peer = await self._instance.peer_of(queue)
-        return await requests.query_consumer_offset(peer, queue, self.group, zero_if_not_found=False)
+        return await self._offsets.committed(self._full(queue), zero_if_not_found=False)
 
     async def begin_offset(self, queue: MessageQueue) -> int:
         """The offset of the queue's oldest message."""
-        self._check_started()
-        return await requests.min_offset(await self._instance.peer_of(queue), queue)
+        return await self.min_offset(queue)
 
     async def end_offset(self, queue: MessageQueue) -> int:
         """The offset that the queue's next message will get."""
-        self._check_started()
-        return await requests.max_offset(await self._instance.peer_of(queue), queue)
+        return await self.max_offset(queue)
 
     async def offsets_for_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The offset of the first message stored at or after `time_ms`; the end if there is none."""
-        self._check_started()
-        return await requests.search_offset(await self._instance.peer_of(queue), queue, time_ms)
+        return await self.search_offset(queue, time_ms)
 
     async def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Fetch no more of these queues until `resume`; what was fetched already is still returned."""
@@ -323,6 +416,15 @@ class AsyncPullConsumer(AsyncClient):
         """Fetch from these queues again."""
         for queue in queues:
             self._fetcher(queue).backlog.paused = False
+
+
+def _filter(expression: str, sql: str | None) -> tuple[str, str]:
+    if sql is None:
+        return expression, TAG
+    if expression != "*":
+        raise UsageError("give a tag expression or sql, not both")
+    sql92.compile(sql)
+    return sql, SQL92
 
 
 def _done(fetcher: Fetcher) -> int:

@@ -210,7 +210,7 @@ class PushConsumer(InquiriesFacade[AsyncPushConsumer]):
         return self._core.listen(listener)
 
 
-class PullConsumer(Facade[AsyncPullConsumer]):
+class PullConsumer(InquiriesFacade[AsyncPullConsumer]):
     """Reads messages on demand. Arguments and rules: those of AsyncPullConsumer.
 
     >>> with PullConsumer("127.0.0.1:9876", "audit", consume_from="first") as consumer:
@@ -226,9 +226,11 @@ class PullConsumer(Facade[AsyncPullConsumer]):
         self.group = core.group
 
     subscribe = at_any_time(AsyncPullConsumer.subscribe)
+    unsubscribe = at_any_time(AsyncPullConsumer.unsubscribe)
     assignment = at_any_time(AsyncPullConsumer.assignment)
     assign = blocking(AsyncPullConsumer.assign)
     queues = blocking(AsyncPullConsumer.queues)
+    watch_queues = blocking(AsyncPullConsumer.watch_queues)
     poll = blocking(AsyncPullConsumer.poll)
     unread = blocking(AsyncPullConsumer.unread)
     position = blocking(AsyncPullConsumer.position)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPullConsumer
-from rocketspark.errors import RouteNotFound, StateError
+from rocketspark.client.hooks import Consuming, Hooks
+from rocketspark.errors import FilterIllegal, RouteNotFound, StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.protocol.codes import RequestCode
 
 Q0 = MessageQueue("t", "broker-a", 0)
 Q1 = MessageQueue("t", "broker-a", 1)
@@ -195,3 +200,152 @@ async def test_states() -> None:
         async with other:
             with pytest.raises(StateError, match="subscribed"):
                 await other.assign([Q0])
+
+
+@in_loop
+async def test_who_subscribes_is_told_of_queues_that_come_and_go() -> None:
+    async with Fake(t=2) as fake:
+        fill(fake, 4, queues=2)
+        told: list[tuple[str, list[MessageQueue], bool]] = []
+        loop_thread = threading.get_ident()
+
+        def assigned(queues: list[MessageQueue]) -> None:
+            told.append(("assigned", queues, threading.get_ident() != loop_thread))
+
+        async def revoked(queues: list[MessageQueue]) -> None:
+            told.append(("revoked", queues, ("g", "t", 1) in fake.broker.committed))
+            await first.commit()
+            raise ValueError("logged, and no more")
+
+        options: dict[str, Any] = {
+            "consume_from": "first",
+            "rebalance_interval_ms": 50,
+            "commit_interval_ms": 1_000_000,
+        }
+        first = AsyncPullConsumer(
+            fake.namesrv, "g", on_assigned=assigned, on_revoked=revoked, instance_name="a", **options
+        )
+        first.subscribe("t")
+        async with first:
+            assert told == [("assigned", [Q0, Q1], True)]
+            await read(first, 4)
+            second = AsyncPullConsumer(fake.namesrv, "g", instance_name="b", **options)
+            second.subscribe("t")
+            async with second:
+                await until(lambda: second.assignment() == [Q1])
+                assert told[1:] == [("revoked", [Q1], False)]
+                # What it had read was committed by the function that was told.
+                assert await second.position(Q1) == 2
+            await until(lambda: len(told) == 3)
+            assert told[2] == ("assigned", [Q1], True)
+            first.unsubscribe("t")
+            await until(lambda: first.assignment() == [])
+
+
+@in_loop
+async def test_a_namespace_is_put_on_and_taken_off() -> None:
+    async with Fake(**{"space%t": 1}) as fake:
+        fake.broker.put("space%t", 0, b"in")
+        made = AsyncPullConsumer(fake.namesrv, "g", namespace="space", consume_from="first", auto_commit=False)
+        made.subscribe("t")
+        async with made:
+            assert await made.queues("t") == made.assignment() == [Q0]
+            (message,) = await read(made, 1)
+            assert message.topic == "t"
+            await made.unread([message])
+            assert await made.position(Q0) == 0
+            await made.seek(Q0, 1)
+            await made.commit({Q0: 1})
+            assert (await made.committed(Q0), await made.end_offset(Q0)) == (1, 1)
+        assert fake.broker.offsets == {("space%g", "space%t", 0): 1}
+        assert fake.broker.heartbeats[-1].consumer_data_set[0].group_name == "space%g"
+
+
+@in_loop
+async def test_sql_goes_with_the_pulls() -> None:
+    async with Fake(t=1) as fake:
+        asked: list[tuple[str | None, str | None]] = []
+
+        def note(header: Any, body: bytes) -> None:
+            asked.append((header.subscription, header.expression_type))
+
+        fake.broker.rules[RequestCode.PULL_MESSAGE] = note
+        made = AsyncPullConsumer(fake.namesrv, "g")
+        with pytest.raises(FilterIllegal):
+            made.subscribe("t", sql="a >")
+        with pytest.raises(UsageError):
+            made.subscribe("t", "TagA", sql="a > 1")
+        made.subscribe("t", sql="a > 1")
+        async with made:
+            await until(lambda: ("a > 1", "SQL92") in asked)
+        async with AsyncPullConsumer(fake.namesrv, "h") as by_hand:
+            await by_hand.assign([Q0], sql="b = 2")
+            await until(lambda: ("b = 2", "SQL92") in asked)
+
+
+@in_loop
+async def test_broadcast_keeps_its_offsets_in_a_file(tmp_path: Path) -> None:
+    async with Fake(t=2) as fake:
+        fill(fake, 4, queues=2)
+
+        def member(name: str) -> AsyncPullConsumer:
+            made = AsyncPullConsumer(
+                fake.namesrv, "g", broadcast=True, offset_folder=str(tmp_path), instance_name=name, consume_from="first"
+            )
+            made.subscribe("t")
+            return made
+
+        async with member("a") as one, member("b") as other:
+            assert len(await read(one, 4)) == len(await read(other, 4)) == 4
+            await one.commit()
+            assert await one.committed(Q0) == 2
+        assert fake.broker.offsets == {}
+        fill(fake, 1)
+        async with member("a") as again:
+            assert [m.queue_offset for m in await read(again, 1)] == [2]
+
+
+@in_loop
+async def test_a_topic_is_watched_for_other_queues() -> None:
+    async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", watch_interval_ms=10) as consumer:
+        seen: list[list[MessageQueue]] = []
+        await consumer.watch_queues("t", seen.append)
+        fake.names.topics["t"] = {"broker-a": 2}
+        await until(lambda: seen == [[Q0, Q1]])
+        del fake.names.topics["t"]
+        await until(lambda: seen[1:] == [[]])
+        with pytest.raises(RouteNotFound):
+            await consumer.watch_queues("none", seen.append)
+
+
+@in_loop
+async def test_commits_that_nobody_waits_for() -> None:
+    options: dict[str, Any] = {"consume_from": "first", "auto_commit": False}
+    async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", **options) as consumer:
+        await consumer.assign([Q0])
+        fill(fake, 3)
+        await read(consumer, 3)
+        fake.broker.silent.add(RequestCode.UPDATE_CONSUMER_OFFSET)
+        await consumer.commit(wait=False)
+        await consumer.commit({Q0: 1}, wait=False)
+        await until(lambda: fake.broker.requests[RequestCode.UPDATE_CONSUMER_OFFSET] == 2)
+        fake.broker.silent.clear()
+        await consumer.commit({Q0: 2}, wait=False)
+        await until(lambda: fake.broker.offsets.get(("g", "t", 0)) == 2)
+
+
+@in_loop
+async def test_hooks_see_what_is_handed_out() -> None:
+    class Look(Hooks):
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, list[bytes], bool]] = []
+
+        def after_consume(self, consuming: Consuming) -> None:
+            self.seen.append((consuming.group, [m.body for m in consuming.messages], consuming.success))
+
+    look = Look()
+    async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", consume_from="first", hooks=[look]) as consumer:
+        fill(fake, 2)
+        await consumer.assign([Q0])
+        await read(consumer, 2)
+        assert look.seen == [("g", [b"0", b"1"], True)]
