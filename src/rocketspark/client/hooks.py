@@ -17,9 +17,11 @@ import msgspec
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.protocol import properties
 from rocketspark.transport.peer import Reply
 
 log = logging.getLogger("rocketspark.client")
+sends_log = logging.getLogger("rocketspark.sends")
 
 
 class Sending(msgspec.Struct, kw_only=True):
@@ -91,6 +93,33 @@ class Hooks:
 
     def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:
         """After each reply, or error instead of it."""
+
+
+class LogSends(Hooks):
+    """Logs each attempt of a send to "rocketspark.sends": its result and keys at INFO, a failure at WARNING.
+
+    `keys` of a batch are in its messages, out of a hook's sight: its ids are logged alone. `log`: another logger.
+    """
+
+    def __init__(self, log: logging.Logger = sends_log) -> None:
+        self._log = log
+
+    def after_send(self, sending: Sending) -> None:
+        """One line."""
+        result, error = sending.result, sending.error
+        level = logging.INFO if error is None else logging.WARNING
+        if not self._log.isEnabledFor(level):
+            return
+        keys, tag = sending.properties.get(properties.KEYS, ""), sending.properties.get(properties.TAGS, "")
+        queue = f"{sending.queue.broker_name}/{sending.queue.queue_id}"
+        what = f"topic={sending.topic} tag={tag} keys={keys!r} id={sending.message_id} queue={queue}"
+        cost = f"cost_ms={sending.cost_ms:.1f}"
+        if error is not None:
+            self._log.log(level, "not sent: %s %s error=%s: %s", what, cost, type(error).__name__, error)
+        elif result is None:
+            self._log.log(level, "sent one-way: %s", what)
+        else:
+            self._log.log(level, "sent: %s offset=%d status=%s %s", what, result.queue_offset, result.status, cost)
 
 
 def hooked(listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks]) -> Callable[[Any], Any]:

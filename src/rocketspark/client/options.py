@@ -78,6 +78,7 @@ class ProducerOptions(ClientOptions, total=False):
     linger_ms: gather small sends for so long and send them in one request, each with a result of its own; 0 gathers
         what comes in one turn of the loop; None: no [autoBatch, batchMaxDelayMs].
     batch_bytes: such a request is sent at the latest when it has this size: 32 KiB [batchMaxBytes].
+    log_sends: each attempt's result and keys go to the logger "rocketspark.sends", failures as warnings: no.
     """
 
     send_timeout_ms: float
@@ -100,6 +101,7 @@ class ProducerOptions(ClientOptions, total=False):
     vip_channel: bool
     linger_ms: float | None
     batch_bytes: int
+    log_sends: bool
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     vip_channel: bool = False
     linger_ms: float | None = None
     batch_bytes: int = 32 << 10
+    log_sends: bool = False
 
 
 def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, ClientOptions]:

@@ -13,6 +13,7 @@ from rocketspark.client.autobatch import Batcher
 from rocketspark.client.delivery import Delivery, SendRules, result_of
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
+from rocketspark.client.hooks import LogSends
 from rocketspark.client.inquiries import Inquiries
 from rocketspark.client.lanes import Lanes
 from rocketspark.client.options import ProducerOptions, producer_settings
@@ -95,6 +96,8 @@ class AsyncProducer(Inquiries):
         )
         self._delivery = Delivery(self._instance, self.group, self._rules, self._hooks, faults)
         self._trace_as(self.group, "PRODUCE")
+        if settings.log_sends:
+            self._hooks.add(LogSends())
         self._batcher: Batcher | None = None
         if settings.linger_ms is not None:
             self._batcher = Batcher(self._send_gathered, linger_ms=settings.linger_ms, bytes_max=settings.batch_bytes)

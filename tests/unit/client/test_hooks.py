@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.unit.client.fake import Fake, in_loop, until
 from tests.unit.client.test_producer import SEND, failing
 
 from rocketspark.client import AsyncProducer, AsyncPushConsumer
-from rocketspark.client.hooks import Consuming, Hooks, HookSet, Sending
+from rocketspark.client.hooks import Consuming, Hooks, HookSet, LogSends, Sending
 from rocketspark.client.signing import Signer
 from rocketspark.errors import ConfigError, SendFailed
 from rocketspark.model import Message, ReceivedMessage
@@ -71,6 +72,36 @@ def test_each_attempt_is_seen_before_and_after(error: Exception | None) -> None:
             assert len(seen.told) == 8
 
     run()
+
+
+@pytest.mark.parametrize("options", [{"log_sends": True}, {"hooks": [LogSends()]}], ids=["option", "hook"])
+def test_sends_are_logged_with_result_and_keys(options: Any, caplog: pytest.LogCaptureFixture) -> None:
+    @in_loop
+    async def run() -> None:
+        async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", **options) as producer:
+            fake.broker.rules[SEND] = failing(1)
+            result = await producer.send("t", b"x", tag="A", keys=["k1", "k2"])
+            await producer.send_oneway("t", b"x")
+            failed, sent, oneway = caplog.records
+            assert [r.levelname for r in caplog.records] == ["WARNING", "INFO", "INFO"]
+            what = f"topic=t tag=A keys='k1 k2' id={result.message_id} queue=broker-a/0"
+            assert failed.getMessage().startswith(f"not sent: {what} cost_ms=")
+            assert " error=ServerError: " in failed.getMessage()
+            assert sent.getMessage().startswith(f"sent: {what} offset=0 status=SEND_OK cost_ms=")
+            assert oneway.getMessage().startswith("sent one-way: topic=t tag= keys='' id=")
+
+    with caplog.at_level(logging.INFO, "rocketspark.sends"):
+        run()
+
+
+@in_loop
+async def test_a_quiet_logger_gets_failures_only(caplog: pytest.LogCaptureFixture) -> None:
+    quiet = logging.getLogger("test.sends")
+    quiet.setLevel(logging.WARNING)
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", hooks=[LogSends(quiet)]) as producer:
+        fake.broker.rules[SEND] = failing(1)
+        await producer.send("t", b"x")
+    assert [r.levelname for r in caplog.records if r.name == "test.sends"] == ["WARNING"]
 
 
 @in_loop
