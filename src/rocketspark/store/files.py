@@ -9,6 +9,8 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
+import sys
 from pathlib import Path
 
 from rocketspark.errors import StoreFull, StoreUnwritable
@@ -16,6 +18,9 @@ from rocketspark.errors import StoreFull, StoreUnwritable
 PAGE = mmap.PAGESIZE
 _MADV_POPULATE_WRITE = 23
 _MS_SYNC = 4
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MAPS_MAX = 32_768
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
@@ -45,17 +50,25 @@ class OsFiles:
     """The operating system's files. Tests subclass it and raise OSError where a disk would."""
 
     def __init__(self) -> None:
-        self._madvise = self._msync = None
+        self._madvise = self._msync = self._mmap = None
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             self._madvise, self._msync = libc.madvise, libc.msync
             for call in (self._madvise, self._msync):
                 call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+            if sys.platform == "linux" and sys.maxsize > 1 << 32:
+                self._mmap = libc.mmap
+                self._mmap.restype = ctypes.c_void_p
+                sizes = (ctypes.c_void_p, ctypes.c_size_t)
+                self._mmap.argtypes = (*sizes, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
         except (OSError, AttributeError):
             pass
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.mkdir(path)
+        except OSError:
+            os.makedirs(path, exist_ok=True)  # Its parents, too, or there is one already.
 
     def create(self, path: str, size: int, *, keep: bool = False) -> None:
         """A file of `size` zero bytes without blocks. `keep`: an existing one keeps its content."""
@@ -66,19 +79,42 @@ class OsFiles:
             os.close(fd)
 
     def map(self, path: str, *, scattered: bool = False) -> mmap.mmap:
-        """The whole file, readable and writable in memory. Touches none of its pages.
+        """The whole file, readable and writable in memory. Touches none of its pages, keeps no descriptor.
 
         `scattered`: few bytes here and there are used, so nothing is read ahead around them: the first touch of
         a sparse file costs 9 us instead of 670 where the disk reads 8 MiB ahead.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            mapped = mmap.mmap(fd, 0)
+            mapped = self._map(fd) if self._mmap is not None else mmap.mmap(fd, 0)
         finally:
             os.close(fd)
         if scattered:
             mapped.madvise(mmap.MADV_RANDOM)
         return mapped
+
+    def _map(self, fd: int) -> mmap.mmap:
+        # Python's own map of a file keeps a copy of its descriptor (until 3.13): map nothing, the file over it.
+        assert self._mmap is not None
+        size = os.fstat(fd).st_size
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        if self._mmap(at, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != at:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return mapped
+
+    def maps_max(self) -> int:
+        """How many files may be mapped at a time: half of what the kernel or the open files allow."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        found = descriptors // 2 if descriptors > 0 else _MAPS_MAX
+        if self._mmap is not None:
+            try:
+                with open("/proc/sys/vm/max_map_count") as file:
+                    found = int(file.read()) // 2
+            except (OSError, ValueError):
+                found = _MAPS_MAX
+        return max(64, min(found, _MAPS_MAX))
 
     def reserve(self, path: str, at: int, count: int) -> None:
         """Gives bytes [at, at + count) of the file blocks on the disk. Raises OSError(ENOSPC) if it is full."""
@@ -89,6 +125,17 @@ class OsFiles:
             # A file system without reservation: sparse then, as RocketMQ's own files are.
             if e.errno not in _NO_FALLOCATE:
                 raise
+        finally:
+            os.close(fd)
+
+    def write_at(self, path: str, at: int, content: bytes | bytearray) -> None:
+        """Writes into a file that is there; every map of it shows that at once."""
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            left = memoryview(content)
+            while left:
+                count = os.pwrite(fd, left, at)
+                at, left = at + count, left[count:]
         finally:
             os.close(fd)
 

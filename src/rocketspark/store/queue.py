@@ -6,6 +6,7 @@ Rule: unit n is the message with queue offset n; only this file writes units (`S
 from __future__ import annotations
 
 import struct
+import threading
 from collections import deque
 from collections.abc import Iterator
 from functools import cache
@@ -24,7 +25,12 @@ GAP_SIZE = 0x7FFFFFFF
 # Blocks are reserved in steps that grow with the file: a queue of a few messages takes 4 KiB.
 RESERVE_STEP_BYTES_MIN = 4 << 10
 RESERVE_STEP_BYTES_MAX = 64 << 10
+# So many units a new queue keeps in memory before it needs a file: that takes 150 us to make, and few queues stay small
+# for long. Until then a flush makes it, in a thread; after a kill the log has them.
+UNITS_WITHOUT_FILE = 32
 _NO_MAP = memoryview(bytearray())
+# How many queues in use are passed over in search of one that is not.
+_SPARED_MAX = 16
 
 
 @cache
@@ -44,6 +50,7 @@ class Queue:
 
     Fields of the hot path: `map` the file written to, `at` the byte of the next unit in it, `limit` the byte up
     to which there are blocks (0 while the file is not mapped), `next` the queue offset of the next message.
+    `map` is the queue's own memory at first (`_early`), of which `_early_stored` bytes stand in the file.
     `rare`: whatever is put here takes the general way of an append. `ext`: where tags codes go, if not into units.
     """
 
@@ -52,6 +59,8 @@ class Queue:
 
     __slots__ = (
         "_active",
+        "_early",
+        "_early_stored",
         "at",
         "counted",
         "delay_ms",
@@ -104,6 +113,8 @@ class Queue:
         self.at = self.limit = self.reserved = self.start = 0
         self.next = self.min = 0
         self.flushed = 0
+        self._early: bytearray | None = None
+        self._early_stored = 0
         # For the count of what was stored: up to which message, and bytes of records since.
         self.counted = 0
         self.stored_bytes = 0
@@ -162,7 +173,9 @@ class Queue:
 
     def find_min(self, min_position: int) -> None:
         """Sets `min`: the first unit that is no gap and lies at or after log position `min_position`."""
-        low = self.segments.starts[0] // UNIT_BYTES if self.segments.starts else self.next
+        # In memory are units from the queue's begin on.
+        first = 0 if self._early is not None else self._end()
+        low = (self.segments.starts[0] if self.segments.starts else first) // UNIT_BYTES
         high = self.next
         while low < high:
             middle = (low + high) // 2
@@ -193,6 +206,14 @@ class Queue:
         Raises StoreFull or StoreUnwritable.
         """
         segments = self.segments
+        if self._early is not None:
+            self._leave_memory()
+        elif self.at == self.start == 0 and not segments.starts and not self.is_batch:
+            self._early_stored = 0
+            self._early = bytearray(min(UNITS_WITHOUT_FILE * UNIT_BYTES, segments.size))
+            self.map = memoryview(self._early)
+            self.limit = self.reserved = len(self._early)
+            return 0
         step = self._step()
         if self.at >= segments.size or not segments.starts:
             start = self.start + (self.at if self.at >= segments.size else 0)
@@ -215,6 +236,25 @@ class Queue:
             self.limit = self.reserved - self.reserved % self.unit_bytes
         return self.at
 
+    def _leave_memory(self) -> None:
+        with self._active.lock:
+            self._store_early()
+            self._early = None
+        self.reserved = min(RESERVE_STEP_BYTES_MIN, self.segments.size)
+        self.limit = 0
+        self.map = _NO_MAP
+
+    def _store_early(self) -> None:
+        """Puts the units in memory into the file, made now if it is not there; under the lock of `_active`."""
+        segments, early, end = self.segments, self._early, self.at
+        if early is None:
+            return  # Deleted, or mapped meanwhile.
+        if not segments.starts:
+            segments.add(0, RESERVE_STEP_BYTES_MIN)
+        if end > self._early_stored:
+            segments.write(self._early_stored, early[self._early_stored : end])
+            self._early_stored = end
+
     def _step(self) -> int:
         """How many bytes to reserve next: as many as there are, the whole step from the second file on."""
         if self.start:
@@ -224,6 +264,8 @@ class Queue:
     def make_room_for(self, count: int) -> None:
         """Room for `count` units in a row, so that a batch is written whole or not at all."""
         if self.at >= self.limit:
+            self.make_room()
+        if self._early is not None and self.at + count * self.unit_bytes > self.limit:
             self.make_room()
         if self.ext is not None:
             self.ext.make_room(count)
@@ -240,7 +282,10 @@ class Queue:
             following += size
 
     def release(self) -> None:
-        """Lets the map go; the next append maps it again."""
+        """Lets the map go; the next append maps it again. What was in memory alone is gone."""
+        if self._early is not None:
+            with self._active.lock:
+                self._early = None
         self.limit = 0
         self.map = _NO_MAP
 
@@ -278,6 +323,8 @@ class Queue:
 
     def cut(self, offset: int) -> None:
         """Removes the units from `offset` on."""
+        if self._early is not None:
+            self._leave_memory()
         end = offset * UNIT_BYTES
         if self.segments.starts and end < self.segments.starts[0]:
             for start in self.segments.starts[::-1]:
@@ -322,13 +369,16 @@ class Queue:
         return self.next * UNIT_BYTES
 
     def flush(self) -> None:
-        """Puts the units written so far on the disk. Safe beside appends. Raises OSError."""
+        """Puts the units written so far on the disk. Safe beside appends. Raises OSError, StoreError."""
         segments = self.segments
         end = self._end()
         if self.flushed >= end:
             return
         if self.ext is not None:
             self.ext.flush()  # First: no unit on the disk points to what is not.
+        if self._early is not None:
+            with self._active.lock:
+                self._store_early()
         for start in list(segments.starts):
             if start + segments.size > self.flushed and start < end:
                 try:
@@ -339,15 +389,27 @@ class Queue:
 
 
 class Active:
-    """Which queues hold their file mapped for writing: at most `count_max`, first in, first out."""
+    """Which queues hold their file mapped for writing: about `count_max`; those that are written to stay.
+
+    `lock`: held where a queue's first file is made or given up, which a thread does beside the appends.
+    """
 
     def __init__(self, count_max: int) -> None:
         self.count_max = count_max
-        self._queues: deque[Queue] = deque()
+        self.lock = threading.Lock()
+        # Each with the end it had when it was last looked at.
+        self._queues: deque[tuple[Queue, int]] = deque()
 
     def enter(self, queue: Queue) -> None:
-        self._queues.append(queue)
+        # The message it enters for does not count.
+        self._queues.append((queue, queue.next + 1))
+        spared = 0
         while len(self._queues) > self.count_max:
-            oldest = self._queues.popleft()
-            if oldest is not queue:
+            oldest, end = self._queues.popleft()
+            if oldest is queue:
+                continue
+            if oldest.next != end and spared < _SPARED_MAX:
+                spared += 1
+                self._queues.append((oldest, oldest.next))
+            else:
                 oldest.release()

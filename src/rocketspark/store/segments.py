@@ -166,6 +166,14 @@ class Segments:
             raise failure(e, "extend", self.path(start), end - offset) from e
         return end
 
+    def write(self, offset: int, content: bytes | bytearray) -> None:
+        """Writes within a file that is there, without mapping it. Raises StoreFull or StoreUnwritable."""
+        start = offset - offset % self.size
+        try:
+            self.files.write_at(self.path(start), offset - start, content)
+        except OSError as e:
+            raise failure(e, "write", self.path(start), len(content)) from e
+
     def cut(self, end: int) -> None:
         """Removes every byte from offset `end` on: later files go, the rest of its own file becomes zero."""
         while self.starts and self.starts[-1] >= end and len(self.starts) > 1:

@@ -6,7 +6,6 @@ Rule: it never calls up, knows no sockets and no event loop; time and files are 
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -105,9 +104,8 @@ class Store:
 
     def _open(self) -> None:
         s = self.settings
-        # A Python map keeps a file descriptor; stay well within what the process may have.
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        share = max(32, min(4096, descriptors // 4 if descriptors > 0 else 4096))
+        # Half for reading, half for queues that are written to.
+        share = self._files.maps_max() // 2
         maps = Maps(self._files, share)
         self.log = Log(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
         self.log.verifies_record_crc = s.verify_record_crc

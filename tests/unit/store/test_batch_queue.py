@@ -216,6 +216,7 @@ def test_files_go_with_the_log_and_with_the_topic(store: Store, send: Any) -> No
     assert not Path(store.settings.root, "batchconsumequeue/b").exists()
     # Made anew without the attribute it is a topic as any other.
     send(store, "b", 0, b"plain")
+    store.flush_queues()
     assert Path(store.settings.root, "consumequeue/b/0").exists()
     assert [b for _, b in messages(store, "b", 0)] == [b"plain"]
 

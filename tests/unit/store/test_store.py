@@ -48,6 +48,7 @@ def test_a_record_is_what_the_codec_says(make_store: Any, send: Any) -> None:
     assert (offset, end) == (0, position + len(expected))
     assert bytes(store.record_at(position)) == expected
     assert store.written_position == end
+    store.flush_queues()
     unit = (Path(store.settings.root) / "consumequeue/t/3" / ("0" * 20)).read_bytes()[:20]
     assert struct.unpack(">qiq", unit) == (position, len(expected), string_hash("A"))
 
@@ -334,6 +335,7 @@ def test_default_sizes_stay_small_until_used(tmp_path: Path, send: Any) -> None:
     store = Store(StoreSettings(root=str(tmp_path / "s")), clock=ManualClock(NOW_MS))
     store.open()
     send(store, "t", 0, b"x", keys="k")
+    store.flush_queues()
     store.flush_indexes()
     sizes = {p.relative_to(tmp_path).parts[1]: p.stat() for p in (tmp_path / "s").rglob("0*") if p.is_file()}
     assert sizes["commitlog"].st_size == 1 << 30
