@@ -21,7 +21,7 @@ WITH_JAVA = env JAVA_HOME="$$(cat .setup/java_home)" \
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-setup: ## .venv, Java, Maven, Go and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
+setup: ## .venv, Java, Maven, Go, PostgreSQL and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
 	@PYTHON="$(PYTHON)" GO="$(GO)" scripts/setup.sh test
 
 setup-python:

@@ -4,7 +4,8 @@
 #
 #   scripts/setup.sh python    .venv with everything
 #   scripts/setup.sh demo      + Java 17 or later for Spark
-#   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver
+#   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
+#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin
 #
 # PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command.
 set -euo pipefail
@@ -14,6 +15,7 @@ mkdir -p .setup
 level=${1:-test}
 jvm_roots=${JVM_ROOTS:-/usr/lib/jvm /opt/java /Library/Java/JavaVirtualMachines}
 go_roots=${GO_ROOTS:-/usr/local/go /usr/lib/go /usr/lib/go-1.*}
+postgres_roots=${POSTGRES_ROOTS:-/usr/lib/postgresql/* /usr/pgsql-* /opt/homebrew/opt/postgresql*}
 client_versions="5.5.0 4.9.7"
 server_version="5.5.0"
 
@@ -183,9 +185,38 @@ setup_go() {
   printf '%s\n' "$key" > .setup/go
 }
 
+# ------------------------------------------------------------------ PostgreSQL
+
+postgres_fits() {  # FOLDER: has it the programs of a PostgreSQL 12 or later?
+  local version
+  [ -x "$1/initdb" ] && version=$("$1/postgres" --version 2>/dev/null) || return 1
+  [[ $version =~ ([0-9]+) ]] && (( BASH_REMATCH[1] >= 12 ))
+}
+
+find_postgres() {
+  local folder program
+  program=$(command -v postgres || true)
+  for folder in "${program%/*}" $(for root in $postgres_roots; do echo "$root/bin"; done); do
+    if [ -n "$folder" ] && postgres_fits "$folder"; then echo "$folder"; return 0; fi
+  done
+  return 1
+}
+
+setup_postgres() {
+  local folder
+  if [ -f .setup/postgres_bin ] && postgres_fits "$(cat .setup/postgres_bin)"; then return; fi
+  if ! folder=$(find_postgres); then
+    apt_install "No PostgreSQL 12 or later found; the tests start a server of their own." postgresql ||
+      stop "installing postgresql failed, see above."
+    folder=$(find_postgres) || stop "postgresql did not bring a server of PostgreSQL 12 or later."
+  fi
+  say "Using the PostgreSQL server in $folder"
+  printf '%s\n' "$folder" > .setup/postgres_bin
+}
+
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
-  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_go ;;
+  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_go; setup_postgres ;;
   *) stop "unknown level '$level' (python, demo or test)." ;;
 esac

@@ -23,6 +23,7 @@
         StoreFull             no room on the disk
         StoreLocked           another process has the directory
         StoreUnwritable       a directory or file that cannot be written
+      DatabaseFailed        the database of an outbox or of seen ids does not answer or refuses (`retriable`)
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
 """
@@ -195,3 +196,9 @@ class StoreLocked(StoreError):
 
 class StoreUnwritable(StoreError):
     """The store stopped writing: a directory or file that cannot be written, or a failed flush."""
+
+
+class DatabaseFailed(RocketSparkError):
+    """The database that an outbox or seen ids are kept in does not answer, refuses, or holds a lock for too long."""
+
+    retriable = True

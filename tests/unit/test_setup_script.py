@@ -66,6 +66,7 @@ class Machine:
         self.command("id", "echo 0")
         self.command("mvn", f'echo "mvn $*" >> {self.record}')
         self.go("1.19.8")
+        self.postgres(15)
         python = PYTHON.format(record=self.record, real=sys.executable, venv_missing=self.venv_missing)
         self.write(self.bin / "python3.11", python)
 
@@ -93,6 +94,13 @@ class Machine:
         self.command(name, f"case $1 in env) echo go{version} ;; build) {build} ;; esac")
         return self.bin / name
 
+    def postgres(self, version: int) -> Path:
+        """Puts the programs of a PostgreSQL server in the place where Debian puts them."""
+        folder = self.folder / "postgresql" / str(version)
+        self.write(folder / "bin" / "initdb", "#!/bin/sh\n")
+        self.write(folder / "bin" / "postgres", f'#!/bin/sh\necho "postgres (PostgreSQL) {version}.16 (Debian)"\n')
+        return folder
+
     def apt(self, *brings: str) -> None:
         """An apt-get that records its calls and makes a java appear: "package=home" pairs, homes made by java()."""
         lines = [f'echo "apt-get $*" >> {self.record}']
@@ -103,6 +111,7 @@ class Machine:
 
     def setup(self, level: str, **environment: str) -> subprocess.CompletedProcess[str]:
         clean = {"PATH": str(self.bin), "HOME": str(self.folder), "JVM_ROOTS": str(self.jvms), "GO_ROOTS": "/none"}
+        clean["POSTGRES_ROOTS"] = f"{self.folder}/postgresql/*"
         return subprocess.run(
             [self.project / "scripts" / "setup.sh", level],
             env=clean | environment,
@@ -238,6 +247,33 @@ def test_without_go_one_who_is_not_root_is_told_the_command(machine: Machine) ->
     done = machine.setup("test")
     assert done.returncode == 1
     assert "sudo apt-get update && sudo apt-get install -y golang-go" in done.stderr
+
+
+def test_postgresql_is_found_or_installed(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    chosen = machine.project / ".setup" / "postgres_bin"
+    assert machine.setup("test").returncode == 0
+    assert chosen.read_text() == f"{machine.folder}/postgresql/15/bin\n"
+    new = machine.postgres(17).rename(machine.folder / "new")
+    shutil.rmtree(machine.folder / "postgresql" / "15")
+    machine.postgres(11)  # Too old.
+    bring = f"cp -r {new} {machine.folder}/postgresql/17"
+    machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\ncase "$*" in install*) {bring} ;; esac')
+    done = machine.setup("test")
+    assert done.returncode == 0, done.stderr
+    assert machine.installs[-2:] == ["apt-get update", "apt-get install -y postgresql"]
+    assert chosen.read_text() == f"{machine.folder}/postgresql/17/bin\n"
+    assert machine.setup("test").stderr == ""
+
+
+def test_without_postgresql_one_who_is_not_root_is_told_the_command(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    shutil.rmtree(machine.folder / "postgresql")
+    machine.command("id", "echo 1000")
+    machine.apt()
+    done = machine.setup("test")
+    assert done.returncode == 1
+    assert "sudo apt-get update && sudo apt-get install -y postgresql" in done.stderr
 
 
 def test_not_root_is_told_the_command(machine: Machine) -> None:

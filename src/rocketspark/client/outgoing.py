@@ -49,12 +49,12 @@ def make_message(message: Message | str, body: bytes | None, fields: MessageFiel
     return Message(topic=message, body=body, **fields)  # type: ignore[arg-type]
 
 
-def pack(message: Message, packing: Packing) -> Outgoing:
-    """What to send for one message. Raises MessageIllegal naming the rule that is broken."""
+def pack(message: Message, packing: Packing, unique_id: str | None = None) -> Outgoing:
+    """What to send for one message. `unique_id`: that of a send before. Raises MessageIllegal naming the rule."""
     topic, body = message.topic, message.body
     validate.check_target(topic)
     validate.check_body(topic, body, packing.body_bytes_max)
-    unique_id = unique_ids.next()
+    unique_id = unique_id or unique_ids.next()
     text = properties_text(message, unique_id)
     sys_flag = 0
     if len(body) > packing.over_bytes:

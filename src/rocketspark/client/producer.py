@@ -178,6 +178,13 @@ class AsyncProducer(Inquiries):
             return await self._gather(message, out, queue)
         return await self.send_packed(out, message.sharding_key, queue, timeout_ms)
 
+    async def resend(self, message: Message, message_id: str, *, timeout_ms: float | None = None) -> SendResult:
+        """Send a message under the unique id of a send before, so that consumers can tell it comes again.
+
+        Raises as `send` does.
+        """
+        return await self.send_packed(pack(message, self.packing, message_id), message.sharding_key, None, timeout_ms)
+
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: float | None = None
     ) -> SendResult:

@@ -82,6 +82,7 @@ class ProducerFacade(InquiriesFacade[P]):
         self._room = Turnstile(FUTURES_IN_FLIGHT_MAX)
 
     send = blocking(AsyncProducer.send)
+    resend = blocking(AsyncProducer.resend)
     send_batch = blocking(AsyncProducer.send_batch)
     send_oneway = blocking(AsyncProducer.send_oneway)
     request = blocking(AsyncProducer.request)

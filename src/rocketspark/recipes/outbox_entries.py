@@ -1,0 +1,151 @@
+"""What an outbox keeps: messages as rows, and what becomes of them. Rule: pure; ids stay over all sends."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rocketspark.client.outgoing import Packing, pack
+from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError, StateError
+from rocketspark.model import Message
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.recipes.databases import KEY_CHARACTERS_MAX
+
+# The property in which a key of the application's travels.
+KEY_PROPERTY = "outbox_key"
+# What only means "not now", though nothing is to be had by asking another broker at once.
+_NOT_NOW = frozenset({int(ResponseCode.FLOW_CONTROL)})
+
+
+class State(StrEnum):
+    """WAITING: to be sent; PARKED: refused for good, until an operator resends or drops it; SENT: kept for its key."""
+
+    WAITING = "waiting"
+    PARKED = "parked"
+    SENT = "sent"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A message that is in the outbox.
+
+    `is_new` is false if its key was there before: then nothing was changed. `error`: why it was not sent at once.
+    """
+
+    key: str
+    is_new: bool
+    error: RocketSparkError | None = None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A row of an outbox. Times in ms since 1970; `due_ms` 0: at once; `owner`: the relay that has it in work."""
+
+    number: int
+    key: str
+    message_id: str
+    message: Message
+    state: State
+    attempts: int
+    error: str | None
+    added_ms: int
+    due_ms: int
+    sent_ms: int | None
+    lane: str | None
+    owner: str | None
+
+
+class Prepared(NamedTuple):
+    """A message that can be kept: checked, copied, with its id and key."""
+
+    key: str
+    message_id: str
+    message: Message
+    lane: str | None
+
+
+class _Fields(msgspec.Struct, omit_defaults=True):
+    """A message's fields besides topic and body, as JSON in one column."""
+
+    tag: str | None = None
+    keys: list[str] = []
+    properties: dict[str, str] = {}
+    sharding_key: str | None = None
+    delay_level: int = 0
+    deliver_at_ms: int = 0
+    flag: int = 0
+    wait_store_ok: bool = True
+
+
+def prepare(message: Message, key: str | None, packing: Packing) -> Prepared:
+    """Check and copy a message. `key`: None makes its unique id the key. Raises MessageIllegal."""
+    # As an error now, not once it is stored; the id is of this packing.
+    out = pack(message, packing._replace(over_bytes=1 << 62))
+    changes: dict[str, Any] = {"properties": dict(message.properties), "keys": _words(message.keys)}
+    if key is not None:
+        if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX or "\0" in key:
+            text = f"outbox key {str(key)[:40]!r}: 1 to {KEY_CHARACTERS_MAX} characters are needed, none of them 0x00"
+            raise MessageIllegal(text, topic=message.topic)
+        changes["properties"][KEY_PROPERTY] = key
+    if message.delay_ms:
+        # From now on, not from when it can be sent at last.
+        changes |= {"delay_ms": 0, "deliver_at_ms": time.time_ns() // 1_000_000 + message.delay_ms}
+    copy = msgspec.structs.replace(message, **changes)
+    if key is not None:
+        pack(copy, packing._replace(over_bytes=1 << 62))
+    return Prepared(key or out.message_id, out.message_id, copy, lane_of(copy))
+
+
+def lane_of(message: Message) -> str | None:
+    """What keeps its order: a topic's sharding key; None for a message without one."""
+    if not message.sharding_key:
+        return None
+    text = msgspec.json.encode([message.topic, message.sharding_key]).decode()
+    return text if len(text) <= KEY_CHARACTERS_MAX else "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def fields_text(message: Message) -> str:
+    """The `fields` column of a message."""
+    values = {name: getattr(message, name) for name in _Fields.__struct_fields__}
+    return msgspec.json.encode(_Fields(**values)).decode()
+
+
+def entry_of(row: Sequence[Any]) -> Entry:
+    """The entry of a row, its columns in the order of the store's COLUMNS."""
+    number, key, message_id, topic, lane, body, fields, state, attempts, error, added, due, sent, owner = row
+    message = Message(
+        topic=topic, body=bytes(body), **msgspec.structs.asdict(msgspec.json.decode(fields, type=_Fields))
+    )
+    return Entry(
+        number=number,
+        key=key,
+        message_id=message_id,
+        message=message,
+        state=State(state),
+        attempts=attempts,
+        error=error,
+        added_ms=added,
+        due_ms=due,
+        sent_ms=sent,
+        lane=lane,
+        owner=owner,
+    )
+
+
+def is_refused_for_good(error: BaseException) -> bool:
+    """Whether sending the same again cannot help: the message is illegal, or the broker's code says so."""
+    if isinstance(error, SendFailed | ServerError):
+        return not error.retriable and error.code is not None and error.code not in _NOT_NOW
+    return isinstance(error, MessageIllegal)
+
+
+def is_our_own(error: BaseException) -> bool:
+    """Whether the error tells nothing about the message: the producer is not started, or closed."""
+    return isinstance(error, StateError)
+
+
+def _words(keys: Sequence[str]) -> list[str]:
+    return keys.split() if isinstance(keys, str) else list(keys)

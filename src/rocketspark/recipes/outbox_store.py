@@ -1,0 +1,267 @@
+"""The table of an outbox. Rule: only statements on rows are here; what is sent, and when again, the outbox decides.
+
+A relay owns a row until `owned_until_ms`; while it owns one of a lane, no other takes anything of that lane.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rocketspark.errors import UsageError
+from rocketspark.recipes.databases import Database, check_table, database_of
+from rocketspark.recipes.outbox_entries import Entry, Kept, Prepared, State, entry_of, fields_text
+
+COLUMNS = (
+    "number, outbox_key, message_id, topic, lane, body, fields, state, attempts, error, added_ms, due_ms, sent_ms,"
+    " owner"
+)
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS {table} (
+    number {number},
+    outbox_key TEXT NOT NULL UNIQUE,
+    message_id TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    lane TEXT,
+    body {bytes} NOT NULL,
+    fields TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    error TEXT,
+    added_ms BIGINT NOT NULL,
+    due_ms BIGINT NOT NULL DEFAULT 0,
+    sent_ms BIGINT,
+    owner TEXT,
+    owned_until_ms BIGINT NOT NULL DEFAULT 0)""",
+    "CREATE INDEX IF NOT EXISTS {table}_waiting ON {table} (number) WHERE state = 'waiting'",
+    "CREATE INDEX IF NOT EXISTS {table}_lanes ON {table} (lane, number) WHERE state = 'waiting'",
+    "CREATE INDEX IF NOT EXISTS {table}_sent ON {table} (sent_ms) WHERE state = 'sent'",
+)
+# Of lanes, the rows taken with the first: enough that taking costs little, few enough that others get their share.
+LANE_COUNT_MAX = 20
+
+
+class Outcome(NamedTuple):
+    """What became of a row. `state` None: not tried, free for others; WAITING: again after `pause_ms`."""
+
+    number: int
+    state: State | None
+    error: str | None = None
+    pause_ms: int = 0
+
+
+class OutboxStore:
+    """An outbox's table, for who looks after it. `database`: a URL; `table`: its name.
+
+    `must_exist`: an SQLite file that is not there is an error, not made.
+    """
+
+    def __init__(
+        self,
+        database: str | Database,
+        *,
+        table: str = "rocketspark_outbox",
+        wait_ms: float = 5000,
+        must_exist: bool = False,
+    ) -> None:
+        self.database = database_of(database, wait_ms=wait_ms, must_exist=must_exist)
+        self._table = table = check_table(table)
+        self._insert = self.database.sql(
+            f"INSERT INTO {table} (outbox_key, message_id, topic, lane, body, fields, state, error, added_ms, due_ms,"
+            " attempts) VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?, ?, ?) ON CONFLICT (outbox_key) DO NOTHING"
+        )
+        locked = " FOR UPDATE OF o SKIP LOCKED" if self.database.kind == "postgresql" else ""
+        self._heads = (
+            f"SELECT o.number, o.lane FROM {table} o WHERE o.state = 'waiting' AND o.due_ms <= ?"
+            f" AND o.owned_until_ms <= ? AND (o.lane IS NULL OR NOT EXISTS (SELECT 1 FROM {table} e"
+            f" WHERE e.lane = o.lane AND e.state = 'waiting' AND (e.number < o.number OR e.owned_until_ms > ?)))"
+            f" ORDER BY o.number LIMIT ?{locked}"
+        )
+
+    def create_tables(self) -> None:
+        """Make the table and its indexes if they are not there. Raises DatabaseFailed."""
+        self.database.create([text.replace("{table}", self._table) for text in _TABLES])
+
+    def check(self) -> None:
+        """Raise ConfigError if there is no table, DatabaseFailed if there is no database."""
+        self.count()
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self.database.close()
+
+    # -- what comes in -------------------------------------------------------------------------------------------
+
+    def add(self, connection: Any, prepared: Prepared) -> Kept:
+        """Write a message in the caller's transaction. `connection`: of the outbox's database, or a cursor of it."""
+        cursor = connection.execute(self._insert, self._values(prepared))
+        return Kept(prepared.key, bool((connection if cursor is None else cursor).rowcount))
+
+    async def add_async(self, connection: Any, prepared: Prepared) -> Kept:
+        """As `add`, also with a connection whose `execute` is awaited."""
+        cursor = connection.execute(self._insert, self._values(prepared))
+        if inspect.isawaitable(cursor):
+            cursor = await cursor
+        return Kept(prepared.key, bool((connection if cursor is None else cursor).rowcount))
+
+    def keep(self, prepared: Prepared, error: str | None, pause_ms: int) -> bool:
+        """Write a message that could not be sent, in a transaction of its own. False if its key is there already."""
+        with self.database.work() as connection:
+            due_ms = self.database.now_ms(connection) + pause_ms if pause_ms else 0
+            values = self._values(prepared, error, due_ms, 1 if error else 0)
+            return bool(connection.execute(self._insert, values).rowcount)
+
+    def must_be_kept(self, key: str | None, lane: str | None) -> bool:
+        """Whether to send would repeat a key, or overtake what waits in the lane."""
+        texts, values = [], []
+        if key is not None:
+            texts.append(f"SELECT 1 FROM {self._table} WHERE outbox_key = ?")
+            values.append(key)
+        if lane is not None:
+            texts.append(f"SELECT 1 FROM {self._table} WHERE lane = ? AND state = 'waiting'")
+            values.append(lane)
+        with self.database.work() as connection:
+            return any(
+                self.database.run(connection, f"{text} LIMIT 1", (value,)).fetchone() is not None
+                for text, value in zip(texts, values, strict=True)
+            )
+
+    def _values(self, prepared: Prepared, error: str | None = None, due_ms: int = 0, attempts: int = 0) -> list[Any]:
+        key, message_id, message, lane = prepared
+        added_ms = time.time_ns() // 1_000_000
+        fields = fields_text(message)
+        return [key, message_id, message.topic, lane, message.body, fields, error, added_ms, due_ms, attempts]
+
+    # -- what goes out -------------------------------------------------------------------------------------------
+
+    def claim(self, owner: str, count: int, lease_ms: int, due_ms: int | None = None) -> list[list[Entry]]:
+        """Own messages that are due; a list for each lane, in order, and one for each message without a lane.
+
+        `due_ms`: only what was due then.
+        """
+        run = self.database.run
+        with self.database.work() as connection:
+            now_ms = self.database.now_ms(connection)
+            due_ms = now_ms if due_ms is None else due_ms
+            heads = run(connection, self._heads, (due_ms, now_ms, now_ms, count)).fetchall()
+            runs, left = [], count - len(heads)
+            for number, lane in heads:
+                if lane is None:
+                    where, values = "number = ?", [number, 1]
+                else:
+                    where, values = "lane = ? AND state = 'waiting'", [lane, 1 + min(left, LANE_COUNT_MAX)]
+                text = f"SELECT {COLUMNS} FROM {self._table} WHERE {where} ORDER BY number LIMIT ?"
+                entries = [entry_of(row) for row in run(connection, text, values)]
+                # Those behind the first that wait for a time of their own end the run.
+                due = next((i for i, e in enumerate(entries) if e.due_ms > due_ms), len(entries))
+                entries = entries[:due]
+                left -= len(entries) - 1
+                numbers = [entry.number for entry in entries]
+                text = f"UPDATE {self._table} SET owner = ?, owned_until_ms = ? WHERE number IN ({_marks(numbers)})"
+                run(connection, text, [owner, now_ms + lease_ms, *numbers])
+                runs.append(entries)
+            return runs
+
+    def renew(self, owner: str, entries: Sequence[Entry], lease_ms: int) -> bool:
+        """Own them for longer. False if that was lost: somebody else may have them."""
+        numbers = [entry.number for entry in entries]
+        text = (
+            f"UPDATE {self._table} SET owned_until_ms = ? WHERE owner = ? AND owned_until_ms > ? AND state = 'waiting'"
+            f" AND number IN ({_marks(numbers)})"
+        )
+        with self.database.work() as connection:
+            now_ms = self.database.now_ms(connection)
+            values = [now_ms + lease_ms, owner, now_ms, *numbers]
+            return bool(self.database.run(connection, text, values).rowcount == len(numbers))
+
+    def settle(self, owner: str, outcomes: Iterable[Outcome]) -> None:
+        """Write down what became of rows that `owner` had."""
+        free = "owner = NULL, owned_until_ms = 0"
+        tried = f"{free}, attempts = attempts + 1, error = ?"
+        with self.database.work() as connection:
+            now_ms = self.database.now_ms(connection)
+            for number, state, error, pause_ms in outcomes:
+                mine = [number, owner]
+                if state is State.SENT:
+                    # It is stored at a broker, whoever owns it by now.
+                    done = f"state = 'sent', sent_ms = ?, body = ?, {free}, attempts = attempts + 1, error = NULL"
+                    self._update(connection, done, "number = ?", [now_ms, b"", number])
+                elif state is State.PARKED:
+                    self._update(connection, f"{tried}, state = 'parked'", "number = ? AND owner = ?", [error, *mine])
+                elif state is State.WAITING:
+                    values = [error, now_ms + pause_ms, *mine]
+                    self._update(connection, f"{tried}, due_ms = ?", "number = ? AND owner = ?", values)
+                else:
+                    self._update(connection, free, "number = ? AND owner = ?", mine)
+
+    def _update(self, connection: Any, change: str, where: str, values: Sequence[Any]) -> int:
+        text = f"UPDATE {self._table} SET {change} WHERE {where}"
+        return int(self.database.run(connection, text, values).rowcount)
+
+    def purge(self, keep_sent_ms: float) -> int:
+        """Delete the rows that were sent longer ago than that; returns how many."""
+        with self.database.work() as connection:
+            before_ms = self.database.now_ms(connection) - int(keep_sent_ms)
+            text = f"DELETE FROM {self._table} WHERE state = 'sent' AND sent_ms <= ?"
+            return int(self.database.run(connection, text, (before_ms,)).rowcount)
+
+    # -- what an operator does -----------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The database's time."""
+        with self.database.work() as connection:
+            return self.database.now_ms(connection)
+
+    def count(self) -> dict[State, int]:
+        """How many messages are in each state."""
+        with self.database.work() as connection:
+            text = f"SELECT state, count(*) FROM {self._table} GROUP BY state"
+            found = dict(self.database.run(connection, text).fetchall())
+        return {state: int(found.get(state.value, 0)) for state in State}
+
+    def entries(self, state: State | None = None, count_max: int = 100) -> list[Entry]:
+        """The oldest entries, all but the sent ones by default."""
+        where, values = ("state = ?", [state.value]) if state else ("state <> ?", [State.SENT.value])
+        text = f"SELECT {COLUMNS} FROM {self._table} WHERE {where} ORDER BY number LIMIT ?"
+        with self.database.work() as connection:
+            return [entry_of(row) for row in self.database.run(connection, text, [*values, count_max])]
+
+    def get(self, key: str) -> Entry:
+        """The entry of a key. Raises UsageError if there is none."""
+        text = f"SELECT {COLUMNS} FROM {self._table} WHERE outbox_key = ?"
+        with self.database.work() as connection:
+            row = self.database.run(connection, text, (key,)).fetchone()
+        if row is None:
+            raise UsageError(f"{self.database.name}: nothing with the key {key!r} is in {self._table}")
+        return entry_of(row)
+
+    def resend(self, keys: Sequence[str] | None = None) -> int:
+        """Make messages due now, parked ones too; None: all that are parked. Returns how many.
+
+        Raises UsageError, with nothing changed, for a key that is not there or was sent already.
+        """
+        change = "state = 'waiting', due_ms = 0, attempts = 0"
+        return self._each(keys, f"UPDATE {self._table} SET {change}", "sent already, its body is gone")
+
+    def drop(self, keys: Sequence[str] | None = None) -> int:
+        """Delete messages that were not sent; None: all that are parked. Returns how many. Raises as `resend` does."""
+        return self._each(keys, f"DELETE FROM {self._table}", "sent already; its row goes by itself")
+
+    def _each(self, keys: Sequence[str] | None, text: str, sent: str) -> int:
+        run = self.database.run
+        with self.database.work() as connection:
+            if keys is None:
+                return int(run(connection, f"{text} WHERE state = 'parked'").rowcount)
+            for key in keys:
+                if run(connection, f"{text} WHERE outbox_key = ? AND state <> 'sent'", (key,)).rowcount:
+                    continue
+                found = run(connection, f"SELECT 1 FROM {self._table} WHERE outbox_key = ?", (key,)).fetchone()
+                why = f"was {sent}" if found else f"is not in {self._table}"
+                raise UsageError(f"{self.database.name}: the message with the key {key!r} {why}; nothing was changed")
+            return len(keys)
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))
