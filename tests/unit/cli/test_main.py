@@ -21,6 +21,11 @@ COMMANDS = [
     ["topic", "delete"],
     ["produce"],
     ["consume"],
+    ["outbox", "list"],
+    ["outbox", "show"],
+    ["outbox", "resend"],
+    ["outbox", "drop"],
+    ["outbox", "relay"],
 ]
 NOBODY = "127.0.0.1:1"
 
@@ -37,7 +42,7 @@ def test_every_command_has_a_help_with_an_example_that_begins_with_it(
     assert f"rocketspark {' '.join(command)} " in example[1] + " "
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] in ("topic", "produce")], ids=" ".join)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] in ("topic", "produce", "outbox")], ids=" ".join)
 def test_what_a_script_reads_can_be_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     main.run([*command, "--help"])
     assert "--json" in capsys.readouterr().out
@@ -55,6 +60,10 @@ def test_what_a_script_reads_can_be_json(command: list[str], capsys: pytest.Capt
         (["produce", "t", "--property", "novalue"], "'novalue' is no name=value"),
         (["topic", "create", "t", "--queues", "0"], "--queues"),
         (["topic", "delete", "t"], "--yes"),
+        (["outbox", "list"], "--database"),
+        (["outbox", "list", "-d", "sqlite:///no", "--state", "lost"], "waiting, parked or sent"),
+        (["outbox", "resend", "-d", "sqlite:///no"], "--parked"),
+        (["outbox", "drop", "k", "--parked", "-d", "sqlite:///no"], "--parked"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
@@ -77,6 +86,9 @@ def test_wrong_usage_is_one_line_and_code_2(
         (["produce", "bad topic", "-n", NOBODY], "only letters, digits"),
         (["consume", "t", "-n", NOBODY], "127.0.0.1:1"),
         (["produce", "t", "--file", "/nowhere/at/all", "-n", NOBODY], "/nowhere/at/all: No such file or directory"),
+        (["outbox", "list", "-d", "sqlite:////nowhere/shop.db"], "sqlite:////nowhere/shop.db: there is no such file"),
+        (["outbox", "list", "-d", "shop.db"], "'shop.db' is no database"),
+        (["outbox", "list", "-d", "postgresql://u:secret@127.0.0.1:1/x"], "postgresql://u@127.0.0.1:1/x: "),
         (["server", "-c", "/nowhere/broker.conf"], "/nowhere/broker.conf cannot be read"),
     ],
 )
