@@ -114,6 +114,14 @@ class ConnectionLost(TransportError):
     """The connection ended before the reply: the request may have been carried out."""
 
 
+# What brokers with access control on say (2.0, 5.3 and later), and what mends it.
+_ACCESS_HINTS = (
+    ("username cannot be null", "the broker wants signed requests: give access_key and secret_key"),
+    ("check signature failed", "secret_key is not the one of this access_key"),
+    ("User:", "the broker knows the user by the name given as access_key: check it, and what he may do"),
+)
+
+
 class ServerError(RocketSparkError):
     """A server replied with a code other than success.
 
@@ -126,7 +134,8 @@ class ServerError(RocketSparkError):
     ) -> None:
         what = f"{doing}: " if doing else ""
         where = f" from {address}" if address else ""
-        super().__init__(f"{what}code {code}{where}: {remark or 'no remark'}")
+        hint = next((f" ({text})" for found, text in _ACCESS_HINTS if found in (remark or "")), "")
+        super().__init__(f"{what}code {code}{where}: {remark or 'no remark'}{hint}")
         self.code = code
         self.remark = remark or ""
         self.address = address

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from tests.clients.scene import Cluster, Scene
 from tests.java.apache import ApacheCluster
-from tests.java.conftest import QUICK, java_tools
+from tests.java.conftest import QUICK, java_client_55, java_client_497, java_driver, java_tools
 
 from rocketspark.testing.process import run_server_process
 
-__all__ = ["java_tools"]
+__all__ = ["java_client_55", "java_client_497", "java_driver", "java_tools"]
 
 # The official broker notes ended transactions in batches, by default every 3 s: later than it asks here.
 CONFIG = {"recallMessageEnable": "true", "transactionOpBatchInterval": "100"} | QUICK

@@ -180,17 +180,6 @@ def test_sharding_keys_keep_their_order(scene: Scene) -> None:
         assert [body_of(found).decode() for found in of_shard] == [f"{shard} {step}" for step in range(10)]
 
 
-@pytest.mark.parametrize("compression", ["zlib", "lz4", "zstd"])
-def test_java_reads_what_we_compress(scene: Scene, compression: str) -> None:
-    body = bytes(random.Random(7).choices(b"abcdefgh", k=100_000))
-    scene.create(queues=1)
-    with Producer(scene.namesrv, "our-producers", compression=compression) as producer:
-        producer.send(scene.topic, body)
-    [found] = scene.stored(queues=1, count=1)
-    assert body_of(found) == body
-    assert found["stored_bytes"] < len(body)
-
-
 def test_we_read_what_java_sends(scene: Scene) -> None:
     large = bytes(random.Random(7).choices(b"abcdefgh", k=100_000))
     scene.create(queues=1)

@@ -32,8 +32,12 @@ final class Producers {
     }
 
     private Object start(JSONObject args) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(args.getString("group"));
+        String traceTopic = args.getString("trace_topic");
+        DefaultMQProducer producer = new DefaultMQProducer(args.getString("group"), traceTopic != null, traceTopic);
         Shapes.configure(producer, args);
+        if (args.containsKey("compression")) {
+            compress(producer, args.getString("compression"));
+        }
         producer.setSendMsgTimeout(args.containsKey("send_timeout_ms") ? args.getIntValue("send_timeout_ms") : 5000);
         if (args.containsKey("compress_over_bytes")) {
             producer.setCompressMsgBodyOverHowmuch(args.getIntValue("compress_over_bytes"));
@@ -47,6 +51,13 @@ final class Producers {
         producer.start();
         producers.put(args.getString("name"), producer);
         return null;
+    }
+
+    /** ZLIB, LZ4 or ZSTD; clients before 5.0 know of ZLIB alone. */
+    private static void compress(DefaultMQProducer producer, String kind) throws Exception {
+        Class<?> kinds = Class.forName("org.apache.rocketmq.common.compression.CompressionType");
+        Object wanted = kinds.getMethod("valueOf", String.class).invoke(null, kind);
+        DefaultMQProducer.class.getMethod("setCompressType", kinds).invoke(producer, wanted);
     }
 
     private Object stop(JSONObject args) {

@@ -11,6 +11,8 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -41,6 +43,7 @@ final class PushConsumers {
                 }
                 Map<String, Object> delivery = Shapes.message(message);
                 delivery.put("accepted", !fail);
+                delivery.put("taken_time_ms", System.currentTimeMillis());
                 deliveries.add(delivery);
             }
             notifyAll();
@@ -69,7 +72,9 @@ final class PushConsumers {
     }
 
     private Object start(JSONObject args) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.getString("group"));
+        String traceTopic = args.getString("trace_topic");
+        DefaultMQPushConsumer consumer =
+            new DefaultMQPushConsumer(args.getString("group"), traceTopic != null, traceTopic);
         Shapes.configure(consumer, args);
         if ("BROADCASTING".equals(args.getString("model"))) {
             // The enum's package differs between the client versions.
@@ -89,6 +94,10 @@ final class PushConsumers {
         }
         if (args.containsKey("retry_pause_ms")) {
             consumer.setSuspendCurrentQueueTimeMillis(args.getLongValue("retry_pause_ms"));
+        }
+        if (args.containsKey("strategy")) {
+            consumer.setAllocateMessageQueueStrategy("consistent_hash".equals(args.getString("strategy"))
+                ? new AllocateMessageQueueConsistentHash() : new AllocateMessageQueueAveragelyByCircle());
         }
         // A message counts as consumed only after its listener has returned: shutdown waits for that.
         consumer.setAwaitTerminationMillisWhenShutdown(5000);

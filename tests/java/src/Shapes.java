@@ -125,10 +125,17 @@ final class Shapes {
         return host.getAddress().getHostAddress() + ":" + host.getPort();
     }
 
-    /** What every client takes. The instance name is made unique, so that clients of one process stay apart. */
+    /** What every client takes. Without "instance" its name is made unique, so that clients of one process stay apart. */
     static void configure(ClientConfig client, JSONObject args) {
         client.setNamesrvAddr(args.getString("namesrv"));
-        client.setInstanceName(args.getString("name") + "-" + System.nanoTime());
+        client.setInstanceName(args.containsKey("instance")
+            ? args.getString("instance") : args.getString("name") + "-" + System.nanoTime());
+        if (args.containsKey("client_ip")) {
+            client.setClientIP(args.getString("client_ip"));
+        }
+        if (args.containsKey("namespace")) {
+            client.setNamespace(args.getString("namespace"));
+        }
         if (args.containsKey("poll_namesrv_ms")) {
             client.setPollNameServerInterval(args.getIntValue("poll_namesrv_ms"));
         }

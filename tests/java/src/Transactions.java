@@ -49,7 +49,9 @@ final class Transactions {
     private Object start(JSONObject args) throws Exception {
         Transactor made = new Transactor();
         made.undecided = args.getBooleanValue("undecided");  // Answers no check.
-        made.producer = new TransactionMQProducer(args.getString("group"));
+        String traceTopic = args.getString("trace_topic");
+        made.producer =
+            new TransactionMQProducer(null, args.getString("group"), null, traceTopic != null, traceTopic);
         Shapes.configure(made.producer, args);
         made.producer.setTransactionListener(made);
         made.producer.start();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 
 import pytest
@@ -64,6 +65,13 @@ def test_a_body_over_the_limit_is_compressed(size: int, sys_flag: int) -> None:
 @pytest.mark.parametrize(("kind", "sys_flag"), [("lz4", 0x101), ("zstd", 0x201), ("zlib", 0x301)])
 def test_compression_kinds(kind: str, sys_flag: int) -> None:
     assert pack(Message(topic="t", body=b"z" * 5000), PACKING._replace(kind=kind)).sys_flag == sys_flag
+
+
+@pytest.mark.parametrize("kind", ["lz4", "zstd", "zlib"])
+def test_a_body_that_does_not_shrink_stays_as_it_is(kind: str) -> None:
+    body = random.Random(7).randbytes(5000)
+    out = pack(Message(topic="t", body=body), PACKING._replace(kind=kind))
+    assert (out.body, out.sys_flag) == (body, 0)
 
 
 ILLEGAL = {

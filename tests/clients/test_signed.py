@@ -1,0 +1,130 @@
+"""Signed requests on the official broker with access control on: the right key works, others are refused clearly."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.clients.scene import Inbox
+from tests.java.apache import Answer, ApacheBroker, ApacheNamesrv, ask
+
+from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer, TransactionState
+from rocketspark.client.options import ClientOptions
+from rocketspark.errors import SendFailed, ServerError
+from rocketspark.model import MessageQueue
+
+pytestmark = [pytest.mark.java, pytest.mark.xdist_group("jvm")]
+
+KEY, SECRET = "admin", "secret-of-admin"
+AUTH = "org.apache.rocketmq.auth"
+CONFIG = {
+    "authenticationEnabled": "true",
+    "authenticationProvider": f"{AUTH}.authentication.provider.DefaultAuthenticationProvider",
+    "authenticationMetadataProvider": f"{AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
+    "authorizationEnabled": "true",
+    "authorizationProvider": f"{AUTH}.authorization.provider.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
+    "initAuthenticationUser": json.dumps({"username": KEY, "password": SECRET}),
+    "innerClientAuthenticationCredentials": json.dumps({"accessKey": KEY, "secretKey": SECRET}),
+    "waitTimeMillsInSendQueue": "5000",
+}
+
+
+def ask_signed(address: str, code: int, body: bytes = b"", **fields: str) -> Answer:
+    """One request signed by hand, so that it depends on none of our code."""
+    ext = fields | {"AccessKey": KEY}
+    content = "".join(ext[name] for name in sorted(ext)).encode() + body
+    ext["Signature"] = base64.b64encode(hmac.new(SECRET.encode(), content, hashlib.sha1).digest()).decode()
+    return ask(address, code, body, ext)
+
+
+class GuardedBroker(ApacheBroker):
+    """It registers by itself only 10 s after it is up; setting its permission anew does that at once."""
+
+    def _is_ready(self) -> bool:
+        if self.broker.encode() in ask(self.namesrv, 106).body:
+            return True
+        ask_signed(self.broker, 25, b"brokerPermission=6")
+        return False
+
+
+class Guarded(NamedTuple):
+    namesrv: str
+    broker: str
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder: Path = tmp_path_factory.mktemp("guarded")
+    namesrv = ApacheNamesrv(folder / "namesrv")
+    try:
+        broker = GuardedBroker(folder / "broker", namesrv.namesrv, folder / "store", config=CONFIG)
+        try:
+            yield Guarded(namesrv.namesrv, broker.broker)
+        finally:
+            broker.kill()
+    finally:
+        namesrv.kill()
+
+
+class Commit:
+    def execute(self, message: object, transaction: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    check = execute
+
+
+def test_all_clients_with_the_right_key(guarded: Guarded) -> None:
+    keys: ClientOptions = {"access_key": KEY, "secret_key": SECRET}
+    inbox = Inbox()
+    consumer = PushConsumer(guarded.namesrv, "signed-g", consume_from="first", **keys)
+    consumer.subscribe("signed")
+    consumer.listen(inbox)
+    with Producer(guarded.namesrv, "signed-pg", **keys) as producer:
+        producer.create_topic("signed", queue_count=1)
+        producer.send("signed", b"plain", properties={"a": "\u00e4"}, keys="k")
+        producer.send_oneway("signed", b"oneway")
+        producer.send("signed", b"compressed" * 900)
+        with TransactionProducer(guarded.namesrv, "signed-tg", listener=Commit(), **keys) as paying:
+            paying.send_in_transaction("signed", b"paid")
+        with consumer:
+            bodies = {m.body for m in inbox.wait_for(4)}
+        assert bodies == {b"plain", b"oneway", b"compressed" * 900, b"paid"}
+    with PullConsumer(guarded.namesrv, "signed-g", auto_commit=False, **keys) as reader:
+        (queue,) = reader.queues("signed")
+        assert reader.committed(queue) == 4
+
+
+WRONG: dict[str, tuple[ClientOptions, str]] = {
+    "none": ({}, "username cannot be null. (the broker wants signed requests: give access_key and secret_key)"),
+    "secret": (
+        {"access_key": KEY, "secret_key": "wrong"},
+        "check signature failed. (secret_key is not the one of this access_key)",
+    ),
+    "user": (
+        {"access_key": "nobody", "secret_key": SECRET},
+        "User:nobody is not found. (the broker knows the user by the name given as access_key: check it,",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_other_keys_are_refused_clearly(guarded: Guarded, wrong: str) -> None:
+    keys, text = WRONG[wrong]
+    with Producer(guarded.namesrv, "signed-pg", retries=0, **keys) as producer:
+        with pytest.raises(SendFailed) as refused:
+            producer.send("unsigned", b"x")
+        assert (refused.value.code, refused.value.topic) == (16, "unsigned")
+        assert f"code 16 from {guarded.broker}: {text}" in str(refused.value)
+        with pytest.raises(ServerError) as other:
+            producer.create_topic("other", queue_count=1)
+        assert text in str(other.value)
+    with PullConsumer(guarded.namesrv, "signed-g", **keys) as reader, pytest.raises(ServerError) as unread:
+        reader.committed(MessageQueue("signed", "broker-a", 0))
+    assert text in str(unread.value)
