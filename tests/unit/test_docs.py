@@ -26,3 +26,12 @@ def test_the_file_map_names_every_package() -> None:
     packages = [p.name for p in (ROOT / "src" / "rocketspark").iterdir() if (p / "__init__.py").exists()]
     assert len(packages) > 10
     assert [p for p in packages if f"      {p}/ " not in design] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text("utf-8")
+    titles = {re.sub(r"[^\w -]", "", t).replace(" ", "-").lower() for t in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")]
+    assert [link for link in links if link[0] != "#" and not (document.parent / link.split("#")[0]).exists()] == []
+    assert [link for link in links if link[0] == "#" and link[1:] not in titles] == []

@@ -1,0 +1,98 @@
+"""The tables of docs/clients.md are the clients' arguments, with their defaults."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rocketspark.client import (
+    AsyncProducer,
+    AsyncPullConsumer,
+    AsyncPushConsumer,
+    AsyncTransactionProducer,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    TransactionProducer,
+)
+from rocketspark.client.delivery import RETRY_CODES
+from rocketspark.client.instance import Instance
+from rocketspark.client.options import ClientOptions, ProducerOptions, ProducerSettings
+from rocketspark.model import Message
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "clients.md").read_text("utf-8")
+NONE = inspect.Parameter.empty
+# What AsyncClient takes out before it makes the Instance, with its defaults there.
+OF_THE_BASE = {"hooks": (), "trace": False, "telemetry": None}
+
+
+def arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments that are given by name, with their defaults."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+
+
+def client_options() -> dict[str, Any]:
+    defaults = arguments(Instance.__init__) | OF_THE_BASE
+    return {name: defaults[name] for name in ClientOptions.__annotations__}
+
+
+def producer_options() -> dict[str, Any]:
+    own = [name for name in ProducerOptions.__annotations__ if name not in ClientOptions.__annotations__]
+    defaults = {f.name: f.default for f in msgspec.structs.fields(ProducerSettings)}
+    assert own == list(defaults)
+    return defaults
+
+
+def message_fields() -> dict[str, Any]:
+    fields = msgspec.structs.fields(Message)
+    made = Message(topic="t", body=b"")
+    return {f.name: NONE if f.required else getattr(made, f.name) for f in fields}
+
+
+TABLES = {
+    "### Of every client": client_options,
+    "### Of producers": producer_options,
+    "A `TransactionProducer` also takes:": lambda: arguments(AsyncTransactionProducer.__init__),
+    "### Of push consumers": lambda: arguments(AsyncPushConsumer.__init__),
+    "### Of pull consumers": lambda: arguments(AsyncPullConsumer.__init__),
+    "### Of a message": message_fields,
+}
+
+
+def table(heading: str) -> dict[str, Any]:
+    """Names and defaults of the table below a line."""
+    rows = PAGE.split(f"\n{heading}\n\n", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip(" `") for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+    return {name: eval(text, {"RETRY_CODES": RETRY_CODES}) if text else NONE for _, name, text, *_ in cells}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_the_table_names_each_argument_with_its_default(heading: str) -> None:
+    shown, real = table(heading), TABLES[heading]()
+    assert list(shown) == list(real)
+    assert shown == real
+
+
+@pytest.mark.parametrize("options", [ClientOptions, ProducerOptions])
+def test_rocketmq_s_names_are_those_of_the_docstrings(options: type) -> None:
+    named = {word for group in re.findall(r"\[([\w, ]+)\]", options.__doc__ or "") for word in group.split(", ")}
+    assert len(named) >= 8
+    assert [name for name in sorted(named) if not re.search(rf"\| [^|]*\b{name}\b[^|]* \|", PAGE)] == []
+
+
+@pytest.mark.parametrize("both", [
+    (Producer, AsyncProducer), (TransactionProducer, AsyncTransactionProducer),
+    (PushConsumer, AsyncPushConsumer), (PullConsumer, AsyncPullConsumer),
+])  # fmt: skip
+def test_every_method_is_named(both: tuple[type, type]) -> None:
+    life = {"start", "close", "client_id", "end_s", "post", "settle", "send_packed", "send_half", "end"}
+    names = {name for one in both for name in dir(one) if not name.startswith("_")} - life
+    missing = [n for n in sorted(names) if callable(getattr(both[0], n, None)) and not re.search(rf"`{n}\b", PAGE)]
+    assert missing == []
