@@ -28,6 +28,14 @@ def test_the_file_map_names_every_package() -> None:
     assert [p for p in packages if f"      {p}/ " not in design] == []
 
 
+def test_the_file_map_names_every_file_of_the_clients() -> None:
+    design = (ROOT / "DESIGN.md").read_text("utf-8")
+    client = design.split("      client/ ", 1)[1].split("      admin/ ", 1)[0]
+    files = [p.stem for p in (ROOT / "src" / "rocketspark" / "client").glob("[a-z]*.py")]
+    assert len(files) > 30
+    assert [name for name in sorted(files) if not re.search(rf"\b{name}\b", client)] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(document: Path) -> None:
     text = document.read_text("utf-8")
