@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -308,7 +309,7 @@ def test_a_lane_that_outlasts_the_lease_is_renewed(store: OutboxStore) -> None:
     renewed: list[int] = []
 
     async def main() -> None:
-        producer = FakeProducer()
+        producer = FakeProducer(lambda message: time.sleep(0.002))
         # Each send leaves too little of the lease for the next.
         async with outbox(producer, store, lease_ms=30_001, send_timeout_ms=30_000) as box:
             renew = store.renew
