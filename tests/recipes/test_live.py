@@ -72,11 +72,16 @@ class Reader:
             assert self._news.wait_for(lambda: len({m.body for m in self.got}) >= count, LIMIT_S)
 
 
-def relay(url: str, namesrv: str) -> subprocess.Popen[bytes]:
+def relay(url: str, namesrv: str) -> subprocess.Popen[str]:
+    """A relay that has begun, and takes signals."""
     command = [sys.executable, "-m", "rocketspark.cli.main", "outbox", "relay", "--lease", "1"]
-    return subprocess.Popen(
-        [*command, "--database", url, "--namesrv", namesrv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*command, "--database", url, "--namesrv", namesrv], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    if not line.startswith("relaying "):
+        process.kill()
+        pytest.fail(line + process.communicate()[1])
+    return process
 
 
 def test_relays_that_are_killed_lose_nothing_and_keep_each_key_in_order(
@@ -89,7 +94,7 @@ def test_relays_that_are_killed_lose_nothing_and_keep_each_key_in_order(
         with store.database.transaction() as connection:
             for i in range(count):
                 outbox.add(connection, topic, b"%d" % i, key=f"k{i}", sharding_key=f"s{i % 7}")
-    relays: list[subprocess.Popen[bytes]] = []
+    relays: list[subprocess.Popen[str]] = []
     try:
         with Reader(cluster.namesrv, topic) as reader:
             for goal in (1, 150, 400):
@@ -110,9 +115,7 @@ def test_relays_that_are_killed_lose_nothing_and_keep_each_key_in_order(
     finally:
         for process in relays:
             process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            process.communicate()
     firsts: dict[int, str] = {}
     for message in got:
         # Sent again under the id of its first send, and with its key.
