@@ -52,9 +52,12 @@ class Case(NamedTuple):
 def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, Case]:
     """All cases, by the name they are asked for."""
     found = {"sync": Case((("sync send", "sync"), ("await send", "await")), "sync", SEND_TOPIC, seconds, 1.5 * seconds)}
+    found["sync64"] = Case((("sync send, 64 threads", "sync"),), "sync", SEND_TOPIC, seconds, 1.5 * seconds, 64)
     for window in (256, 1000):
         ways = ((f"async send, {window} in flight", "async"), (f"send_future, {window} in flight", "future"))
         found[f"async{window}"] = Case(ways, "async", SEND_TOPIC, seconds, 1.5 * seconds, window)
+    ways = (("auto-batch, 1000 in flight", "batch"), ("auto-batch, send_future", "batch-future"))
+    found["batch"] = Case(ways, "batch", SEND_TOPIC, seconds, 1.5 * seconds, 1000)
     ways = (("push consume", "consume"), ("push consume, coroutine listener", "consume-async"))
     # A fifth of the topic lets the JIT see enough.
     found["consume"] = Case(
@@ -182,7 +185,7 @@ def _figure(result: dict[str, float]) -> Figure:
 def run(plan: Plan) -> list[Row]:
     """Every case at the plan's sizes. There is no part without the Java client."""
     # The part `consume` has the Java client's consuming from both brokers.
-    with_cross = () if plan.size != "full" else ("sync", "async256", "async1000", "latency")
+    with_cross = () if plan.size != "full" else ("sync", "sync64", "async256", "async1000", "batch", "latency")
     return measure_all(
         plan.rounds(),
         consume_count=plan.of(CONSUME_COUNT, 100_000, 1000),

@@ -1,7 +1,7 @@
 """What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
 
-Cases: sync, future and async (WINDOW in flight), await (one at a time on asyncio), consume and latency, each also as
-consume-async and latency-async. Each line of standard input is one round (seconds for the sends, messages for the
+Cases: sync (WINDOW threads), future and async (WINDOW in flight), both also as batch-future and batch (gathered to
+requests), await (one at a time on asyncio), consume and latency, also as consume-async and latency-async. Each line of standard input is one round (seconds for the sends, messages for the
 others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same for
 the Java client.
 """
@@ -18,16 +18,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rocketspark.client import AsyncProducer, AsyncPushConsumer, Producer, PushConsumer
+from rocketspark.client.options import ProducerOptions
 from rocketspark.model import ReceivedMessage
 
 BODY = b"x" * 128
 LATENCY_PACE_S = 0.002
 ROUND_S_MAX = 120.0
 GROUP = "bench_perf"
+# The Java client's defaults of autoBatch: batchMaxDelayMs, batchMaxBytes.
+GATHERED: ProducerOptions = {"linger_ms": 10, "batch_bytes": 32 << 10}
 # Who sent it, its number, the sender's clock.
 STAMP = struct.Struct(">qiq")
 
@@ -61,24 +64,30 @@ def new_group(what: str) -> str:
 
 
 def sync(namesrv: str, topic: str, window: int) -> None:
-    """One thread, one at a time."""
+    """That many threads on one producer, each sends one at a time."""
     with Producer(namesrv, GROUP) as producer:
 
         def round_of(seconds: float) -> Result:
-            count = 0
             started = time.perf_counter()
             end = started + seconds
-            while time.perf_counter() < end:
-                producer.send(topic, BODY)
-                count += 1
+
+            def work(_: int) -> int:
+                count = 0
+                while time.perf_counter() < end:
+                    producer.send(topic, BODY)
+                    count += 1
+                return count
+
+            count = work(0) if window == 1 else sum(pool.map(work, range(window)))
             return rate(count, started)
 
-        serve(round_of)
+        with ThreadPoolExecutor(window) as pool:
+            serve(round_of)
 
 
-def future(namesrv: str, topic: str, window: int) -> None:
+def future(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
     """One thread, futures."""
-    with Producer(namesrv, GROUP) as producer:
+    with Producer(namesrv, GROUP, **(options or {})) as producer:
 
         def round_of(seconds: float) -> Result:
             room = threading.Semaphore(window)
@@ -103,9 +112,9 @@ def future(namesrv: str, topic: str, window: int) -> None:
         serve(round_of)
 
 
-async def send_async(namesrv: str, topic: str, window: int) -> None:
+async def send_async(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
     """As many coroutines as may be in flight, each sends and awaits."""
-    async with AsyncProducer(namesrv, GROUP) as producer:
+    async with AsyncProducer(namesrv, GROUP, **(options or {})) as producer:
 
         async def round_of(seconds: float) -> Result:
             count = 0
@@ -290,11 +299,23 @@ async def send_await(namesrv: str, topic: str, window: int) -> None:
     await send_async(namesrv, topic, 1)
 
 
+def batch_future(namesrv: str, topic: str, window: int) -> None:
+    """As `future`; many messages in one request."""
+    future(namesrv, topic, window, GATHERED)
+
+
+async def batch(namesrv: str, topic: str, window: int) -> None:
+    """As `async`; many messages in one request."""
+    await send_async(namesrv, topic, window, GATHERED)
+
+
 CASES: dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]] = {
     "sync": sync,
     "future": future,
     "await": send_await,
     "async": send_async,
+    "batch": batch,
+    "batch-future": batch_future,
     "consume": consume,
     "consume-async": consume_async,
     "latency": latency,

@@ -3,8 +3,13 @@ import java.nio.charset.StandardCharsets;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.Locale;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -23,7 +28,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * What the official client does in a second, everything at its default: Perf NAMESRV TOPIC CASE [WINDOW].
  *
- * Cases: sync, async (WINDOW in flight), consume, latency. Each line of standard input is one round (seconds for the
+ * Cases: sync (WINDOW threads), async (WINDOW in flight), batch (the same with autoBatch), consume, latency. Each line of standard input is one round (seconds for the
  * sends, messages for the others) and is answered by one line of JSON; whoever asks drops the first, the warm-up.
  * bench/perf.py is the same for the Python client.
  */
@@ -37,6 +42,7 @@ public final class Perf {
     private final String run = Long.toString(System.currentTimeMillis(), 36) + "-" + ProcessHandle.current().pid();
     private final byte[] body = new byte[BODY_BYTES];
     private int rounds;
+    private boolean autoBatch;
 
     private interface Round {
         String run(double amount) throws Exception;
@@ -51,9 +57,13 @@ public final class Perf {
     public static void main(String[] args) throws Exception {
         Perf perf = new Perf(args[0], args[1]);
         switch (args[2]) {
-            case "sync" -> perf.withProducer(producer -> perf.serve(seconds -> perf.sync(producer, seconds)));
-            case "async" -> {
+            case "sync" -> {
+                int threads = Integer.parseInt(args[3]);
+                perf.withProducer(producer -> perf.serve(seconds -> perf.sync(producer, threads, seconds)));
+            }
+            case "async", "batch" -> {
                 int window = Integer.parseInt(args[3]);
+                perf.autoBatch = args[2].equals("batch");
                 perf.withProducer(producer -> perf.serve(seconds -> perf.async(producer, window, seconds)));
             }
             case "consume" -> perf.serve(count -> perf.consume((int) count));
@@ -70,6 +80,7 @@ public final class Perf {
     private void withProducer(WithProducer with) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("bench_perf");
         producer.setNamesrvAddr(namesrv);
+        producer.setAutoBatch(autoBatch);
         producer.start();
         with.act(producer);
         producer.shutdown();
@@ -83,15 +94,27 @@ public final class Perf {
         }
     }
 
-    private String sync(DefaultMQProducer producer, double seconds) throws Exception {
-        long count = 0;
+    private String sync(DefaultMQProducer producer, int threads, double seconds) throws Exception {
+        AtomicLong count = new AtomicLong();
         long started = System.nanoTime();
         long end = started + (long) (seconds * 1e9);
-        while (System.nanoTime() < end) {
-            producer.send(new Message(topic, body));
-            count++;
+        Callable<Void> work = () -> {
+            while (System.nanoTime() < end) {
+                producer.send(new Message(topic, body));
+                count.incrementAndGet();
+            }
+            return null;
+        };
+        if (threads == 1) {
+            work.call();
+        } else {
+            ExecutorService pool = Executors.newFixedThreadPool(threads);
+            for (Future<Void> each : pool.invokeAll(Collections.nCopies(threads, work))) {
+                each.get();
+            }
+            pool.shutdown();
         }
-        return rate(count, System.nanoTime() - started, 0);
+        return rate(count.get(), System.nanoTime() - started, 0);
     }
 
     private String async(DefaultMQProducer producer, int window, double seconds) throws Exception {
