@@ -32,6 +32,7 @@ PARTS = {
     "growth": "how cost grows with body size, queues, connections and batches",
     "embedded": "time until the embedded server is ready, and its idle memory",
     "client": "our client and broker beside the Java client and broker",
+    "kafka": "our client and broker beside confluent-kafka and aiokafka on Kafka 4.1.0",
     "spark": "Spark batch read of 2 M messages, and where the time goes",
 }
 

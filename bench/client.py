@@ -161,11 +161,12 @@ def measure(case: Case, mine: Servers, java: Servers, folder: Path, runs: int, c
     for what in case.measures:
         for name in clients:
             if name != JAVA:
-                rows.append(_row(name, what, results[name], results[JAVA]))
+                rows.append(result_row(name, what, results[name], results[JAVA]))
     return rows
 
 
-def _row(name: str, what: str, results: list[dict[str, float]], java: list[dict[str, float]]) -> Row:
+def result_row(name: str, what: str, results: list[dict[str, float]], java: list[dict[str, float]]) -> Row:
+    """The row of one measure of the rounds of ours and of the peer."""
     rounds = list(zip(results, java, strict=True))
     if what == "rate":
         return rates_row(name, "msg/s", [(_figure(r), _figure(j)) for r, j in rounds])

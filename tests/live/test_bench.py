@@ -6,7 +6,7 @@ import pytest
 from bench.__main__ import PARTS, run_part
 from bench.plan import Plan
 
-NEED_JAVA_OR_SPARK = ("consume", "client", "spark")
+NEED_JAVA_OR_SPARK = ("consume", "client", "kafka", "spark")
 
 
 @pytest.mark.parametrize("part", [p for p in PARTS if p not in NEED_JAVA_OR_SPARK])
