@@ -1,7 +1,8 @@
 """What Kafka's Python clients do in a second: python -m bench.kafka_perf BROKER TOPIC CASE [WINDOW].
 
-Cases: confluent-sync, -batch (WINDOW in flight), -consume, -latency; the same of aiokafka; fill makes the
-topic and writes as many messages as a round says. Rounds and answers are those of bench.perf; everything is at its default but for acks=1.
+Cases: confluent-sync, -batch (WINDOW in flight), -consume and -latency; the same of aiokafka; fill makes the topic and
+writes as many messages as a round says. Rounds and answers are those of bench.perf; everything is at its default but
+for acks=1.
 """
 
 from __future__ import annotations

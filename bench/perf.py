@@ -1,9 +1,9 @@
 """What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
 
-Cases: sync (WINDOW threads), future and async (WINDOW in flight), both also as batch-future and batch (gathered to
-requests), await (one at a time on asyncio), consume and latency, also as consume-async and latency-async. Each line of standard input is one round (seconds for the sends, messages for the
-others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same for
-the Java client.
+Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch,
+await (one at a time on asyncio), consume and latency, also as consume-async and latency-async. Each line of input is
+one round (seconds for the sends, messages for the others), answered by one line of JSON; whoever asks drops the
+first, the warm-up. bench/java/Perf.java is the same for the Java client.
 """
 
 from __future__ import annotations

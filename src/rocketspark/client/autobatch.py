@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rocketspark.client.outgoing import Outgoing
 from rocketspark.client.results import SendResult
@@ -19,12 +19,24 @@ Kind = tuple[str, MessageQueue | None, bool]
 Send = Callable[[Outgoing, MessageQueue | None], Awaitable[SendResult]]
 
 
+class Outcome(Protocol):
+    """What gets the result of one message: a future, or the like."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool: ...
+
+    def set_result(self, result: SendResult, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
 class Entry(NamedTuple):
     """A message that waits."""
 
     out: Outgoing
     item: bytes
-    result: asyncio.Future[SendResult]
+    result: Outcome
 
 
 class Batcher:
@@ -46,28 +58,26 @@ class Batcher:
         self._last: dict[Kind, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, out: Outgoing, queue: MessageQueue | None, wait_store_ok: bool) -> asyncio.Future[SendResult]:
-        """Have a message sent with others; the future is its own result."""
+    def add(self, out: Outgoing, queue: MessageQueue | None, wait_store_ok: bool, result: Outcome) -> None:
+        """Have a message sent with others; `result` becomes its own."""
         kind = (out.topic, queue, wait_store_ok)
-        item = batch.encode([batch.BatchItem(out.flag, out.body, out.properties.encode())])
+        item = batch.encode_item(out.flag, out.body, out.properties.encode())
         size = self._sizes.get(kind, 0)
         if size and size + len(item) > self._bytes_max:
             self._flush(kind)
             size = 0
-        loop = asyncio.get_running_loop()
-        entry = Entry(out, item, loop.create_future())
         entries = self._waiting.get(kind)
         if entries is None:
             entries = self._waiting[kind] = []
+            loop = asyncio.get_running_loop()
             if self._linger_s:
                 self._timers[kind] = loop.call_later(self._linger_s, self._flush, kind)
             else:
                 self._timers[kind] = loop.call_soon(self._flush, kind)
-        entries.append(entry)
+        entries.append(Entry(out, item, result))
         self._sizes[kind] = size = size + len(item)
         if size >= self._bytes_max:
             self._flush(kind)
-        return entry.result
 
     def _flush(self, kind: Kind) -> None:
         entries = self._waiting.pop(kind, None)
@@ -94,8 +104,9 @@ class Batcher:
             for entry in entries:
                 if not entry.result.done():
                     entry.result.set_exception(e)
-                    # Whoever gave up on it need not hear of it.
-                    entry.result.exception()
+                    if isinstance(entry.result, asyncio.Future):
+                        # Whoever gave up on it need not hear of it.
+                        entry.result.exception()
             if not isinstance(e, Exception):
                 raise
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Collection
 from typing import NamedTuple, TypeVar
 
 from rocketspark.client import requests
@@ -17,14 +17,23 @@ from rocketspark.client.hooks import HookSet, Sending, guarded
 from rocketspark.client.instance import Instance
 from rocketspark.client.outgoing import Outgoing, queue_of_key
 from rocketspark.client.results import STATUS, SendResult, SendStatus
-from rocketspark.errors import NotSent, RocketSparkError, SendFailed, ServerError, TransportError
+from rocketspark.errors import FrameError, NotSent, RocketSparkError, SendFailed, ServerError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import SendHeader, SendReply
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.peer import Awaiting, Peer
 
 T = TypeVar("T")
+
+
+class Tried(NamedTuple):
+    """A first attempt that failed: which queue, how, and the monotonic time when it began."""
+
+    queue: MessageQueue
+    error: RocketSparkError
+    began_s: float
+
 
 # Pauses before the same broker is tried again; together they outlast a quick restart.
 PAUSE_S = (0.25, 0.75, 1.0)
@@ -64,6 +73,8 @@ class Delivery:
         self._hooks = hooks
         self._frames: dict[tuple[MessageQueue, int, bool], requests.SendFrames] = {}
         self._turns: dict[str, int] = {}
+        # Whether one attempt may be made without `deliver`: nothing is kept of brokers, and stored is stored.
+        self._plain = faults is None and not rules.retry_not_stored
 
     def end_s(self, timeout_ms: float | None) -> float:
         """The monotonic time at which a send that begins now is over."""
@@ -71,14 +82,12 @@ class Delivery:
 
     # -- one send ------------------------------------------------------------------------------------------------
 
-    def post(
-        self, out: Outgoing, end_s: float, answered: Callable[[asyncio.Future[Reply]], None]
-    ) -> MessageQueue | None:
-        """Send it at once, if nothing has to be waited for; `answered` gets the reply to this one attempt.
+    def post(self, out: Outgoing, end_s: float, waiting: Awaiting) -> MessageQueue | None:
+        """Send it at once, if nothing has to be waited for; `waiting` is told the reply to this one attempt.
 
         Returns the queue it went to; None if `deliver` is needed, with nothing sent.
         """
-        if self._hooks.sends or self._instance.rpc_hooks is not None or self._faults is not None:
+        if not self._plain or self._hooks.sends or self._instance.rpc_hooks is not None:
             return None
         queues = self._routes.write_queues(out.topic)
         if not queues:
@@ -86,12 +95,17 @@ class Delivery:
         queue = self._choose(out.topic, queues)
         peer = self.open_peer(queue)
         if peer is None or not peer.is_writable:
+            # `deliver` has this turn.
+            self._turns[out.topic] -= 1
             return None
         frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
         opaque = peer.next_opaque()
-        frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
-        left_ms = max((end_s - time.monotonic()) * 1000, 1)
-        peer.ask_encoded(opaque, frame, out.code, left_ms).add_done_callback(answered)
+        try:
+            frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
+        except FrameError:
+            self._turns[out.topic] -= 1
+            return None
+        peer.ask_for(waiting, opaque, frame, out.code, max((end_s - time.monotonic()) * 1000, 1))
         return queue
 
     async def deliver(
@@ -102,30 +116,30 @@ class Delivery:
         end_s: float,
         attempts: int,
         *,
-        tried: tuple[MessageQueue, RocketSparkError] | None = None,
+        tried: Tried | None = None,
     ) -> SendResult:
         """Send it, within a budget of attempts and time. `tried`: the first of them was made by `post`, and failed.
 
         Raises RouteNotFound, NotSent if no queue can be had; SendFailed if all attempts failed.
         """
-        started_s = time.monotonic()
+        started_s = time.monotonic() if tried is None else tried.began_s
+        brokers: list[str] = []
         cause: RocketSparkError | None = None
-        if tried is not None:
-            queue, cause = tried
-            if attempts < 2 or not self._may_retry(cause) or started_s >= end_s:
-                cost_ms = self._rules.timeout_ms - (end_s - started_s) * 1000
-                raise SendFailed(out.topic, cause, attempts=1, brokers=(queue.broker_name,), cost_ms=cost_ms)
-            queue = await self._next_queue(out.topic, queue, None, cause, 0, end_s)
-            attempts -= 1
-        else:
+        if tried is None:
             queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
+        else:
+            queue, cause, _ = tried
+            brokers.append(queue.broker_name)
+            again = attempts > 1 and self._may_retry(cause)
+            if again:
+                queue = await self._next_queue(out.topic, queue, None, cause, 0, end_s)
+            if not again or time.monotonic() >= end_s:
+                raise _failed(out.topic, cause, brokers, started_s)
         # Without a broker nothing can be tried: what hinders that is raised as it is.
         if self._routes.master(queue.broker_name) is None:
             await self.within(end_s, self._routes.find_master(queue), f"route of topic {out.topic!r}")
-        brokers = [] if tried is None else [tried[0].broker_name]
         in_hand: SendResult | None = None
-        cause = None
-        for attempt in range(attempts):
+        for attempt in range(len(brokers), attempts):
             brokers.append(queue.broker_name)
             began_s = time.monotonic()
             try:
@@ -152,8 +166,7 @@ class Delivery:
         if in_hand is not None:
             return in_hand
         assert cause is not None
-        cost_ms = (time.monotonic() - started_s) * 1000
-        raise SendFailed(out.topic, cause, attempts=len(brokers), brokers=tuple(brokers), cost_ms=cost_ms)
+        raise _failed(out.topic, cause, brokers, started_s)
 
     def _may_retry(self, cause: RocketSparkError | None) -> bool:
         if isinstance(cause, ServerError):
@@ -366,6 +379,11 @@ class Delivery:
                 default_queue_count=self._rules.default_queue_count,
             )
         return frames
+
+
+def _failed(topic: str, cause: RocketSparkError, brokers: list[str], started_s: float) -> SendFailed:
+    cost_ms = (time.monotonic() - started_s) * 1000
+    return SendFailed(topic, cause, attempts=len(brokers), brokers=tuple(brokers), cost_ms=cost_ms)
 
 
 def result_of(out: Outgoing, queue: MessageQueue, code: int, reply: SendReply) -> SendResult:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 from rocketspark.errors import StateError
 
 T = TypeVar("T")
+R = TypeVar("R", covariant=True)
 
 
 class Errand(Protocol):
@@ -23,6 +24,22 @@ class Errand(Protocol):
 
     def refuse(self, error: BaseException) -> None:
         """The loop has ended."""
+
+
+class Waits(Errand, Protocol[R]):
+    """An errand that a thread waits for: `lock` is held until `result` or `error` is there."""
+
+    @property
+    def lock(self) -> _thread.LockType: ...
+
+    @property
+    def result(self) -> R | None: ...
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    def cancel(self) -> None:
+        """Nobody waits any more; called on the loop."""
 
 
 class LoopThread:
@@ -106,11 +123,16 @@ class LoopThread:
         """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
         if threading.current_thread() is self._thread:
             coroutine.close()
+        waiter: Waiter[T] = Waiter(coroutine)
+        return self.ask(waiter)
+
+    def ask(self, waiter: Waits[T]) -> T:
+        """Run an errand that this thread waits for, and return its result; an interrupt cancels it."""
+        if threading.current_thread() is self._thread:
             raise StateError(
                 "a synchronous client was called in a coroutine or callback that runs on its own thread, and would wait"
                 " for ever: use the Async client there"
             )
-        waiter: Waiter[T] = Waiter(coroutine)
         self.put(waiter)
         try:
             waiter.lock.acquire()

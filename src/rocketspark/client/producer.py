@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Unpack
 
 from rocketspark.client import requests, validate
-from rocketspark.client.autobatch import Batcher
-from rocketspark.client.delivery import Delivery, SendRules, result_of
+from rocketspark.client.autobatch import Batcher, Outcome
+from rocketspark.client.delivery import Delivery, SendRules, Tried, result_of
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
 from rocketspark.client.hooks import LogSends
@@ -30,7 +30,7 @@ from rocketspark.client.outgoing import (
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
-from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, RocketSparkError, StateError, UsageError
+from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, RocketSparkError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
 from rocketspark.transport.peer import Reply
@@ -38,18 +38,51 @@ from rocketspark.transport.peer import Reply
 GROUP = "rocketspark_producer"
 
 
-class Posting(Protocol):
-    """A send without a task: `went_to` and `end_s` are set for it, `answered` gets the reply's future."""
+class Posting(Outcome, Protocol):
+    """A send without a task. `gathers`: it may go with others; `given_up`: nobody waits, it is not sent again.
+
+    `began_s`, `end_s`: monotonic; `task`: what sends it again, if anything does.
+    """
 
     out: Outgoing
+    wait_store_ok: bool
+    gathers: bool
+    began_s: float
     end_s: float
-    went_to: MessageQueue | None
-
-    def answered(self, asked: asyncio.Future[Reply]) -> None:
-        """The reply, or what hindered it, is there."""
+    attempts: int
+    given_up: bool
+    task: asyncio.Task[None] | None
 
     def finish(self, result: SendResult | None, error: BaseException | None) -> None:
         """It has ended."""
+
+
+class _Posted:
+    """Waits for the reply to a posting's one attempt."""
+
+    __slots__ = ("_posting", "_producer", "queue")
+
+    def __init__(self, producer: AsyncProducer, posting: Posting) -> None:
+        self._producer = producer
+        self._posting = posting
+        self.queue: MessageQueue | None = None
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Reply, /) -> None:
+        assert self.queue is not None
+        try:
+            result = result_of(self._posting.out, self.queue, *requests.stored(reply))
+        except RocketSparkError as e:
+            self.set_exception(e)
+        else:
+            self._producer.settle(self._posting, result)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        assert self.queue is not None
+        assert isinstance(exception, RocketSparkError)
+        self._producer.post_again(self._posting, Tried(self.queue, exception, self._posting.began_s))
 
 
 class AsyncProducer(Inquiries):
@@ -174,8 +207,8 @@ class AsyncProducer(Inquiries):
         out = pack(message, self.packing)
         if selector is not None:
             queue = await self._select(message, out.topic, queue, selector, argument, timeout_ms)
-        if self._batcher is not None and timeout_ms is None and _may_gather(message, out):
-            return await self._gather(message, out, queue)
+        if self._batcher is not None and timeout_ms is None and self.may_gather(message, out):
+            return await self.gather(out, message.sharding_key, message.wait_store_ok, queue)
         return await self.send_packed(out, message.sharding_key, queue, timeout_ms)
 
     async def resend(self, message: Message, message_id: str, *, timeout_ms: float | None = None) -> SendResult:
@@ -301,7 +334,8 @@ class AsyncProducer(Inquiries):
     ) -> SendResult:
         """Send what `pack` made of a message. Raises as `send` does."""
         self._check_started()
-        end_s = self._delivery.end_s(timeout_ms)
+        began_s = time.monotonic()
+        end_s = self.end_s(timeout_ms, began_s)
         size = len(out.body)
         if not self._room.try_enter(size):
             await self._room.enter(size, end_s)
@@ -309,7 +343,19 @@ class AsyncProducer(Inquiries):
             if self._namespace:
                 queue = self._in_namespace(queue)
             if not sharding_key:
-                result = await self._delivery.deliver(out, None, queue, end_s, attempts or self.attempts)
+                tried: Tried | None = None
+                if queue is None:
+                    # Nearly all sends end here, without what `deliver` costs.
+                    reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+                    went_to = self._delivery.post(out, end_s, reply)
+                    if went_to is not None:
+                        try:
+                            result = result_of(out, went_to, *requests.stored(await reply))
+                            return self._shown(result) if self._namespace else result
+                        except RocketSparkError as e:
+                            tried = Tried(went_to, e, began_s)
+                attempts = attempts or self.attempts
+                result = await self._delivery.deliver(out, None, queue, end_s, attempts, tried=tried)
             else:
                 lane = (out.topic, sharding_key)
                 await self._delivery.within(end_s, self._lanes.enter(lane), f"turn of sharding key {sharding_key!r}")
@@ -324,73 +370,76 @@ class AsyncProducer(Inquiries):
         return self._shown(result) if self._namespace else result
 
     def post(self, posting: Posting) -> bool:
-        """Send with as little as possible: no task, no wait. What comes of it is the posting's to `settle`.
+        """Send with as little as possible: no task, no wait; the posting is told what comes of it.
 
         False if `send_packed` is needed: nothing was sent then. Called on the loop.
         """
-        rules = self._rules
-        if self._state != "started" or self._namespace or self._batcher is not None or rules.retry_not_stored:
+        if self._state != "started" or self._namespace:
             return False
         out = posting.out
+        if posting.gathers:
+            assert self._batcher is not None
+            self._batcher.add(out, None, posting.wait_store_ok, posting)
+            return True
         size = len(out.body)
         if not self._room.try_enter(size):
             return False
-        queue = None
+        posted = _Posted(self, posting)
         try:
-            queue = self._delivery.post(out, posting.end_s, posting.answered)
+            posted.queue = self._delivery.post(out, posting.end_s, posted)
         finally:
-            if queue is None:
+            if posted.queue is None:
                 self._room.leave(size)
-        posting.went_to = queue
-        return queue is not None
+        return posted.queue is not None
 
-    def settle(self, posting: Posting, asked: asyncio.Future[Reply]) -> None:
-        """What to do with the answer to a posting: it ends, or it is sent again."""
-        assert posting.went_to is not None
-        try:
-            result = result_of(posting.out, posting.went_to, *requests.stored(asked.result()))
-        except RocketSparkError as e:
-            task = asyncio.ensure_future(self._post_again(posting, posting.went_to, e))
-            self._retrying.add(task)
-            task.add_done_callback(self._retrying.discard)
-            return
-        except asyncio.CancelledError:
-            posting.finish(None, StateError("the client was closed before the reply came"))
-        else:
-            posting.finish(result, None)
-        self._leave_post(posting)
-
-    async def _post_again(self, posting: Posting, queue: MessageQueue, error: RocketSparkError) -> None:
-        try:
-            result = await self._delivery.deliver(
-                posting.out, None, None, posting.end_s, self.future_attempts, tried=(queue, error)
-            )
-        except BaseException as e:
-            posting.finish(None, e)
-            if not isinstance(e, RocketSparkError):
-                raise
-        else:
-            posting.finish(result, None)
-        finally:
-            self._leave_post(posting)
-
-    def _leave_post(self, posting: Posting) -> None:
+    def settle(self, posting: Posting, result: SendResult | None, error: BaseException | None = None) -> None:
+        """A posting has ended."""
+        posting.finish(result, error)
         self._room.leave(len(posting.out.body))
         if self._state == "closed":
             self._note_idle()
 
-    def end_s(self, timeout_ms: float | None) -> float:
-        """The monotonic time at which a send that begins now is over."""
-        return self._delivery.end_s(timeout_ms)
+    def post_again(self, posting: Posting, tried: Tried) -> None:
+        """The one attempt failed: what is left of its budget is `deliver`'s."""
+        if posting.given_up:
+            self.settle(posting, None, tried.error)
+            return
+        posting.task = task = asyncio.ensure_future(self._deliver_again(posting, tried))
+        self._retrying.add(task)
+        task.add_done_callback(self._retrying.discard)
 
-    async def _gather(self, message: Message, out: Outgoing, queue: MessageQueue | None) -> SendResult:
+    async def _deliver_again(self, posting: Posting, tried: Tried) -> None:
+        try:
+            result = await self._delivery.deliver(posting.out, None, None, posting.end_s, posting.attempts, tried=tried)
+        except BaseException as e:
+            self.settle(posting, None, e)
+            if not isinstance(e, RocketSparkError):
+                raise
+        else:
+            self.settle(posting, result)
+
+    def end_s(self, timeout_ms: float | None, began_s: float) -> float:
+        """The monotonic time at which a send that began then is over."""
+        return began_s + (self._rules.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+
+    def may_gather(self, message: Message, out: Outgoing) -> bool:
+        """Whether a message may go in one request with others."""
+        if self._batcher is None or out.sys_flag or out.topic.startswith(validate.RETRY_PREFIX):
+            return False
+        return not (message.delay_level or message.delay_ms or message.deliver_at_ms)
+
+    async def gather(
+        self, out: Outgoing, sharding_key: str | None, wait_store_ok: bool, queue: MessageQueue | None
+    ) -> SendResult:
+        """Send what `pack` made of a message with others. Raises as `send` does."""
         self._check_started()
         assert self._batcher is not None
-        if queue is None and message.sharding_key:
+        if queue is None and sharding_key:
             queues = await self._delivery.queues(out.topic, self._delivery.end_s(None))
-            queue = queue_of_key(message.sharding_key, queues)
-        result = await self._batcher.add(out, self._in_namespace(queue), message.wait_store_ok)
-        return self._shown(result) if self._namespace else result
+            queue = queue_of_key(sharding_key, queues)
+        result: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        self._batcher.add(out, self._in_namespace(queue), wait_store_ok, result)
+        return self._shown(await result) if self._namespace else await result
 
     async def _send_gathered(self, out: Outgoing, queue: MessageQueue | None) -> SendResult:
         end_s = self._delivery.end_s(None)
@@ -462,8 +511,3 @@ def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[lis
 
 
 _PLAIN = Packing(over_bytes=1 << 40)
-
-
-def _may_gather(message: Message, out: Outgoing) -> bool:
-    delayed = message.delay_level or message.delay_ms or message.deliver_at_ms
-    return not delayed and not out.sys_flag and not out.topic.startswith(validate.RETRY_PREFIX)

@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar, Unpack
 
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.inquiries import Inquiries
-from rocketspark.client.outgoing import Outgoing, make_message, pack
+from rocketspark.client.outgoing import make_message, pack
 from rocketspark.client.producer import AsyncProducer
 from rocketspark.client.pull_consumer import AsyncPullConsumer
 from rocketspark.client.push_consumer import AsyncPushConsumer
-from rocketspark.client.quick_future import QuickFuture
 from rocketspark.client.results import SendResult
-from rocketspark.errors import RocketSparkError
+from rocketspark.client.selectors import Selector
+from rocketspark.client.sends import FUTURES_IN_FLIGHT_MAX, FutureSend, Turnstile, WaitingSend
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
-from rocketspark.transport.peer import Reply
 
 F = TypeVar("F", bound=Callable[[Any], Any])
-
-# Enough for any broker; with many more in flight, Python's garbage collector looks at them again and again.
-FUTURES_IN_FLIGHT_MAX = 4096
-
-
-class Turnstile:
-    """Bounds what is in flight. A semaphore would make every send fight for its lock; these counters don't."""
-
-    def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
-        self._left = 0
-        self._numbers = itertools.count(1)
-        self._freed = threading.Condition()
-        self._waiting = False
-
-    def enter(self) -> None:
-        """Wait until fewer than the most are in flight. Called by many threads."""
-        # One step in C: no two threads get one number.
-        number = next(self._numbers)
-        if number - self._left <= self._count_max:
-            return
-        with self._freed:
-            while number - self._left > self._count_max:
-                self._waiting = True
-                self._freed.wait(0.1)
-
-    def leave(self) -> None:
-        """One less is in flight. Called by the loop's thread alone."""
-        self._left += 1
-        if self._waiting:
-            with self._freed:
-                self._waiting = False
-                self._freed.notify_all()
-
 
 Q = TypeVar("Q", bound=Inquiries)
 P = TypeVar("P", bound=AsyncProducer)
@@ -81,7 +43,6 @@ class ProducerFacade(InquiriesFacade[P]):
         self.group = core.group
         self._room = Turnstile(FUTURES_IN_FLIGHT_MAX)
 
-    send = blocking(AsyncProducer.send)
     resend = blocking(AsyncProducer.resend)
     send_batch = blocking(AsyncProducer.send_batch)
     send_oneway = blocking(AsyncProducer.send_oneway)
@@ -89,6 +50,27 @@ class ProducerFacade(InquiriesFacade[P]):
     reply = blocking(AsyncProducer.reply)
     recall = blocking(AsyncProducer.recall)
     queues = blocking(AsyncProducer.queues)
+
+    def send(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> SendResult:
+        """Send one message and wait until a broker has stored it. As AsyncProducer.send."""
+        loop = self._loop
+        core = self._core
+        message = make_message(message, body, fields)
+        if selector is not None:
+            # It is the loop that knows the queues.
+            chosen = core.send(message, queue=queue, selector=selector, argument=argument, timeout_ms=timeout_ms)
+            return loop.call(chosen)
+        return loop.ask(WaitingSend(core, message, pack(message, core.packing), queue, timeout_ms))
 
     def send_future(
         self,
@@ -105,71 +87,14 @@ class ProducerFacade(InquiriesFacade[P]):
         run on the client's own thread: they must not block.
         """
         loop = self._loop
+        core = self._core
         message = make_message(message, body, fields)
         # Packed here, so that the caller may change the message as soon as this returns.
-        out = pack(message, self._core.packing)
+        out = pack(message, core.packing)
         self._room.enter()
-        sending = Sending(self._core, self._room, out, message.sharding_key, queue, timeout_ms)
+        sending = FutureSend(core, message, out, queue, timeout_ms, self._room)
         loop.put(sending)
         return sending
-
-
-class Sending(QuickFuture[SendResult]):
-    """A send on its way to the loop, and the future of its result: one object for both."""
-
-    def __init__(
-        self,
-        core: AsyncProducer,
-        room: Turnstile,
-        out: Outgoing,
-        sharding_key: str | None,
-        queue: MessageQueue | None,
-        timeout_ms: float | None,
-    ) -> None:
-        super().__init__()
-        self._core = core
-        self._room = room
-        self.out = out
-        self.end_s = core.end_s(timeout_ms)
-        self.went_to: MessageQueue | None = None
-        self._sharding_key = sharding_key
-        self._queue = queue
-        self._timeout_ms = timeout_ms
-        self._task: asyncio.Task[None] | None = None
-
-    def run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send it; on the loop."""
-        try:
-            if self._queue is not None or self._sharding_key or not self._core.post(self):
-                self._task = loop.create_task(self._send())
-        except RocketSparkError as e:
-            self.finish(None, e)
-
-    def answered(self, asked: asyncio.Future[Reply]) -> None:
-        """The reply, or what hindered it, is there."""
-        self._core.settle(self, asked)
-
-    async def _send(self) -> None:
-        core = self._core
-        try:
-            attempts = core.future_attempts
-            result = await core.send_packed(self.out, self._sharding_key, self._queue, self._timeout_ms, attempts)
-        except BaseException as e:
-            self.finish(None, e)
-            if not isinstance(e, RocketSparkError):
-                raise
-        else:
-            self.finish(result, None)
-
-    def refuse(self, error: BaseException) -> None:
-        """The loop has ended."""
-        self.finish(None, error)
-
-    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
-        """It has ended."""
-        self._task = None
-        self._room.leave()
-        self.end(result, error)
 
 
 class Producer(ProducerFacade[AsyncProducer]):

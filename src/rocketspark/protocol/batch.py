@@ -24,13 +24,18 @@ class BatchItem(NamedTuple):
 
 def encode(items: Iterable[BatchItem]) -> bytes:
     """The batch body. Magic and crc are 0, as RocketMQ's producer writes them."""
-    parts = []
-    for flag, body, properties in items:
-        parts.append(_HEAD.pack(_HEAD.size + len(body) + 2 + len(properties), 0, 0, flag, len(body)))
-        parts.append(body)
-        parts.append(len(properties).to_bytes(2, "big"))
-        parts.append(properties)
-    return b"".join(parts)
+    return b"".join([encode_item(*item) for item in items])
+
+
+def encode_item(flag: int, body: bytes, properties: bytes) -> bytes:
+    """One message of a batch body: whoever gathers them joins these."""
+    size = _HEAD.size + len(body) + 2 + len(properties)
+    return b"%b%b%b%b" % (
+        _HEAD.pack(size, 0, 0, flag, len(body)),
+        body,
+        len(properties).to_bytes(2, "big"),
+        properties,
+    )
 
 
 def decode(body: bytes | memoryview) -> list[BatchItem]:

@@ -73,7 +73,7 @@ def join(header: bytes, body: bytes | memoryview = b"", serialization: int = JSO
     total = 4 + len(header) + len(body)
     if total > FRAME_BYTES_MAX:
         raise FrameError(f"a frame of {total} bytes is over the limit of {FRAME_BYTES_MAX}; send smaller messages")
-    return b"".join((total.to_bytes(4, "big"), (serialization << 24 | len(header)).to_bytes(4, "big"), header, body))
+    return b"".join((_LENGTHS.pack(total, serialization << 24 | len(header)), header, body))
 
 
 def encode_header(frame: Frame) -> bytes:

@@ -96,6 +96,16 @@ class Routes:
         self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
 
 
+class Awaiting(Protocol):
+    """Who waits for a reply: a future, or what is told at once. `done`: it waits no more."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Reply, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
 class RpcHooks(Protocol):
     """Looks at what a client asks, and may add to the ext fields."""
 
@@ -129,8 +139,8 @@ class Peer(asyncio.Protocol):
         self._on_close = on_close
         self._splitter = frames.Splitter()
         self._opaque = itertools.count()
-        # By opaque: the future, when it expires (loop time), and for the error: the code and its time-out.
-        self._pending: dict[int, tuple[asyncio.Future[Reply], float, int, float]] = {}
+        # By opaque: who waits, when it expires (loop time), and for the error: the code and its time-out.
+        self._pending: dict[int, tuple[Awaiting, float, int, float]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._transport: asyncio.Transport | None = None
@@ -526,21 +536,25 @@ class Peer(asyncio.Protocol):
 
     def ask_encoded(self, opaque: int, data: bytes, code: int = 0, timeout_ms: float = 0) -> asyncio.Future[Reply]:
         """Like `ask` with a frame that is encoded already; `opaque` must come from `next_opaque`."""
+        future: asyncio.Future[Reply] = self.loop.create_future()
+        self.ask_for(future, opaque, data, code, timeout_ms)
+        return future
+
+    def ask_for(self, waiting: Awaiting, opaque: int, data: bytes, code: int, timeout_ms: float) -> None:
+        """Like `ask_encoded`, for somebody who waits already, and is told within the read that brings the reply."""
         if not self.is_open:
             raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
-        future: asyncio.Future[Reply] = self.loop.create_future()
         self.last_write_s = now_s = self.loop.time()
         if not timeout_ms:
-            self._pending[opaque] = (future, math.inf, code, 0)
+            self._pending[opaque] = (waiting, math.inf, code, 0)
         else:
             deadline_s = now_s + timeout_ms / 1000
-            self._pending[opaque] = (future, deadline_s, code, timeout_ms)
+            self._pending[opaque] = (waiting, deadline_s, code, timeout_ms)
             if timeout_ms < SWEPT_MS_MIN:
                 self.loop.call_at(deadline_s, self._expire, opaque)
             elif self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         self.send(data)
-        return future
 
     def next_opaque(self) -> int:
         """A number for the next request of this connection."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
-from tests.unit.client.fake import Fake
+from tests.unit.client.fake import Fake, until
 from tests.unit.client.test_producer import SEND, failing
 
 import rocketspark
@@ -28,9 +28,12 @@ from rocketspark import (
 )
 from rocketspark.admin.operations import Operations, SyncOperations
 from rocketspark.client.loop_thread import LoopThread
+from rocketspark.client.outgoing import pack
 from rocketspark.client.results import SendResult
-from rocketspark.errors import MessageIllegal, NotSent, SendFailed, StateError
+from rocketspark.client.sends import WaitingSend
+from rocketspark.errors import MessageIllegal, NotSent, SendFailed, ServerError, StateError
 from rocketspark.protocol import record
+from rocketspark.protocol.codes import RequestCode
 
 PAIRS = [
     (AsyncProducer, Producer),
@@ -60,7 +63,7 @@ def test_same_methods_and_signatures(core: type, facade: type) -> None:
     # Only what has no meaning under asyncio, where every send can be a task.
     assert set(ours) - set(theirs) <= {"send_future"}
     # Only what the facade itself is made of.
-    assert set(theirs) - set(ours) <= {"end_s", "post", "send_packed", "settle"}
+    assert set(theirs) - set(ours) <= {"end_s", "gather", "may_gather", "post", "post_again", "send_packed", "settle"}
     for name in set(ours) & set(theirs):
         assert ours[name] == theirs[name], name
 
@@ -150,6 +153,61 @@ def test_futures_are_tried_again_as_sends_are(fake: Fake, monkeypatch: pytest.Mo
         futures = [producer.send_future("t", b"%d" % i) for i in range(500)]
     assert all(f.done() for f in futures)
     assert {f.result().status for f in futures} == {"SEND_OK"}
+
+
+def test_sends_of_threads_are_gathered_too(fake: Fake) -> None:
+    batch = RequestCode.SEND_BATCH_MESSAGE
+    with Producer(fake.namesrv, "pg", linger_ms=60_000) as producer:
+        late = producer.send_future("u", b"delayed", delay_level=1)
+        assert late.result(5).queue_offset == 0
+        futures = [producer.send_future("u", b"%d" % i) for i in range(20)]
+        futures += [producer.send_future("t", b"%d" % i, sharding_key="k") for i in range(20)]
+        gathered = producer._core._batcher
+        assert gathered is not None
+        producer._loop.call(until(lambda: sum(map(len, gathered._waiting.values())) == 40))
+    results = [f.result(0) for f in futures]
+    assert [r.queue_offset for r in results] == [*range(1, 21), *range(20)]
+    assert len({r.message_id for r in results}) == 40
+    assert len({r.queue for r in results[20:]}) == 1
+    assert (fake.broker.requests[SEND], fake.broker.requests[batch]) == (1, 2)
+    with Producer(fake.namesrv, "pg", linger_ms=1) as producer:
+        fake.broker.rules[SEND] = fake.broker.rules[batch] = failing(13, 13)
+        refused = [producer.send_future("u", b"no") for _ in range(2)]
+        assert {type(f.exception(5)) for f in refused} == {SendFailed}
+        fake.broker.rules.clear()
+        assert producer.send("u", b"waited for").queue_offset == 21
+
+
+def test_a_send_that_fails_is_tried_again_by_its_own_rules(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.client.delivery.PAUSE_S", (0.01,))
+    with Producer(fake.namesrv, "pg", retries=2, future_retries=0) as producer:
+        producer.send("t", b"the first finds the route")
+        before = fake.broker.requests[SEND]
+        fake.broker.rules[SEND] = failing(1, 1)
+        assert producer.send("t", b"x").status == "SEND_OK"
+        assert fake.broker.requests[SEND] == before + 3
+        fake.broker.rules[SEND] = failing(1, 1, 1)
+        with pytest.raises(SendFailed) as failed:
+            producer.send("t", b"x")
+        assert (failed.value.attempts, failed.value.brokers) == (3, ("broker-a",) * 3)
+        fake.broker.rules[SEND] = failing(1)
+        once = producer.send_future("t", b"x").exception(5)
+        assert isinstance(once, SendFailed)
+        assert once.attempts == 1
+
+
+def test_a_send_that_nobody_waits_for_any_more_is_not_sent_again(fake: Fake) -> None:
+    with Producer(fake.namesrv, "pg") as producer:
+        producer.send("u", b"the first finds the route")
+        before = fake.broker.requests[SEND]
+        fake.broker.rules[SEND] = failing(1)
+        message = Message(topic="u", body=b"interrupted")
+        send = WaitingSend(producer._core, message, pack(message, producer._core.packing), None, None)
+        send.cancel()
+        with pytest.raises(ServerError, match="as told"):
+            producer._loop.ask(send)
+        assert fake.broker.requests[SEND] == before + 1
+        assert producer.send("u", b"goes on").queue_offset == 1
 
 
 def test_push_consumer(fake: Fake) -> None:
