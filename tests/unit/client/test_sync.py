@@ -317,8 +317,9 @@ def test_a_message_may_be_changed_after_send_future(fake: Fake) -> None:
             futures.append(producer.send_future(message))
         for future in futures:
             future.result(5)
+    # In any order: those that wait for the route may be overtaken.
     bodies = [record.decode(r).body for r in fake.broker.queues["u", 0]]
-    assert bodies == [b"%d" % i for i in range(50)]
+    assert sorted(bodies, key=int) == [b"%d" % i for i in range(50)]
 
 
 def test_a_forked_child_is_told_and_can_begin_anew(fake: Fake) -> None:
