@@ -41,7 +41,7 @@ fix: setup-python ## mend what ruff can mend, and format
 	$(BIN)/ruff format .
 
 test: setup check ## check, then every test (TESTS=tests/unit for a part, WORKERS=1 for one at a time)
-	$(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -m "not soak" -n $(WORKERS) --dist loadgroup
+	$(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -m "not soak" -n $(WORKERS) --dist loadscope
 
 demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \

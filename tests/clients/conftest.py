@@ -19,7 +19,7 @@ CONFIG = {"recallMessageEnable": "true", "transactionOpBatchInterval": "100"} | 
 
 @pytest.fixture(
     scope="session",
-    params=["ours", pytest.param("apache", marks=[pytest.mark.java, pytest.mark.xdist_group("jvm")])],
+    params=["ours", pytest.param("apache", marks=pytest.mark.java)],
 )
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A NameServer and a broker, ours or the official ones, shared by all tests of a run."""

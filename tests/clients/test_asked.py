@@ -14,7 +14,7 @@ from tests.java.mqadmin import MqAdmin, same, until
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message, ReceivedMessage
 
-pytestmark = [pytest.mark.java, pytest.mark.xdist_group("jvm")]
+pytestmark = pytest.mark.java
 
 
 @pytest.fixture(scope="module")

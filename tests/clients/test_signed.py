@@ -19,7 +19,7 @@ from rocketspark.client.options import ClientOptions
 from rocketspark.errors import SendFailed, ServerError
 from rocketspark.model import MessageQueue
 
-pytestmark = [pytest.mark.java, pytest.mark.xdist_group("jvm")]
+pytestmark = pytest.mark.java
 
 KEY, SECRET = "admin", "secret-of-admin"
 AUTH = "org.apache.rocketmq.auth"

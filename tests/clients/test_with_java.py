@@ -24,7 +24,7 @@ from rocketspark.client.assign import STRATEGIES
 from rocketspark.errors import MessageIllegal
 from rocketspark.model import Message, ReceivedMessage
 
-pytestmark = [pytest.mark.java, pytest.mark.xdist_group("jvm")]
+pytestmark = pytest.mark.java
 
 ODD = {
     "z\u00fcrich": "\u00e4 ;=\t\u6f22\U0001f680",

@@ -18,7 +18,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer, TransactionProducer
 from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace
 
-pytestmark = [pytest.mark.java, pytest.mark.xdist_group("jvm")]
+pytestmark = pytest.mark.java
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ pytestmark = [
         sys.platform != "linux" or os.uname().machine != "x86_64",
         reason="the C++ client's package is for Linux on x86-64",
     ),
-    pytest.mark.xdist_group("cpp"),  # One worker: everything is played once.
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

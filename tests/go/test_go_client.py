@@ -19,7 +19,6 @@ from tests.java.apache import ask
 
 CONSUMER_CONNECTIONS, RUNNING_INFO, CONSUME_DIRECTLY = 203, 307, 309
 
-pytestmark = pytest.mark.xdist_group("go")  # One worker: one server, one process with the client.
 
 Scenario = Callable[[on_ours.Scene], None]
 

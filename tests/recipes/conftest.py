@@ -11,7 +11,7 @@ import pytest
 from tests import postgres
 
 NUMBERS = itertools.count(1)
-KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))]
+KINDS = ["sqlite", "postgresql"]
 
 
 @pytest.fixture(scope="session")
