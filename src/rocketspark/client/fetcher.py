@@ -84,6 +84,7 @@ class Fetcher:
         )
         self.dropped = False
         self.committed = -1
+        self.committed_at: object = None
         self.done = offset
         self._instance = instance
         self._how = how
@@ -156,6 +157,10 @@ class Fetcher:
             sys_flag |= sysflags.PULL_COMMIT_OFFSET
         if how.send_subscription:
             sys_flag |= sysflags.PULL_SUBSCRIPTION
+        address = await self._instance.routes.find_readable(self.queue, self._broker_id)
+        if address != self._instance.routes.master(self.queue.broker_name):
+            # Offsets are the master's (rule: PullAPIWrapper, 5.x).
+            sys_flag &= ~sysflags.PULL_COMMIT_OFFSET
         header = PullHeader(
             group=self.group,
             topic=self.queue.topic,
@@ -171,7 +176,6 @@ class Fetcher:
             bytes_max=how.bytes_max,
             broker_name=self.queue.broker_name,
         )
-        address = await self._instance.routes.find_readable(self.queue, self._broker_id)
         peer = self._instance.open_broker(address) or await self._instance.broker(address)
         asked_s = time.monotonic()
         self.pulled_ms = int(time.time() * 1000)
@@ -213,6 +217,8 @@ class Fetcher:
 
     async def _rest(self, error: Exception) -> None:
         pause_s = TROUBLE_PAUSE_S
+        # A slave that was suggested may be down, or know less than its master does.
+        self._broker_id = 0
         if isinstance(error, ServerError) and error.code in GROUP_UNKNOWN:
             log.info("%s: the broker does not know group %s yet: %s", self.queue, self.group, error)
             await self._introduce(error.address)

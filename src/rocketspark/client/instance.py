@@ -247,6 +247,11 @@ class Instance:
             if isinstance(result, BaseException) and not isinstance(result, RocketSparkError):
                 raise result
 
+    def peer_in_use(self, queue: MessageQueue) -> Peer | None:
+        """What `peer_of` returns, if it need not be opened."""
+        address = self.routes.readable(queue.broker_name)
+        return self.open_broker(address) if address else None
+
     async def peer_of(self, queue: MessageQueue) -> Peer:
         """The connection to a broker that a queue can be read from. Raises RouteNotFound, NotSent."""
         address = await self.routes.find_readable(queue)

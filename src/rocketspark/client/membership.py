@@ -420,19 +420,24 @@ class Membership:
             await self.commit(oneway=True)
 
     async def commit(self, *, oneway: bool = False, strict: bool = False) -> None:
-        """Commit every queue that was read on since the last commit.
+        """Commit every queue that was read on since the last commit, or whose broker may not know it any more.
 
         `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
         """
         await self._commit(list(self.fetchers.values()), oneway=oneway, strict=strict)
 
     async def _commit(self, fetchers: list[Fetcher], *, oneway: bool = False, strict: bool = False) -> None:
-        moved = {f: offset for f in fetchers if (offset := self.to_commit(f)) != f.committed}
+        moved = {}
+        for fetcher in fetchers:
+            offset = self.to_commit(fetcher)
+            if offset != fetcher.committed or self._offsets.place(fetcher.queue) is not fetcher.committed_at:
+                moved[fetcher] = offset
         failed = await self._offsets.commit({f.queue: offset for f, offset in moved.items()}, oneway=oneway)
         for fetcher, offset in moved.items():
             error = failed.get(fetcher.queue)
             if error is None:
                 fetcher.committed = offset
+                fetcher.committed_at = self._offsets.place(fetcher.queue)
             elif strict or not isinstance(error, (RocketSparkError, OSError)):
                 raise error
             else:

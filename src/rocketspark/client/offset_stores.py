@@ -39,6 +39,9 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, Exception]:
         """Keep these; returns what could not be kept, and why."""
 
+    def place(self, queue: MessageQueue) -> object:
+        """What keeps the offset of a queue just now; another one knows nothing of what was committed."""
+
 
 class BrokerOffsets:
     """Kept by the brokers; shared by the whole group."""
@@ -67,6 +70,10 @@ class BrokerOffsets:
             except Exception as e:
                 failed[queue] = e
         return failed
+
+    def place(self, queue: MessageQueue) -> object:
+        """The connection: a broker that was killed may have lost what was committed last."""
+        return self._instance.peer_in_use(queue)
 
 
 class LocalOffsets:
@@ -117,6 +124,10 @@ class LocalOffsets:
         except OSError as e:
             return dict.fromkeys(offsets, e)
         return {}
+
+    def place(self, queue: MessageQueue) -> object:
+        """The file."""
+        return self._root
 
     def _write(self, data: bytes) -> None:
         path = self.path

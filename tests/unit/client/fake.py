@@ -40,6 +40,7 @@ class FakeBroker:
         self.groups: defaultdict[str, dict[str, Peer]] = defaultdict(dict)
         self.position = 0
         self.reply_code = 0
+        self.suggested = 0
         self.silent: set[int] = set()
         self.deleted: set[str] = set()
         self._stored = asyncio.Event()
@@ -64,6 +65,7 @@ class FakeBroker:
             RequestCode.UNLOCK_BATCH_MQ: self._unlock,
         }.items():
             routes.add(code, self._guard(handler))
+        self.routes = routes
         self.server = Server(routes, on_close=self._gone)
 
     async def start(self, port: int = 0) -> FakeBroker:
@@ -173,7 +175,9 @@ class FakeBroker:
 
     def _pulled(self, asked: Any, code: int, next_offset: int, body: bytes = b"") -> bytes:
         size = len(self.queues[asked.ext.topic, asked.ext.queue_id])
-        header = headers.PullReply(next_offset=next_offset, min_offset=0, max_offset=size)
+        header = headers.PullReply(
+            next_offset=next_offset, min_offset=0, max_offset=size, suggested_broker_id=self.suggested
+        )
         return reply(asked.opaque, code, header, body, remark="fake")
 
     def _send_back(self, peer: Peer, asked: Any, body: bytes) -> bytes:
@@ -290,6 +294,7 @@ class FakeNamesrv:
         self.perms: dict[str, int] = {}
         self.fetches: defaultdict[str, int] = defaultdict(int)
         self.delay_s = 0.0
+        self.slaves: dict[str, dict[int, str]] = {}
         routes = Routes()
         routes.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         routes.add(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
@@ -307,7 +312,10 @@ class FakeNamesrv:
 
     def _datas(self, names: list[str]) -> list[bodies.BrokerDataBody]:
         return [
-            bodies.BrokerDataBody(cluster="C", broker_name=n, broker_addrs={0: self.brokers[n].address}) for n in names
+            bodies.BrokerDataBody(
+                cluster="C", broker_name=n, broker_addrs={0: self.brokers[n].address} | self.slaves.get(n, {})
+            )
+            for n in names
         ]
 
     async def _route(self, peer: Peer, asked: Any, body: bytes) -> bytes:

@@ -15,6 +15,7 @@ from rocketspark.errors import ConfigError, MessageIllegal, NotSent, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.transport.server import Server
 
 PULL = RequestCode.PULL_MESSAGE
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
@@ -455,3 +456,50 @@ async def test_what_cannot_be_used() -> None:
     c.listen(print)
     with pytest.raises(NotSent, match="no NameServer answers"):
         await c.start()
+
+
+@in_loop
+async def test_a_broker_that_came_back_is_told_the_offsets_again() -> None:
+    async with Fake(t=1) as fake:
+        fake.broker.put("t", 0, b"0")
+        got: list[ReceivedMessage] = []
+        async with consumer(fake, got.append, commit_interval_ms=20):
+            await until(lambda: fake.broker.offsets.get(("g", "t", 0)) == 1)
+            port = int(fake.broker.address.rpartition(":")[2])
+            await fake.broker.server.close()
+            # What it was told last was not on its disk yet.
+            fake.broker.offsets.clear()
+            fake.broker.server = Server(fake.broker.routes, on_close=fake.broker._gone)
+            await fake.broker.start(port)
+            await until(lambda: fake.broker.offsets.get(("g", "t", 0)) == 1)
+        assert len(got) == 1
+
+
+@in_loop
+async def test_pulls_to_a_slave_follow_its_master_and_commit_nothing() -> None:
+    async with Fake(t=1) as fake:
+        slave = await FakeBroker("broker-a").start()
+        try:
+            for broker in (fake.broker, slave):
+                for i in range(4):
+                    broker.put("t", 0, b"%d" % i)
+            fake.names.slaves["broker-a"] = {1: slave.address}
+            fake.broker.suggested = slave.suggested = 1
+            flags: list[int] = []
+
+            def note(header: Any, body: bytes) -> None:
+                flags.append(header.sys_flag)
+
+            slave.rules[PULL] = note
+            got: list[int] = []
+            async with consumer(fake, lambda m: got.append(m.queue_offset), pull_count_max=1):
+                await until(lambda: len(got) == 4)
+                # Only the first came from the master.
+                await until(lambda: len(flags) >= 3)
+                assert fake.broker.requests[PULL] <= 3
+                assert not any(flag & 1 for flag in flags)
+            assert got == [0, 1, 2, 3]
+            assert fake.broker.offsets["g", "t", 0] == 4
+            assert slave.offsets == {}
+        finally:
+            await slave.server.close()
