@@ -30,6 +30,8 @@ CONFIG = {
     "messageDelayLevel": " ".join(["1s"] * 18),
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 500,
+    # A message is put aside after so many checks: at this pace 15 would be over before a process is back.
+    "transactionCheckMax": 10_000,
 }
 STEPS = ("pay", "credit", "refund")
 
