@@ -413,7 +413,7 @@ class AsyncProducer(Inquiries):
             result = await self._delivery.deliver(posting.out, None, None, posting.end_s, posting.attempts, tried=tried)
         except BaseException as e:
             self.settle(posting, None, e)
-            if not isinstance(e, RocketSparkError):
+            if not isinstance(e, Exception):
                 raise
         else:
             self.settle(posting, result)

@@ -15,7 +15,6 @@ from rocketspark.client.outgoing import Outgoing
 from rocketspark.client.producer import AsyncProducer
 from rocketspark.client.quick_future import QuickFuture
 from rocketspark.client.results import SendResult
-from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageQueue
 
 # Enough for any broker; with many more in flight, Python's garbage collector looks at them again and again.
@@ -92,7 +91,7 @@ class Send:
                 result = await core.send_packed(self.out, key, queue, self._timeout_ms, self.attempts)
         except BaseException as e:
             self.finish(None, e)
-            if not isinstance(e, RocketSparkError):
+            if not isinstance(e, Exception):
                 raise
         else:
             self.finish(result, None)

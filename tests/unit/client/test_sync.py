@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import subprocess
@@ -27,6 +28,7 @@ from rocketspark import (
     ReceivedMessage,
 )
 from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.client.hooks import Hooks, Sending
 from rocketspark.client.loop_thread import LoopThread
 from rocketspark.client.outgoing import pack
 from rocketspark.client.results import SendResult
@@ -153,6 +155,21 @@ def test_futures_are_tried_again_as_sends_are(fake: Fake, monkeypatch: pytest.Mo
         futures = [producer.send_future("t", b"%d" % i) for i in range(500)]
     assert all(f.done() for f in futures)
     assert {f.result().status for f in futures} == {"SEND_OK"}
+
+
+def test_what_a_hook_raises_reaches_the_caller_alone(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    class Forbid(Hooks):
+        def check_forbidden(self, sending: Sending) -> None:
+            raise PermissionError("not this topic")
+
+    with Producer(fake.namesrv, "pg", hooks=[Forbid()]) as producer:
+        with pytest.raises(PermissionError, match="not this topic"):
+            producer.send("t", b"x")
+        assert isinstance(producer.send_future("t", b"x").exception(5), PermissionError)
+    gc.collect()
+    # A task that ended with it would complain that nobody took it.
+    assert caplog.messages == []
+    assert fake.broker.requests[SEND] == 0
 
 
 def test_sends_of_threads_are_gathered_too(fake: Fake) -> None:
