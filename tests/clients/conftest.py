@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from tests.clients.scene import Cluster, Scene
 from tests.java.apache import ApacheCluster
-from tests.java.conftest import QUICK, java_client_55, java_client_497, java_driver, java_tools
+from tests.java.conftest import QUICK, DriverFactory, java_driver, java_tools
+from tests.java.driver import JavaDriver
 
 from rocketspark.testing.process import run_server_process
 
-__all__ = ["java_client_55", "java_client_497", "java_driver", "java_tools"]
+__all__ = ["java_driver", "java_tools"]
 
 # The official broker notes ended transactions in batches, by default every 3 s: later than it asks here.
 CONFIG = {"recallMessageEnable": "true", "transactionOpBatchInterval": "100"} | QUICK
@@ -32,6 +34,12 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     apache = ApacheCluster(folder, config=dict(CONFIG))
     yield Cluster("apache", apache.namesrv, apache.broker)
     apache.close()
+
+
+@pytest.fixture
+def java(java_driver: DriverFactory) -> JavaDriver:
+    """The official client that stands beside ours: 5.5.0, or the one that JAVA_CLIENT names, such as 4.9.7."""
+    return java_driver(os.environ.get("JAVA_CLIENT", "5.5.0"))
 
 
 @pytest.fixture

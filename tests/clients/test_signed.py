@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import pytest
 from tests.clients.scene import Inbox
+from tests.clients.test_transactions import COMMIT, Bank
 from tests.java.apache import Answer, ApacheBroker, ApacheNamesrv, ask
 
-from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer, TransactionState
+from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import SendFailed, ServerError
 from rocketspark.model import MessageQueue
@@ -73,13 +74,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         namesrv.kill()
 
 
-class Commit:
-    def execute(self, message: object, transaction: object) -> TransactionState:
-        return TransactionState.COMMIT
-
-    check = execute
-
-
 def test_all_clients_with_the_right_key(guarded: Guarded) -> None:
     keys: ClientOptions = {"access_key": KEY, "secret_key": SECRET}
     inbox = Inbox()
@@ -91,8 +85,8 @@ def test_all_clients_with_the_right_key(guarded: Guarded) -> None:
         producer.send("signed", b"plain", properties={"a": "\u00e4"}, keys="k")
         producer.send_oneway("signed", b"oneway")
         producer.send("signed", b"compressed" * 900)
-        with TransactionProducer(guarded.namesrv, "signed-tg", listener=Commit(), **keys) as paying:
-            paying.send_in_transaction("signed", b"paid")
+        with TransactionProducer(guarded.namesrv, "signed-tg", listener=Bank(), **keys) as paying:
+            paying.send_in_transaction("signed", b"paid", argument=COMMIT)
         with consumer:
             bodies = {m.body for m in inbox.wait_for(4)}
         assert bodies == {b"plain", b"oneway", b"compressed" * 900, b"paid"}

@@ -38,11 +38,6 @@ LARGE = random.Random(7).randbytes(4 << 20)
 IP = "127.0.0.1"
 
 
-@pytest.fixture
-def java(java_client_55: JavaDriver) -> JavaDriver:
-    return java_client_55
-
-
 def java_queue(scene: Scene, queue_id: int = 0) -> dict[str, Any]:
     return {"topic": scene.topic, "broker": "broker-a", "queue_id": queue_id}
 
@@ -257,11 +252,15 @@ def test_delays_timers_and_recall(scene: Scene, java: JavaDriver) -> None:
             one = message(scene.topic, body, times={name: str(value) for name, value in times.items()})
             return java.call("send_timed", name=theirs, messages=[one], queue=queue)[0]
 
-        # Each takes back what the other sent.
+        # Each takes back what the other sent; Java 4.9.7 knows of no recall.
         handle = ours.send(scene.topic, b"ours recalled", delay_ms=4000, queue=scene.queue()).recall_handle
-        java_handle = timed("java recalled", TIMER_DELAY_SEC=4)
-        java.call("recall", name=theirs, topic=scene.topic, handle=handle)
-        ours.recall(scene.topic, java_handle)
+        assert handle is not None
+        if java.version == "4.9.7":
+            ours.recall(scene.topic, handle)
+        else:
+            java_handle = timed("java recalled", TIMER_DELAY_SEC=4)
+            java.call("recall", name=theirs, topic=scene.topic, handle=handle)
+            ours.recall(scene.topic, java_handle)
         timed("java seconds", TIMER_DELAY_SEC=1)
         timed("java ms", TIMER_DELAY_MS=1000)
         timed("java at", TIMER_DELIVER_MS=now_ms + 2000)
@@ -431,15 +430,19 @@ def test_offsets_and_pull_consumers(scene: Scene, java: JavaDriver) -> None:
     with Producer(scene.namesrv, "pg") as producer:
         for i in range(30):
             producer.send(scene.topic, b"%d" % i, queue=scene.queue())
-    java.call("lite_start", name=scene.group, namesrv=scene.namesrv, group=scene.group, topic=scene.topic)
-    got = java.call("lite_poll", name=scene.group, count=30, timeout_ms=20_000)
+    # Of another group: its end, which is not waited for, stores its own offsets.
+    name = f"all-{scene.group}"
+    java.call("lite_start", name=name, namesrv=scene.namesrv, group=name, topic=scene.topic)
+    got = java.call("lite_poll", name=name, count=30, timeout_ms=20_000)
     assert [body_of(one) for one in got] == [b"%d" % i for i in range(30)]
-    java.submit("lite_stop", name=scene.group)
+    java.submit("lite_stop", name=name)
     with PullConsumer(scene.namesrv, scene.group, auto_commit=False) as ours:
         ours.assign([scene.queue()])
         ours.seek(scene.queue(), 12)
         found: list[ReceivedMessage] = []
-        until(lambda: found.extend(ours.poll(500)) or len(found) >= 18)
+        end = time.monotonic() + 30
+        while len(found) < 18 and time.monotonic() < end:
+            found += ours.poll(500)
         assert [m.body for m in found] == [b"%d" % i for i in range(12, 30)]
         ours.commit({scene.queue(): 25})
     queues = [java_queue(scene)]

@@ -21,11 +21,6 @@ from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Tra
 pytestmark = pytest.mark.java
 
 
-@pytest.fixture
-def java(java_client_55: JavaDriver) -> JavaDriver:
-    return java_client_55
-
-
 @pytest.fixture(scope="session")
 def mqadmin(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqAdmin]:
     made = MqAdmin(tmp_path_factory.mktemp(f"mqadmin-{cluster.name}"), cluster.namesrv, cluster.broker)
@@ -72,17 +67,18 @@ def test_transactions_and_checks(scene: Scene, java: JavaDriver) -> None:
             )
             java.call("transactor_stop", name=transactor)
         # And ours about Java's, which said "unknown" to each question so far.
-        bank = Bank("java left")
+        names = {"heir", "java left", "java paid", "ours left", "ours paid"}
+        bank = Bank(*names)
         with TransactionProducer(scene.namesrv, group, listener=bank) as heir:
             heir.send_in_transaction(scene.topic, b"heir", argument=COMMIT)
-            until(lambda: {m.body for m in bank.asked} == {b"java left", b"java dropped"})
+            until(lambda: {b"java left", b"java dropped"} <= {m.body for m in bank.asked})
             asked = next(m for m in bank.asked if m.body == b"java left")
             assert (asked.topic, asked.tag, asked.keys) == (scene.topic, "T", ("a", "b"))
             assert asked.message_id == sent[2]["transaction_id"]
-            names = ["heir", "java left", "java paid", "ours left", "ours paid"]
-            assert sorted(m.body.decode() for m in inbox.wait_for(5)) == names
+            assert {m.body.decode() for m in inbox.wait_for(5)} == names
         got = java.call("push_await", name=theirs, count=5, timeout_ms=20_000)
-        assert sorted(body_of(one).decode() for one in got) == names
+        assert {body_of(one).decode() for one in got} == names
+    assert {m.body.decode() for m in inbox.received} == names
 
 
 def test_traces_are_alike(scene: Scene, java: JavaDriver, mqadmin: MqAdmin) -> None:
@@ -108,7 +104,7 @@ def test_traces_are_alike(scene: Scene, java: JavaDriver, mqadmin: MqAdmin) -> N
         assert len(inbox.wait_for(2)) == 2
         assert len(java.call("push_await", name=reader, count=2, timeout_ms=20_000)) == 2
         with TransactionProducer(scene.namesrv, f"p-{scene.group}", listener=Bank(), trace=topics["ours"]) as paying:
-            paying.send_in_transaction(scene.topic, b"paid", argument=COMMIT, tag="A", keys="k1 k2")
+            paying.send_in_transaction(scene.topic, b"paid", argument=COMMIT, check_after_s=60, tag="A", keys="k1 k2")
         with java.started("transactor", group=f"t-{scene.group}", **started) as transactor:
             pairs = {"outcome": "COMMIT_MESSAGE"}
             paid = message(scene.topic, "paid", tag="A", keys="k1 k2", properties=pairs)
@@ -152,6 +148,6 @@ def shape(records: list[Trace], ids: dict[str, str]) -> list[tuple[Any, ...]]:
             assert joined[t.request_id] == t.message_id
             found.append(("Consumed", t.success, t.keys, t.context, names.get(t.message_id, "paid")))
         else:
-            common = (t.region, t.topic, t.tag, t.keys, t.store_host, t.kind, t.state, t.from_check)
-            found.append(("Ended", *common, t.transaction_id == t.message_id))
+            ended = (t.region, t.topic, t.tag, t.keys, t.store_host, t.kind, t.state, t.from_check)
+            found.append(("Ended", *ended, t.transaction_id == t.message_id))
     return sorted(found)
