@@ -64,8 +64,8 @@ class ProducerOptions(ClientOptions, total=False):
     future_retries: the same for `send_future`: 2 [retryTimesWhenSendAsyncFailed].
     retry_codes: response codes after which a send is tried again [retryResponseCodes].
     retry_not_stored: try another broker also if the status is not SEND_OK: no [retryAnotherBrokerWhenNotStoreOK].
-    compress_over_bytes: larger bodies are compressed: 4096 [compressMsgBodyOverHowmuch]; `compression`: zlib, lz4 or
-        zstd [compressType]; `compress_level`: 5 [compressLevel].
+    compress_over_bytes: larger bodies are compressed, if that makes them smaller: 4096 [compressMsgBodyOverHowmuch];
+        `compression`: zlib, lz4 or zstd [compressType]; `compress_level`: 5 [compressLevel].
     body_bytes_max: larger bodies are refused: 4 MiB [maxMessageSize].
     default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues: TBW102, 4
         [createTopicKey, defaultTopicQueueNums].
