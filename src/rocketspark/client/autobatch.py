@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from rocketspark.client.outgoing import Outgoing
 from rocketspark.client.results import SendResult
@@ -31,7 +33,7 @@ class Outcome(Protocol):
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct):
     """A message that waits."""
 
     out: Outgoing

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rocketspark.client import validate
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
@@ -14,7 +16,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message_ids import unique_ids
 
 
-class Outgoing(NamedTuple):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """One send: a message, or a batch (`message_id` then holds every message's id, comma separated)."""
 
     topic: str

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Unpack
 
+import msgspec
+
 from rocketspark.client import requests, validate
 from rocketspark.client.autobatch import Batcher, Outcome
 from rocketspark.client.delivery import Delivery, SendRules, Tried, result_of
@@ -276,7 +278,9 @@ class AsyncProducer(Inquiries):
         ttl_ms = (end_s - time.monotonic()) * 1000
         correlation_id = str(uuid.uuid4())
         out = pack(message, self.packing)
-        out = out._replace(properties=out.properties + request_text(correlation_id, self.client_id, ttl_ms))
+        out = msgspec.structs.replace(
+            out, properties=out.properties + request_text(correlation_id, self.client_id, ttl_ms)
+        )
         if selector is not None:
             queue = await self._select(message, out.topic, queue, selector, argument, timeout_ms)
         # The reply comes through whichever broker it was sent to: each must know this client.

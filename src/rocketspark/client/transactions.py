@@ -162,7 +162,8 @@ class AsyncTransactionProducer(AsyncProducer):
         text = f"{properties.TRANSACTION}\x01true\x02{properties.PRODUCER_GROUP}\x01{self.group}\x02"
         if check_after_s:
             text += f"{properties.CHECK_IMMUNITY_S}\x01{check_after_s:d}\x02"
-        out = out._replace(
+        out = msgspec.structs.replace(
+            out,
             properties=out.properties + text,
             sys_flag=out.sys_flag | sysflags.TRANSACTION_PREPARED,
         )

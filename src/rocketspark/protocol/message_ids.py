@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import secrets
 import struct
-import threading
 import time
 from datetime import datetime
 from functools import lru_cache
@@ -55,27 +55,25 @@ class UniqueIds:
         process = (os.getpid() if pid is None else pid) & 0xFFFF
         # A random constant where Java has a class loader's hash: tells apart processes that share ip and pid.
         self._prefix = (ip + struct.pack(">HI", process, secrets.randbits(32))).hex().upper()
-        self._lock = threading.Lock()
-        self._counter = 0
-        self._month_start_ms = 0
-        self._month_end_ms = 0
+        # A step of it is one in C: no two threads get one number, and none waits for a lock.
+        self._numbers = itertools.count()
+        self._month_ms = (0, 0)
 
     def next(self) -> str:
         """A new id: 32 hex digits, 56 with IPv6."""
         now_ms = int(time.time() * 1000)
-        with self._lock:
-            if not self._month_start_ms <= now_ms < self._month_end_ms:
-                self._find_month(now_ms)
-            count = self._counter
-            self._counter = (count + 1) & 0xFFFF
-        return f"{self._prefix}{(now_ms - self._month_start_ms) & 0xFFFFFFFF:08X}{count:04X}"
+        start_ms, end_ms = self._month_ms
+        if not start_ms <= now_ms < end_ms:
+            start_ms, _ = self._month_ms = _month_of(now_ms)
+        return f"{self._prefix}%08X%04X" % ((now_ms - start_ms) & 0xFFFFFFFF, next(self._numbers) & 0xFFFF)
 
-    def _find_month(self, now_ms: int) -> None:
-        now = datetime.fromtimestamp(now_ms / 1000)
-        start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
-        self._month_start_ms = int(start.timestamp() * 1000)
-        self._month_end_ms = int(after.timestamp() * 1000)
+
+def _month_of(now_ms: int) -> tuple[int, int]:
+    """When the month of this time begins and ends, in ms."""
+    now = datetime.fromtimestamp(now_ms / 1000)
+    start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+    return int(start.timestamp() * 1000), int(after.timestamp() * 1000)
 
 
 unique_ids = UniqueIds()
