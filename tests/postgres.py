@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,8 @@ def programs() -> Path:
         found.append(Path(on_path).resolve().parent)
     for folder in found:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
-            return folder
+            # A link's place has not what lies beside the programs.
+            return (folder / "initdb").resolve().parent
     if os.environ.get("CI"):
         pytest.fail("no PostgreSQL server: run make setup")
     pytest.skip("no PostgreSQL server: run make setup")
@@ -41,14 +43,18 @@ def programs() -> Path:
 def server() -> Iterator[str]:
     """A running server; gives the URL of a database of its superuser."""
     folder = programs()
-    # PostgreSQL refuses to run as root; Debian's package brings a user for it.
-    user: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+    user: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        # PostgreSQL refuses to run as root; Debian's package brings a user for it.
+        names = {entry.pw_name: entry for entry in pwd.getpwall()}
+        other = names.get("postgres") or names["nobody"]
+        user = {"user": other.pw_uid, "group": other.pw_gid, "extra_groups": []}
     name = "postgres"
     # Not below pytest's own: other users cannot enter that, and the path of a socket is a short one.
     home = Path(tempfile.mkdtemp(prefix="rspg-", dir="/tmp"))
     try:
         if user:
-            shutil.chown(home, "postgres", "postgres")
+            os.chown(home, user["user"], user["group"])
         common: dict[str, Any] = {"cwd": home, "env": {"LC_ALL": "C", "PATH": os.environ["PATH"]}, **user}
         made = subprocess.run(
             [folder / "initdb", "-D", home / "data", "-U", name, "-A", "trust", "-E", "UTF8", "--no-sync"],

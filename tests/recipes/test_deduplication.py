@@ -215,6 +215,28 @@ def test_an_error_that_the_listener_swallows_is_no_commit(database: Tables, seen
     assert done(database) == ["1"]
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.xdist_group("postgres")
+def test_connections_that_the_server_has_ended_are_made_anew(database: Tables, seen: SeenStore) -> None:
+    work = worker(database)
+
+    async def coroutine(given: Any, connection: Any) -> None:
+        await connection.execute("INSERT INTO done VALUES (%s)", (given.body.decode(),))
+
+    async def main() -> None:
+        for i in range(2):
+            deduplicate(store=seen)(work)(message(i))
+            await deduplicate(store=seen)(coroutine)(message(i + 10))
+            database.run(
+                "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+        await seen.database.close_async()
+
+    asyncio.run(main())
+    assert done(database) == ["0", "1", "10", "11"]
+
+
 def test_ids_are_forgotten_by_age(database: Tables, seen: SeenStore) -> None:
     listener = deduplicate(store=seen)(worker(database))
     listener([message(1), message(2)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import psycopg
@@ -18,6 +19,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from rocketspark.recipes.databases import Database, failed, shown
+
+C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
 
 # Any number that nobody else takes: two that make the same tables at once would fail.
 CREATING = 0x526F636B
@@ -114,9 +117,11 @@ class Postgres(Database):
         self.close()
 
     def _take(self) -> psycopg.Connection[Any]:
+        connection = None
         with self._guard:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None or connection.closed:
+            while self._idle and connection is None:
+                connection = _alive(self._idle.pop())
+        if connection is None:
             with self.errors():
                 connection = psycopg.connect(self._url, autocommit=True)
                 connection.execute(self._lock_timeout())
@@ -128,12 +133,13 @@ class Postgres(Database):
         with self._guard:
             # Those of a loop that has ended can only be dropped.
             self._idle_async = [pair for pair in self._idle_async if not pair[0].is_closed()]
-            found = next((pair for pair in self._idle_async if pair[0] is loop and not pair[1].closed), None)
-            if found is not None:
-                self._idle_async.remove(found)
-        if found is not None:
-            connection = found[1]
-        else:
+            mine = [pair for pair in self._idle_async if pair[0] is loop]
+            connection = None
+            while mine and connection is None:
+                pair = mine.pop()
+                self._idle_async.remove(pair)
+                connection = _alive(pair[1])
+        if connection is None:
             with self.errors():
                 connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True)
                 await connection.execute(self._lock_timeout())
@@ -142,3 +148,15 @@ class Postgres(Database):
 
     def _lock_timeout(self) -> str:
         return f"SET lock_timeout = {max(int(self.wait_ms), 1)}"
+
+
+def _alive(connection: C) -> C | None:
+    """The connection itself, unless its server has hung up: of one in no use, nothing else is there to be read."""
+    if connection.closed:
+        return None
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        if not selector.select(0):
+            return connection
+    connection.pgconn.finish()
+    return None
