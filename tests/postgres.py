@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -92,7 +92,12 @@ def _await_ready(process: subprocess.Popen[str]) -> None:
     finally:
         watchdog.cancel()
     # Read on, or a full pipe would hold the server up.
-    threading.Thread(target=process.stderr.read, daemon=True).start()
+    threading.Thread(target=_read_on, args=(process.stderr,), daemon=True).start()
+
+
+def _read_on(pipe: IO[str]) -> None:
+    with pipe:
+        pipe.read()
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,12 +38,13 @@ def message(number: int = 1, *, topic: str = "T", keys: tuple[str, ...] = (), **
 
 
 @pytest.fixture
-def seen(database: Tables) -> SeenStore:
+def seen(database: Tables) -> Iterator[SeenStore]:
     store = SeenStore(database.url)
     store.create_tables()
     store.create_tables()
     database.run("CREATE TABLE done (body TEXT NOT NULL)")
-    return store
+    yield store
+    store.close()
 
 
 def done(database: Tables) -> list[str]:
@@ -159,7 +160,6 @@ def test_coroutines_work_once_and_in_one_transaction(database: Tables, seen: See
         if calls[0] == message(2).message_id:
             await listener(message(2))
         await listener(message(1))
-        await seen.database.close_async()
 
     asyncio.run(run())
     assert done(database) == ["1", "2"]
@@ -231,7 +231,6 @@ def test_connections_that_the_server_has_ended_are_made_anew(database: Tables, s
                 "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
                 " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
             )
-        await seen.database.close_async()
 
     asyncio.run(main())
     assert done(database) == ["0", "1", "10", "11"]

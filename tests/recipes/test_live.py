@@ -32,10 +32,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def store(database: Tables) -> OutboxStore:
+def store(database: Tables) -> Iterator[OutboxStore]:
     store = OutboxStore(database.url)
     store.create_tables()
-    return store
+    yield store
+    store.close()
 
 
 class Reader:
@@ -228,7 +229,6 @@ def test_coroutines_consume_once_what_an_outbox_sent_twice(
             got = 0
             while got < 40:
                 got += await came.get()
-        await store.database.close_async()
 
     asyncio.run(main())
     sent = [entry.message_id for entry in store.entries(State.SENT)]

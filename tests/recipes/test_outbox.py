@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +17,12 @@ from rocketspark.recipes import AsyncOutbox, Kept, OutboxStore, State
 
 
 @pytest.fixture
-def store(database: Tables) -> OutboxStore:
+def store(database: Tables) -> Iterator[OutboxStore]:
     store = OutboxStore(database.url)
     store.create_tables()
     store.create_tables()
-    return store
+    yield store
+    store.close()
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -257,7 +258,6 @@ def test_an_asynchronous_connection_will_do(database: Tables, store: OutboxStore
             assert (entry.key, entry.message.delay_ms) == (entry.message_id, 0)
             assert 0 < entry.message.deliver_at_ms - entry.added_ms <= 5000
             assert (await box.relay_once()).sent == 1
-        await store.database.close_async()
         assert producer.messages[0].properties == {}
 
     run(main())

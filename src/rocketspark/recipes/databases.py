@@ -75,10 +75,6 @@ class Database(ABC):
     def close(self) -> None:
         """Close the connections that are not in use."""
 
-    async def close_async(self) -> None:
-        """As `close`, also those that coroutines of this loop used."""
-        self.close()
-
     def _no_table(self, error: Exception) -> ConfigError:
         return ConfigError(f"{self.name}: {str(error).splitlines()[0]}: make the tables first, with create_tables()")
 

@@ -101,20 +101,17 @@ class Postgres(Database):
                 connection.execute(text.format(**self.words))
 
     def close(self) -> None:
-        """As Database.close. Connections of coroutines end with their loop."""
+        """As Database.close; also those of coroutines, none of which is in use."""
         with self._guard:
-            idle, self._idle = self._idle, []
-            self._idle_async = []
+            idle = [*self._idle, *(connection for _, connection in self._idle_async)]
+            self._idle, self._idle_async = [], []
         for connection in idle:
-            connection.close()
+            connection.pgconn.finish()
 
-    async def close_async(self) -> None:
-        """Close what coroutines of this loop used, and the rest."""
-        with self._guard:
-            mine = [c for loop, c in self._idle_async if loop is asyncio.get_running_loop()]
-        for connection in mine:
-            await connection.close()
-        self.close()
+    def __del__(self) -> None:
+        # A store made by a URL alone is closed by nobody.
+        if hasattr(self, "_idle_async"):
+            self.close()
 
     def _take(self) -> psycopg.Connection[Any]:
         connection = None

@@ -114,6 +114,11 @@ class Sqlite(Database):
         for connection in idle:
             connection.close()
 
+    def __del__(self) -> None:
+        # A store made by a URL alone is closed by nobody.
+        if hasattr(self, "_idle"):
+            self.close()
+
     def _take(self) -> sqlite3.Connection:
         with self._guard:
             connection = self._idle.pop() if self._idle else None
