@@ -21,7 +21,8 @@ from rocketspark.model.java import string_hash
 from rocketspark.protocol import batch, properties
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message_ids import unique_ids
-from rocketspark.store.store import BatchMessage, Store
+from rocketspark.store.appending import BatchMessage
+from rocketspark.store.store import Store
 
 # Names begin at the start or after 0x02: tried at every byte, a long text without 0x01 would cost its length squared.
 _PAIR = re.compile(rb"(?:^|\x02)([^\x01\x02]+)\x01([^\x02]+)")

@@ -7,53 +7,28 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.errors import MessageIllegal, StoreError, StoreFull, StoreUnwritable
-from rocketspark.protocol import record, record_crc, sysflags
+from rocketspark.errors import StoreFull, StoreUnwritable
+from rocketspark.protocol import record
 from rocketspark.store import checkpoint, recovery, retention
-from rocketspark.store.batch_queue import inner_count
+from rocketspark.store.appending import Appending
 from rocketspark.store.clock import Clock, SystemClock
 from rocketspark.store.deletions import Deletions
 from rocketspark.store.files import OsFiles, failure
-from rocketspark.store.key_index import PENDING_MAX, KeyIndex
+from rocketspark.store.key_index import KeyIndex
 from rocketspark.store.lock import DirectoryLock
 from rocketspark.store.log import Log
-from rocketspark.store.queue import UNIT, Queue
 from rocketspark.store.queue_index import QueueIndex
 from rocketspark.store.reading import Read, Reader
 from rocketspark.store.segments import Maps
 from rocketspark.store.settings import StoreSettings
 
-_PACK_UNIT = UNIT.pack_into
-_PACK_V4 = record.FIXED_V4.pack_into
-# Lengths of properties as they stand in a record; a table is half the cost of packing.
-_LENGTH2 = [n.to_bytes(2, "big") for n in range(2048)]
 
-
-class BatchMessage(NamedTuple):
-    """One message for `append_batch`; see `Store.append` for the fields."""
-
-    body: bytes | memoryview
-    properties: bytes
-    tags_code: int = 0
-    unique_id: bytes | None = None
-    keys: bytes | None = None
-    tags: bytes | None = None
-    flag: int = 0
-
-
-# A message for `append_run`: queue, body, topic and properties as `record.after_body` puts them, tags code, unique id,
-# keys, tags, flag, sys flag, time born, reconsume times.
-PlainMessage = tuple[Queue, bytes | memoryview, bytes, int, bytes, bytes | None, bytes | None, int, int, int, int]
-
-
-class Store:
+class Store(Appending):
     """A store directory, opened by one process at a time."""
 
     def __init__(
@@ -178,288 +153,6 @@ class Store:
             self.key_index.release()
         self.log.segments.maps.clear()
         self._lock.release()
-
-    # -- writing
-
-    def limit_bodies(self, bytes_max: int) -> None:
-        """Change how large a message's body may be (maxMessageSize)."""
-        self.settings.message_bytes_max = self._body_bytes_max = bytes_max
-
-    def append(
-        self,
-        topic: bytes,
-        queue_id: int,
-        body: bytes | memoryview,
-        properties: bytes,
-        tags_code: int,
-        unique_id: bytes | None,
-        keys: bytes | None,
-        tags: bytes | None,
-        now_ms: int,
-        flag: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        prepared_position: int = 0,
-    ) -> tuple[int, int, int]:
-        """Stores one message: record, queue unit and index keys in this call.
-
-        `tags_code`: Java hash of the tags, 0 without (for the schedule topic the delivery time is put in its
-        place); `unique_id`, `keys`, `tags`: the property values as bytes, for the index. Hosts are packed.
-        The store time is `now_ms`, or that of the record before if that is later.
-
-        Returns (log position, queue offset, position after the record). Raises MessageIllegal if it is too
-        large, StoreFull, StoreUnwritable; nothing is stored then.
-        """
-        queue = self._queues_by_bytes.get((topic, queue_id))
-        if queue is None:
-            queue = self.queue_index.make(topic, queue_id)
-        if sys_flag & 4 or len(born_host) != 8 or queue.rare or self._host_v6:
-            return self._append_rare(
-                queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
-                born_time_ms, born_host, reconsume_times, prepared_position,
-            )  # fmt: skip
-        body_length = len(body)
-        properties_length = len(properties)
-        if body_length > self._body_bytes_max or properties_length > 32767:
-            raise self._too_large(queue, body_length, properties_length)
-        pending = self._pending
-        if pending is not None and len(pending) >= PENDING_MAX:
-            self.key_index.write_pending()  # type: ignore[union-attr]
-        # Room first, in queue and log: what fails here has written nothing.
-        at = queue.at
-        if at >= queue.limit:
-            at = queue.make_room()
-        log = self.log
-        size = queue.fixed_bytes + 16 + body_length + properties_length
-        position = log.written
-        end = position + size
-        if end > log.limit:
-            log.make_room(size)
-            position = log.written
-            end = position + size
-        if now_ms < self._last_time_ms:
-            now_ms = self._last_time_ms
-        else:
-            self._last_time_ms = now_ms
-        queue_offset = queue.next
-        start = position - log.base
-        # Fixed part last, its body length last of all: a kill in between leaves no record that looks whole.
-        log.map[start + 88 : start + size] = b"".join(
-            (
-                body,
-                queue.suffix,
-                _LENGTH2[properties_length] if properties_length < 2048 else properties_length.to_bytes(2, "big"),
-                properties,
-            )
-        )
-        _PACK_V4(
-            log.map, start, size, -626843481, zlib.crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
-            position, sys_flag & ~48, born_time_ms, born_host, now_ms, self.store_host, reconsume_times,
-            prepared_position, body_length,
-        )  # fmt: skip
-        if queue.delay_ms is not None:
-            tags_code = now_ms + queue.delay_ms
-        _PACK_UNIT(queue.map, at, position, size, tags_code)
-        queue.at = at + 20
-        queue.next = queue_offset + 1
-        queue.stored_bytes += size
-        if pending is not None:
-            pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
-        log.written = end
-        return position, queue_offset, end
-
-    def plain_queue(self, topic: bytes, queue_id: int) -> Queue | None:
-        """The queue for `append_run`; None if there is none yet, or if what is put there takes `append`.
-
-        It is good until `queue_index.generation` changes.
-        """
-        queue = self._queues_by_bytes.get((topic, queue_id))
-        if queue is None or queue.rare or queue.delay_ms is not None or self._host_v6:
-            return None
-        return queue
-
-    def append_run(self, messages: Iterable[PlainMessage], now_ms: int, born_host: bytes) -> list[tuple[int, int]]:
-        """`append` for several plain messages: queues are `plain_queue`s, `born_host` is IPv4, none is transactional.
-
-        Returns (log position, queue offset) of each that was stored: all, or those before the first that cannot be.
-        What is wrong with that one `append` raises; it has stored nothing of it then, and nor has this.
-        """
-        placed: list[tuple[int, int]] = []
-        done = placed.append
-        log, pending, key_index = self.log, self._pending, self.key_index
-        store_host, body_bytes_max = self.store_host, self._body_bytes_max
-        if now_ms < self._last_time_ms:
-            now_ms = self._last_time_ms
-        else:
-            self._last_time_ms = now_ms
-        if key_index is not None and len(key_index.pending) >= PENDING_MAX:
-            try:
-                key_index.write_pending()
-            except StoreError:
-                return placed
-        crc32, pack = zlib.crc32, _PACK_V4
-        position = log.written
-        for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
-            # Room first, as in `append`; the order of the writes is the same too.
-            body_length = len(body)
-            size = 88 + body_length + len(rest)
-            at = queue.at
-            end = position + size
-            if at >= queue.limit or end > log.limit:
-                try:
-                    if at >= queue.limit:
-                        at = queue.make_room()
-                    if end > log.limit:
-                        log.make_room(size)
-                        position = log.written
-                        end = position + size
-                except (StoreError, MessageIllegal):
-                    break
-            if body_length > body_bytes_max:
-                break
-            queue_offset = queue.next
-            start = position - log.base
-            if isinstance(body, bytes):
-                log.map[start + 88 : start + size] = body + rest
-            else:
-                log.map[start + 88 + body_length : start + size] = rest
-                log.map[start + 88 : start + 88 + body_length] = body
-            pack(
-                log.map, start, size, -626843481, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
-                position, sys_flag & ~48, born_time_ms, born_host, now_ms, store_host, reconsume_times, 0, body_length,
-            )  # fmt: skip
-            _PACK_UNIT(queue.map, at, position, size, code)
-            queue.at = at + 20
-            queue.next = queue_offset + 1
-            queue.stored_bytes += size
-            if pending is not None:
-                pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
-            log.written = end
-            done((position, queue_offset))
-            position = end
-        return placed
-
-    def _append_rare(
-        self,
-        queue: Queue,
-        body: bytes | memoryview,
-        properties: bytes,
-        tags_code: int,
-        unique_id: bytes | None,
-        keys: bytes | None,
-        tags: bytes | None,
-        now_ms: int,
-        flag: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-        reconsume_times: int,
-        prepared_position: int,
-    ) -> tuple[int, int, int]:
-        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`."""
-        if self.settings.append_record_crc:
-            properties = record_crc.with_room(properties)
-        if len(body) > self.settings.message_bytes_max or len(properties) > 32767:
-            raise self._too_large(queue, len(body), len(properties))
-        pending = self._pending
-        if self.key_index is not None and pending is not None and len(pending) >= PENDING_MAX:
-            self.key_index.write_pending()
-        # Prepared and rolled back records are in no queue (wire.md 4.3).
-        queued = not sys_flag & sysflags.TRANSACTION_PREPARED
-        if queued:
-            queue.make_room_for(1)
-        log = self.log
-        host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
-            len(self.store_host) == 20 and sysflags.STORE_HOST_V6
-        )
-        size = record.record_bytes(len(body), len(queue.topic), len(properties), host_bits)
-        if log.written + size > log.limit:
-            log.make_room(size)
-        position = log.written
-        self._last_time_ms = now_ms = max(now_ms, self._last_time_ms)
-        queue_offset = queue.next if queued else 0
-        encoded = record.encode(
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=queue_offset,
-            position=position,
-            body=bytes(body),
-            properties=properties,
-            flag=flag,
-            sys_flag=sys_flag,
-            born_time_ms=born_time_ms,
-            born_host=born_host,
-            store_time_ms=now_ms,
-            store_host=self.store_host,
-            reconsume_times=reconsume_times,
-            prepared_position=prepared_position,
-        )
-        if self.settings.append_record_crc:
-            encoded = record_crc.sealed(encoded)
-        start = position - log.base
-        log.map[start + 4 : start + size] = encoded[4:]
-        log.map[start : start + 4] = encoded[:4]
-        if queued:
-            if queue.delay_ms is not None:
-                tags_code = now_ms + queue.delay_ms
-            queue.put(position, size, tags_code, now_ms, inner_count(sys_flag, properties))
-            queue.stored_bytes += size
-        if pending is not None and sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK:
-            pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
-        log.written = position + size
-        return position, queue_offset, position + size
-
-    def _too_large(self, queue: Queue, body_bytes: int, properties_bytes: int) -> MessageIllegal:
-        what = (
-            f"properties of {properties_bytes} bytes, at most 32767 are stored"
-            if properties_bytes > 32767
-            else f"a body of {body_bytes} bytes, at most {self.settings.message_bytes_max} (maxMessageSize) are stored"
-        )
-        return MessageIllegal(f"message for topic {queue.name!r} has {what}", topic=queue.name)
-
-    def append_batch(
-        self,
-        topic: bytes,
-        queue_id: int,
-        messages: Sequence[BatchMessage],
-        now_ms: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-    ) -> list[tuple[int, int, int]]:
-        """Stores messages one after another in one queue and one log file, or none of them.
-
-        Returns (log position, queue offset, position after the record) of each. Raises as `append` does.
-        """
-        queue = self._queues_by_bytes.get((topic, queue_id)) or self.queue_index.make(topic, queue_id)
-        host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
-            len(self.store_host) == 20 and sysflags.STORE_HOST_V6
-        )
-        total = 0
-        crc_bytes = record_crc.BYTES + 1 if self.settings.append_record_crc else 0
-        for message in messages:
-            body_length, properties_length = len(message.body), len(message.properties) + crc_bytes
-            if body_length > self.settings.message_bytes_max or properties_length > 32767:
-                raise self._too_large(queue, body_length, properties_length)
-            total += record.record_bytes(body_length, len(topic), properties_length, host_bits)
-        # Keys are written before, many at a time, so that no append here has to; readers see those not yet written.
-        if self.key_index is not None and len(self.key_index.pending) + len(messages) > PENDING_MAX:
-            self.key_index.write_pending()
-        queue.make_room_for(len(messages))
-        if self.log.written + total > self.log.limit:
-            self.log.make_room(total)
-        appended = []
-        for m in messages:
-            appended.append(
-                self.append(
-                    topic, queue_id, m.body, m.properties, m.tags_code, m.unique_id, m.keys, m.tags, now_ms,
-                    m.flag, sys_flag, born_time_ms, born_host, reconsume_times,
-                )
-            )  # fmt: skip
-        return appended
 
     # -- reading
 

@@ -12,7 +12,7 @@ from rocketspark.errors import MessageIllegal
 from rocketspark.protocol import properties as props
 from rocketspark.protocol import record, record_crc
 from rocketspark.store import Store
-from rocketspark.store.store import BatchMessage
+from rocketspark.store.appending import BatchMessage
 
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")

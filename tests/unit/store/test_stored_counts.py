@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocketspark.protocol import record, sysflags
+from rocketspark.store.appending import BatchMessage
 from rocketspark.store.settings import StoreSettings
-from rocketspark.store.store import BatchMessage, Store
+from rocketspark.store.store import Store
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
 V6 = b"\x00" * 15 + b"\x01\x00\x00\x00\x01"

@@ -14,8 +14,9 @@ from rocketspark.broker.intake import Intake
 from rocketspark.protocol import properties, record, sysflags
 from rocketspark.protocol.bodies import TopicConfig
 from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
+from rocketspark.store.appending import PlainMessage
 from rocketspark.store.queue import Queue
-from rocketspark.store.store import PlainMessage, Store
+from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 
 _LENGTHS = struct.Struct(">ii")
