@@ -163,7 +163,7 @@ class ApacheBroker(_JavaServer):
 
     Args:
         folder: for its config and logs.
-        namesrv: "host:port".
+        namesrv: "host:port", or several with ";" between.
         store: the store directory; an existing one is recovered.
         name: the broker name.
         config: more keys of broker.conf.
@@ -201,8 +201,8 @@ class ApacheBroker(_JavaServer):
         super().__init__(folder, settings | (config or {}))
 
     def _is_ready(self) -> bool:
-        info = ask(self.namesrv, 106)
-        if info.code == 0 and f'"{self.name}"'.encode() in info.body and self.broker.encode() in info.body:
+        infos = [ask(address, 106) for address in self.namesrv.split(";")]
+        if all(i.code == 0 and f'"{self.name}"'.encode() in i.body and self.broker.encode() in i.body for i in infos):
             return True
         # By itself it registers only 10 s after it is up; setting its permission anew does that at once.
         ask(self.broker, 25, b"brokerPermission=6")

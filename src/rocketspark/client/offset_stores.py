@@ -61,14 +61,17 @@ class BrokerOffsets:
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
     ) -> dict[MessageQueue, Exception]:
-        """Each is told its broker."""
+        """Each is told its broker, all at once: one that hangs costs its time-out once."""
         failed: dict[MessageQueue, Exception] = {}
-        for queue, offset in offsets.items():
+
+        async def tell(queue: MessageQueue, offset: int) -> None:
             try:
                 peer = await self._instance.peer_of(queue)
                 await requests.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
             except Exception as e:
                 failed[queue] = e
+
+        await asyncio.gather(*(tell(queue, offset) for queue, offset in offsets.items()))
         return failed
 
     def place(self, queue: MessageQueue) -> object:
