@@ -126,7 +126,7 @@ def test_members_are_told_of_their_queues(scene: Scene) -> None:
     assert sorted(set(places(found))) == [(queue, n) for queue in range(4) for n in range(5)]
 
 
-def test_filters(scene: Scene) -> None:
+def test_polling_by_tag_and_sql(scene: Scene) -> None:
     with Producer(scene.namesrv, "pg") as producer:
         for n in range(6):
             producer.send(scene.topic, b"%d" % n, tag="AB"[n % 2], properties={"n": str(n)}, queue=scene.queue())
@@ -138,7 +138,7 @@ def test_filters(scene: Scene) -> None:
         assert [m.body for m in read(by_tag, 3)] == [b"1", b"3", b"5"]
 
 
-def test_a_namespace(scene: Scene) -> None:
+def test_polling_in_a_namespace(scene: Scene) -> None:
     with Producer(scene.namesrv, "pg", namespace="pulled") as producer:
         producer.send(scene.topic, b"inside")
     consumer = member(scene, namespace="pulled")
