@@ -18,7 +18,7 @@ from rocketspark.protocol import batch
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.transport.dial import dial, parse_address
-from rocketspark.transport.peer import request
+from rocketspark.transport.messages import request
 
 BATCH_COUNT = 500
 IN_FLIGHT = 4

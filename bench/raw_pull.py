@@ -21,7 +21,7 @@ from bench.report import Figure, Row, progress, rates_row, show
 from rocketspark.protocol import record, sysflags
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullHeader
-from rocketspark.transport.peer import request
+from rocketspark.transport.messages import request
 
 TOPIC = "bench-pull"
 QUEUES = 8

@@ -16,7 +16,7 @@ from bench.load import Load, Stream, pump
 from rocketspark.protocol import batch
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendHeader
-from rocketspark.transport.peer import request
+from rocketspark.transport.messages import request
 
 FRAME_COUNT = 8192
 STREAM_BYTES_MAX = 64 << 20

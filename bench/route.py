@@ -18,7 +18,7 @@ from rocketspark.protocol import bodies
 from rocketspark.protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import RegisterBrokerHeader, RouteHeader
-from rocketspark.transport.peer import request
+from rocketspark.transport.messages import request
 
 WINDOWS = (1, 16, 64)
 FEW = 8

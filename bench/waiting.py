@@ -19,7 +19,7 @@ from bench.report import Row, percentile, progress, show, values_row
 from rocketspark.protocol import sysflags
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MaxOffsetHeader, PullHeader
-from rocketspark.transport.peer import request
+from rocketspark.transport.messages import request
 
 CONNECTIONS = 50
 PER_CONNECTION = 40

@@ -28,7 +28,8 @@ from rocketspark.protocol.record import Record
 from rocketspark.store import Store
 from rocketspark.testing import ServerProcess
 from rocketspark.transport.dial import dial
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 MIXED, CLIENT, REMADE = "mixed", "by-client", "remade"
 QUEUES = 4

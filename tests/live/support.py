@@ -17,7 +17,9 @@ from rocketspark.protocol import bodies, headers, properties, record
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.record import Record
 from rocketspark.transport.dial import dial
-from rocketspark.transport.peer import Peer, Reply, Routes
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 T = TypeVar("T")
 LIMIT_S = 30.0

@@ -45,7 +45,8 @@ from rocketspark.protocol.headers.admin import (
     ResumeCheckHeader,
     StatsHeader,
 )
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 CONF = "# by hand\nbrokerName=broker-a\n\nmaxMessageSize = 1000\ntraceOn=true\n"
 

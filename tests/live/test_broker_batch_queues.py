@@ -27,7 +27,8 @@ from rocketspark.protocol import batch, headers, message_ids, properties, record
 from rocketspark.protocol.batch import BatchItem
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendReply
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 BATCHED = "+queue.type=BatchCQ"
 

@@ -10,7 +10,8 @@ from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, cr
 from rocketspark.protocol import bodies, headers, java_json
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import HeartbeatReply
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 CHANGED = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 TOLD = (CHANGED, headers.ConsumerListHeader(group=GROUP))

@@ -27,7 +27,9 @@ from tests.live.support import (
 
 from rocketspark.protocol import headers, java_json, properties
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.transport.peer import Peer, Reply, Routes, reply
+from rocketspark.transport.messages import Reply, reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 
 def table(body: bytes) -> dict[tuple[str, int], Any]:

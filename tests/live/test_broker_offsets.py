@@ -29,7 +29,8 @@ from rocketspark.errors import ConfigError, StoreLocked
 from rocketspark.protocol import headers, java_json
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import OffsetReply, TimeReply
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 
 async def query(peer: Peer, queue_id: int = 0, topic: str = TOPIC, zero: bool | None = None) -> Reply:

@@ -16,7 +16,7 @@ from rocketspark.broker import pressure
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.dial import dial
-from rocketspark.transport.peer import request
+from rocketspark.transport.messages import request
 
 
 def test_requests_that_waited_too_long_are_refused_by_kind_and_not_stored(tmp_path: Path) -> None:

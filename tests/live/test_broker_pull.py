@@ -30,7 +30,8 @@ from rocketspark.protocol import batch, headers
 from rocketspark.protocol.batch import BatchItem
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 HOLD = {"sys_flag": 6, "suspend_ms": 20_000}
 

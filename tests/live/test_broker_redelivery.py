@@ -26,7 +26,8 @@ from tests.live.support import (
 from rocketspark.protocol import headers, message_ids
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.record import Record
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 RETRY = "%RETRY%G"
 DLQ = "%DLQ%G"

@@ -14,7 +14,8 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, SendReply
 from rocketspark.protocol.timers import RecallHandle, RecallHeader, decode_handle
 from rocketspark.testing.process import run_server_process
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 GROUP = "P"
 

@@ -13,7 +13,8 @@ from rocketspark.protocol import headers, record
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.properties import decode
 from rocketspark.protocol.record import Record
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 GROUP = "PG"
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0

@@ -20,7 +20,8 @@ from rocketspark.protocol.bodies import DataVersion, RegisterBrokerBody, TopicCo
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.registration import encode_compressed
-from rocketspark.transport.peer import Peer, Reply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.peer import Peer
 
 
 async def route_reply(peer: Peer, topic: str = TOPIC) -> Reply:

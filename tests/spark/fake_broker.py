@@ -11,7 +11,9 @@ from typing import Any
 from rocketspark.protocol import properties, record
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, Request
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 

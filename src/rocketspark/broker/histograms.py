@@ -19,7 +19,8 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Answer, Handler, Peer, Routes, Run
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Answer, Handler, Routes, Run
 
 SIZE_BOUNDS = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 # In ms.

@@ -11,8 +11,8 @@ import resource
 
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.transport.messages import reply
 from rocketspark.transport.overload import Overload
-from rocketspark.transport.peer import reply
 
 SENDS = (
     RequestCode.SEND_MESSAGE,

@@ -46,7 +46,8 @@ from rocketspark.protocol.message_ids import pack_host
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.store import Store
 from rocketspark.store.timer_files import TimerFiles
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 if TYPE_CHECKING:

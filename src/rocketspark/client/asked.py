@@ -23,7 +23,9 @@ from rocketspark.protocol.headers import (
     RunningInfoHeader,
 )
 from rocketspark.protocol.queue_offsets import decode_offsets
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 log = logging.getLogger("rocketspark.client")
 

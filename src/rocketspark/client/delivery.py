@@ -22,7 +22,8 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import SendHeader, SendReply
-from rocketspark.transport.peer import Awaiting, Peer
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Awaiting
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import properties
-from rocketspark.transport.peer import Reply
+from rocketspark.transport.messages import Reply
 
 log = logging.getLogger("rocketspark.client")
 sends_log = logging.getLogger("rocketspark.sends")

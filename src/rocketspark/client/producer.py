@@ -35,7 +35,7 @@ from rocketspark.client.selectors import Selector, select
 from rocketspark.errors import MessageIllegal, NoReply, ProtocolError, RocketSparkError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
-from rocketspark.transport.peer import Reply
+from rocketspark.transport.messages import Reply
 
 GROUP = "rocketspark_producer"
 

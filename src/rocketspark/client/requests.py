@@ -17,8 +17,9 @@ from rocketspark.protocol import bodies, frames, headers, java_json, record
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
 from rocketspark.protocol.timers import RecallHeader, RecallReply
-from rocketspark.transport.peer import Peer, Reply
-from rocketspark.transport.peer import request as request_frame
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.messages import request as request_frame
+from rocketspark.transport.peer import Peer
 
 TIMEOUT_MS = 3000.0
 TIMES_END_MS = (1 << 63) - 1

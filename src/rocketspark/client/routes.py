@@ -15,7 +15,8 @@ from rocketspark.client import requests
 from rocketspark.errors import BrokerNotFound, ConfigError, NoNameServer, NotSent, RouteNotFound, TransportError
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketspark.transport.dial import Connections, parse_addresses
-from rocketspark.transport.peer import Peer, RpcHooks
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import RpcHooks
 
 T = TypeVar("T")
 

@@ -9,7 +9,9 @@ from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol import bodies
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Request
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 # Bits of a topic's system flag (rule: TopicSysFlag, 5.x).
 UNIT = 1

@@ -28,7 +28,9 @@ from rocketspark.protocol.headers import (
     ValueReply,
 )
 from rocketspark.protocol.registration import decode_compressed
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 log = logging.getLogger("rocketspark.namesrv")
 

@@ -11,7 +11,8 @@ from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
 from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import Settings
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 log = logging.getLogger("rocketspark.namesrv")

@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
-from rocketspark.transport.peer import Peer, Routes, RpcHooks
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes, RpcHooks
 
 
 def parse_address(address: str) -> tuple[str, int]:

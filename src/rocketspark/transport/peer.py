@@ -7,31 +7,24 @@ one write. A handler returns the reply's bytes, None (no reply, or a later `send
 from __future__ import annotations
 
 import asyncio
-import functools
-import itertools
 import logging
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, cast
 
 import msgspec
 
-from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, RocketSparkError, ServerError
+from rocketspark.errors import ConnectionLost, FrameError, RocketSparkError, ServerError
 from rocketspark.protocol import frames, headers
-from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
-from rocketspark.protocol.headers import H, Header, NoHeader, Request
+from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message_ids import pack_host
+from rocketspark.transport.asking import Asking
+from rocketspark.transport.messages import Reply, reply
 from rocketspark.transport.overload import SLICE, Overload
+from rocketspark.transport.routes import Answer, Handler, Route, Routes
 
 log = logging.getLogger("rocketspark.transport")
-
-Answer = bytes | None | Coroutine[Any, Any, bytes | None]
-Handler = Callable[["Peer", Request[Any], bytes], Answer]
-Route = tuple["msgspec.json.Decoder[Any]", type[Header], Handler]
-# Serves frames of one code right from what was read: (peer, data, from where, replies) to where the first frame begins
-# that it leaves to the handler. It serves at most some hundred in one call, and adds one reply for each.
-Run = Callable[["Peer", bytes, int, list[bytes]], int]
 
 # What a decoder may raise on bytes that are no header.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -41,80 +34,11 @@ STALLED_WRITE_S = 60.0
 WRITE_BYTES_HIGH = 4 << 20
 # Small replies are bounded by what one read brings; only larger ones are counted.
 LARGE_REPLY_BYTES = 4096
-# Requests with time-outs from here on are looked at together, this often; shorter ones have timers of their own.
-SWEPT_MS_MIN = 1000
-SWEEP_S = 0.05
 # One that ended its side still gets the replies that were promised, for this long.
 HALF_CLOSED_S = 10.0
 
 
-class Reply(NamedTuple):
-    """A reply to a request of ours; `ext` is its ext fields' JSON, for `headers.decode_ext`."""
-
-    code: int
-    remark: str | None
-    ext: bytes | msgspec.Raw
-    body: bytes
-    address: str
-
-    def header(self, kind: type[H]) -> H:
-        """The ext fields, typed. Raises FrameError if one is missing or wrong."""
-        return headers.decode_ext(kind, self.ext)
-
-    def raise_for_code(self, doing: str, *accepted: int) -> Reply:
-        """Return this reply if its code is 0 or accepted, else raise ServerError."""
-        if self.code != 0 and self.code not in accepted:
-            raise ServerError(
-                self.code, self.remark, address=self.address, doing=doing, retriable=verdict(self.code).retriable
-            )
-        return self
-
-
-class Routes:
-    """Which function serves which request code, with the header it takes; every other one is "not supported".
-
-    `overload`: what is refused while the server is behind.
-    """
-
-    def __init__(self) -> None:
-        self.overload: Overload | None = None
-        self.table: dict[int, Route] = {}
-        # The same by how a JSON header begins: one look-up instead of finding the code.
-        self.by_prefix: dict[bytes, Route] = {}
-        self.runs_by_code: dict[int, Run] = {}
-        self.runs: dict[bytes, Run] = {}
-
-    def add(self, code: int, handler: Handler, header: type[Header] | None = None) -> None:
-        """Serve `code` with `handler(peer, request, body)`; the header's type is that of the code's table."""
-        kind = header or headers.REQUEST_HEADERS.get(code, NoHeader)
-        route = (headers.request_decoder(kind), kind, handler)
-        self.table[int(code)] = route
-        self.by_prefix[b'{"code":%d' % code] = route
-
-    def add_run(self, code: int, run: Run) -> None:
-        """Let `run` serve what it can of `code`, a number of three digits; the handler gets the rest."""
-        self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
-
-
-class Awaiting(Protocol):
-    """Who waits for a reply: a future, or what is told at once. `done`: it waits no more."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: Reply, /) -> None: ...
-
-    def set_exception(self, exception: BaseException, /) -> None: ...
-
-
-class RpcHooks(Protocol):
-    """Looks at what a client asks, and may add to the ext fields."""
-
-    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None: ...
-
-    def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None: ...
-
-
-class Peer(asyncio.Protocol):
+class Peer(Asking):
     """One open connection.
 
     `routes`: what the other side may ask; `language`: named in every frame; `on_open`/`on_close`: called once each.
@@ -128,6 +52,7 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
         on_close: Callable[[Peer], None] | None = None,
     ) -> None:
+        super().__init__()
         self._routes = routes.table if routes else {}
         self._by_prefix = routes.by_prefix if routes else {}
         self._runs = routes.runs if routes else {}
@@ -138,10 +63,6 @@ class Peer(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self._splitter = frames.Splitter()
-        self._opaque = itertools.count()
-        # By opaque: who waits, when it expires (loop time), and for the error: the code and its time-out.
-        self._pending: dict[int, tuple[Awaiting, float, int, float]] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] | None = None
@@ -156,7 +77,6 @@ class Peer(asyncio.Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
         self._closed = asyncio.get_running_loop().create_future()
-        self.hooks: RpcHooks | None = None
         self.address = ""
         self.remote_host = ""
         self.remote_port = 0
@@ -472,7 +392,7 @@ class Peer(asyncio.Protocol):
             return None
         return reply(request.opaque, code, remark=remark, language=self._language)
 
-    # -- our own requests ----------------------------------------------------------------------------------------
+    # -- writing, closing ---------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -505,116 +425,6 @@ class Peer(asyncio.Protocol):
         if data and self._transport is not None:
             self._transport.write(data[0] if len(data) == 1 else b"".join(data))
 
-    def ask(
-        self, code: int, header: Header | dict[str, str] | None, body: bytes = b"", *, timeout_ms: float = 0
-    ) -> asyncio.Future[Reply]:
-        """Send a request; the future becomes its Reply, ConnectionLost, or NoReply after `timeout_ms` (0: never).
-
-        Raises NotSent if the connection ended.
-        """
-        opaque = self.next_opaque()
-        if self.hooks is None:
-            data = request(code, header, body, opaque=opaque, language=self._language)
-            return self.ask_encoded(opaque, data, code, timeout_ms)
-        ext = self._hooked(code, header, body)
-        data = request(code, ext, body, opaque=opaque, language=self._language)
-        future = self.ask_encoded(opaque, data, code, timeout_ms)
-        future.add_done_callback(functools.partial(self._tell_response, self.hooks, code))
-        return future
-
-    def _hooked(self, code: int, header: Header | dict[str, str] | None, body: bytes) -> dict[str, str]:
-        assert self.hooks is not None
-        ext = headers.to_ext(header) if isinstance(header, Header) else dict(header or {})
-        self.hooks.before_request(self.address, code, ext, body)
-        return ext
-
-    def _tell_response(self, hooks: RpcHooks, code: int, done: asyncio.Future[Reply]) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
-        hooks.after_response(self.address, code, None if error is not None else done.result(), error)
-
-    def ask_encoded(self, opaque: int, data: bytes, code: int = 0, timeout_ms: float = 0) -> asyncio.Future[Reply]:
-        """Like `ask` with a frame that is encoded already; `opaque` must come from `next_opaque`."""
-        future: asyncio.Future[Reply] = self.loop.create_future()
-        self.ask_for(future, opaque, data, code, timeout_ms)
-        return future
-
-    def ask_for(self, waiting: Awaiting, opaque: int, data: bytes, code: int, timeout_ms: float) -> None:
-        """Like `ask_encoded`, for somebody who waits already, and is told within the read that brings the reply."""
-        if not self.is_open:
-            raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
-        self.last_write_s = now_s = self.loop.time()
-        if not timeout_ms:
-            self._pending[opaque] = (waiting, math.inf, code, 0)
-        else:
-            deadline_s = now_s + timeout_ms / 1000
-            self._pending[opaque] = (waiting, deadline_s, code, timeout_ms)
-            if timeout_ms < SWEPT_MS_MIN:
-                self.loop.call_at(deadline_s, self._expire, opaque)
-            elif self._sweeper is None:
-                self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-        self.send(data)
-
-    def next_opaque(self) -> int:
-        """A number for the next request of this connection."""
-        return next(self._opaque) & 0x7FFFFFFF
-
-    async def request(
-        self,
-        code: int,
-        header: Header | dict[str, str] | None = None,
-        body: bytes = b"",
-        *,
-        timeout_ms: float = 3000,
-    ) -> Reply:
-        """Ask and wait for the reply.
-
-        Raises NotSent, NoReply after `timeout_ms`, ConnectionLost; a reply with any code is returned.
-        """
-        if self._writable is not None and not self._writable.is_set():
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    await self._writable.wait()
-            except TimeoutError:
-                raise NotSent(f"{self.address} does not read: the request was not sent", address=self.address) from None
-        return await self.ask(code, header, body, timeout_ms=max(timeout_ms, 1))
-
-    def _sweep(self) -> None:
-        """One timer for all requests with longer time-outs: a timer for each would cost a tenth of a send."""
-        now_s = self.loop.time()
-        for opaque, (future, deadline_s, _, _) in list(self._pending.items()):
-            if future.done():
-                del self._pending[opaque]
-            elif deadline_s <= now_s:
-                self._expire(opaque)
-        timed = any(waiting[3] >= SWEPT_MS_MIN for waiting in self._pending.values())
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep) if timed else None
-
-    def _expire(self, opaque: int) -> None:
-        waiting = self._pending.pop(opaque, None)
-        if waiting is None or waiting[0].done():
-            return
-        future, _, code, timeout_ms = waiting
-        name = RequestCode(code).name if code in RequestCode._value2member_map_ else str(code)
-        future.set_exception(
-            NoReply(
-                f"{name} to {self.address}: no reply within {timeout_ms:.0f} ms; it may have been carried out",
-                address=self.address,
-            )
-        )
-
-    def oneway(self, code: int, header: Header | dict[str, str] | None = None, body: bytes = b"") -> None:
-        """Send a request that wants no reply. Raises NotSent if the connection ended."""
-        if not self.is_open:
-            raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
-        self.last_write_s = self.loop.time()
-        if self.hooks is not None:
-            header = self._hooked(code, header, body)
-        self.send(
-            request(code, header, body, opaque=self.next_opaque(), flag=frames.ONEWAY_FLAG, language=self._language)
-        )
-
     @property
     def is_writable(self) -> bool:
         """False while the other side does not take what was written: then await `writable`."""
@@ -639,48 +449,3 @@ class Peer(asyncio.Protocol):
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
         await asyncio.shield(self._closed)
-
-
-def request(
-    code: int,
-    header: Header | dict[str, str] | None,
-    body: bytes = b"",
-    *,
-    opaque: int,
-    flag: int = 0,
-    language: str = "PYTHON",
-) -> bytes:
-    """The frame of a request."""
-    ext = headers.to_ext(header) if isinstance(header, Header) else header
-    head = b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,%b"version":%d}' % (
-        code,
-        msgspec.json.encode(ext or {}),
-        flag,
-        language.encode(),
-        opaque,
-        b'"serializeTypeCurrentRPC":"JSON",',
-        frames.VERSION,
-    )
-    return frames.join(head, body)
-
-
-def reply(
-    opaque: int,
-    code: int = 0,
-    header: Header | dict[str, str] | None = None,
-    body: bytes = b"",
-    *,
-    remark: str | None = None,
-    language: str = "JAVA",
-) -> bytes:
-    """The frame of a reply."""
-    ext = headers.to_ext(header) if isinstance(header, Header) else header
-    head = b'{"code":%d,%b"flag":1,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}' % (
-        code,
-        b'"extFields":%b,' % msgspec.json.encode(ext) if ext is not None else b"",
-        language.encode(),
-        opaque,
-        b'"remark":%b,' % msgspec.json.encode(remark) if remark is not None else b"",
-        frames.VERSION,
-    )
-    return frames.join(head, body)

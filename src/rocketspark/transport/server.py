@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError
-from rocketspark.transport.peer import Peer, Routes
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 log = logging.getLogger("rocketspark.transport")
 

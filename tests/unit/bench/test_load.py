@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench.load import Refused, Replies, Stream
 
-from rocketspark.transport.peer import reply
+from rocketspark.transport.messages import reply
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 7, 9, 10, 11, 64, 1000])

@@ -25,7 +25,8 @@ from rocketspark.errors import StoreFull
 from rocketspark.protocol import batch, frames, properties, record
 from rocketspark.protocol.bodies import GroupConfig, TopicConfig
 from rocketspark.store import Store
-from rocketspark.transport.peer import Peer, request
+from rocketspark.transport.messages import request
+from rocketspark.transport.peer import Peer
 
 NOW = int(time.time())
 HOST = bytes.fromhex("7f00000100002a9f")

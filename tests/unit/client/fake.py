@@ -12,7 +12,9 @@ from typing import Any
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import batch, bodies, headers, java_json, properties, record
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.transport.peer import Peer, Routes, reply, request
+from rocketspark.transport.messages import reply, request
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 Rule = Callable[[Any, bytes], tuple[int, str] | None]

@@ -10,7 +10,8 @@ from tests.live.support import run, until
 
 from rocketspark.errors import ConfigError, ConnectionLost, NotSent
 from rocketspark.transport.dial import Connections, dial, parse_address, parse_addresses
-from rocketspark.transport.peer import Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 

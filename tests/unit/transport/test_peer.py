@@ -19,7 +19,9 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
 from rocketspark.transport.dial import dial
-from rocketspark.transport.peer import Peer, Reply, Routes, reply
+from rocketspark.transport.messages import Reply, reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED, WORK = 1, 2, 3, 4, 5, 6, 7, 8, 9

@@ -16,7 +16,9 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
 from rocketspark.transport.dial import dial
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
 ECHO, SLOW, PROMISED, NEVER = 1, 2, 3, 4

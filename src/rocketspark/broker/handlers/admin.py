@@ -38,7 +38,9 @@ from rocketspark.protocol.headers.admin import (
 )
 from rocketspark.protocol.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 UNITS_MAX = 10_000
 

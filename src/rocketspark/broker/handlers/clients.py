@@ -21,7 +21,9 @@ from rocketspark.protocol.headers import (
     UnregisterClientHeader,
     sender_language,
 )
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 log = logging.getLogger("rocketspark.broker")
 

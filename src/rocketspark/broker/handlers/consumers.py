@@ -8,7 +8,9 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import ConsumeDirectlyHeader, ConsumerStatusHeader, Header, Request, RunningInfoHeader
 from rocketspark.protocol.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Reply, Routes, reply
+from rocketspark.transport.messages import Reply, reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 TIMEOUT_MS = 10_000
 

@@ -37,7 +37,9 @@ from rocketspark.protocol.headers import (
     TopicHeader,
 )
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 log = logging.getLogger("rocketspark.broker")
 

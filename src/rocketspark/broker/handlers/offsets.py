@@ -18,7 +18,9 @@ from rocketspark.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 
 class OffsetHandler:

@@ -28,7 +28,9 @@ from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import PullHeader, Request
 from rocketspark.store.reading import Found, Read
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 Accepts = Callable[[memoryview], bool]
 _LENGTHS = struct.Struct(">ii")

@@ -14,7 +14,9 @@ from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PushReplyHeader, Request, SendHeader, SendHeaderV1, SendReply
 from rocketspark.protocol.message_ids import offset_message_id, unpack_host
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 PUSH_TIMEOUT_MS = 3000
 REPLY_TO = "REPLY_TO_CLIENT"

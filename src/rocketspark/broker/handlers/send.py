@@ -28,7 +28,9 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Answer, Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Answer, Routes
 
 _PACK_LENGTHS = struct.Struct(">ii").pack
 

@@ -15,7 +15,9 @@ from rocketspark.protocol.bodies import TopicConfig
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer, Routes, reply
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.routes import Routes
 
 QUEUES_MAX = 65_536
 

@@ -1,0 +1,79 @@
+"""Frames of requests and replies, and a reply as it came. Rule: headers in JSON, as all of today's clients read it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from rocketspark.errors import ServerError
+from rocketspark.protocol import frames, headers
+from rocketspark.protocol.codes import verdict
+from rocketspark.protocol.headers import H, Header
+
+
+class Reply(NamedTuple):
+    """A reply to a request of ours; `ext` is its ext fields' JSON, for `headers.decode_ext`."""
+
+    code: int
+    remark: str | None
+    ext: bytes | msgspec.Raw
+    body: bytes
+    address: str
+
+    def header(self, kind: type[H]) -> H:
+        """The ext fields, typed. Raises FrameError if one is missing or wrong."""
+        return headers.decode_ext(kind, self.ext)
+
+    def raise_for_code(self, doing: str, *accepted: int) -> Reply:
+        """Return this reply if its code is 0 or accepted, else raise ServerError."""
+        if self.code != 0 and self.code not in accepted:
+            raise ServerError(
+                self.code, self.remark, address=self.address, doing=doing, retriable=verdict(self.code).retriable
+            )
+        return self
+
+
+def request(
+    code: int,
+    header: Header | dict[str, str] | None,
+    body: bytes = b"",
+    *,
+    opaque: int,
+    flag: int = 0,
+    language: str = "PYTHON",
+) -> bytes:
+    """The frame of a request."""
+    ext = headers.to_ext(header) if isinstance(header, Header) else header
+    head = b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,%b"version":%d}' % (
+        code,
+        msgspec.json.encode(ext or {}),
+        flag,
+        language.encode(),
+        opaque,
+        b'"serializeTypeCurrentRPC":"JSON",',
+        frames.VERSION,
+    )
+    return frames.join(head, body)
+
+
+def reply(
+    opaque: int,
+    code: int = 0,
+    header: Header | dict[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    remark: str | None = None,
+    language: str = "JAVA",
+) -> bytes:
+    """The frame of a reply."""
+    ext = headers.to_ext(header) if isinstance(header, Header) else header
+    head = b'{"code":%d,%b"flag":1,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}' % (
+        code,
+        b'"extFields":%b,' % msgspec.json.encode(ext) if ext is not None else b"",
+        language.encode(),
+        opaque,
+        b'"remark":%b,' % msgspec.json.encode(remark) if remark is not None else b"",
+        frames.VERSION,
+    )
+    return frames.join(head, body)

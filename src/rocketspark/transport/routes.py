@@ -1,0 +1,67 @@
+"""Who serves what a connection's other side asks, and what looks at what is asked. Types and tables only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from rocketspark.protocol import headers
+from rocketspark.protocol.headers import Header, NoHeader, Request
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.overload import Overload
+
+if TYPE_CHECKING:
+    from rocketspark.transport.peer import Peer
+
+Answer = bytes | None | Coroutine[Any, Any, bytes | None]
+Handler = Callable[["Peer", Request[Any], bytes], Answer]
+Route = tuple["msgspec.json.Decoder[Any]", type[Header], Handler]
+# Serves frames of one code right from what was read: (peer, data, from where, replies) to where the first frame begins
+# that it leaves to the handler. It serves at most some hundred in one call, and adds one reply for each.
+Run = Callable[["Peer", bytes, int, list[bytes]], int]
+
+
+class Routes:
+    """Which function serves which request code, with the header it takes; every other one is "not supported".
+
+    `overload`: what is refused while the server is behind.
+    """
+
+    def __init__(self) -> None:
+        self.overload: Overload | None = None
+        self.table: dict[int, Route] = {}
+        # The same by how a JSON header begins: one look-up instead of finding the code.
+        self.by_prefix: dict[bytes, Route] = {}
+        self.runs_by_code: dict[int, Run] = {}
+        self.runs: dict[bytes, Run] = {}
+
+    def add(self, code: int, handler: Handler, header: type[Header] | None = None) -> None:
+        """Serve `code` with `handler(peer, request, body)`; the header's type is that of the code's table."""
+        kind = header or headers.REQUEST_HEADERS.get(code, NoHeader)
+        route = (headers.request_decoder(kind), kind, handler)
+        self.table[int(code)] = route
+        self.by_prefix[b'{"code":%d' % code] = route
+
+    def add_run(self, code: int, run: Run) -> None:
+        """Let `run` serve what it can of `code`, a number of three digits; the handler gets the rest."""
+        self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
+
+
+class Awaiting(Protocol):
+    """Who waits for a reply: a future, or what is told at once. `done`: it waits no more."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Reply, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class RpcHooks(Protocol):
+    """Looks at what a client asks, and may add to the ext fields."""
+
+    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None: ...
+
+    def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None: ...
