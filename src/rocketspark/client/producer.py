@@ -6,12 +6,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
 from rocketspark.client import requests, validate
-from rocketspark.client.autobatch import Batcher, Outcome
+from rocketspark.client.autobatch import Batcher
 from rocketspark.client.delivery import Delivery, SendRules, Tried, result_of
 from rocketspark.client.detector import Detector
 from rocketspark.client.faults import Faults, table_of
@@ -29,6 +29,7 @@ from rocketspark.client.outgoing import (
     queue_of_key,
     request_text,
 )
+from rocketspark.client.posting import Posted, Posting
 from rocketspark.client.results import SendResult
 from rocketspark.client.room import Room
 from rocketspark.client.selectors import Selector, select
@@ -38,53 +39,6 @@ from rocketspark.protocol.timers import decode_handle
 from rocketspark.transport.messages import Reply
 
 GROUP = "rocketspark_producer"
-
-
-class Posting(Outcome, Protocol):
-    """A send without a task. `gathers`: it may go with others; `given_up`: nobody waits, it is not sent again.
-
-    `began_s`, `end_s`: monotonic; `task`: what sends it again, if anything does.
-    """
-
-    out: Outgoing
-    wait_store_ok: bool
-    gathers: bool
-    began_s: float
-    end_s: float
-    attempts: int
-    given_up: bool
-    task: asyncio.Task[None] | None
-
-    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
-        """It has ended."""
-
-
-class _Posted:
-    """Waits for the reply to a posting's one attempt."""
-
-    __slots__ = ("_posting", "_producer", "queue")
-
-    def __init__(self, producer: AsyncProducer, posting: Posting) -> None:
-        self._producer = producer
-        self._posting = posting
-        self.queue: MessageQueue | None = None
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, reply: Reply, /) -> None:
-        assert self.queue is not None
-        try:
-            result = result_of(self._posting.out, self.queue, *requests.stored(reply))
-        except RocketSparkError as e:
-            self.set_exception(e)
-        else:
-            self._producer.settle(self._posting, result)
-
-    def set_exception(self, exception: BaseException, /) -> None:
-        assert self.queue is not None
-        assert isinstance(exception, RocketSparkError)
-        self._producer.post_again(self._posting, Tried(self.queue, exception, self._posting.began_s))
 
 
 class AsyncProducer(Inquiries):
@@ -388,7 +342,7 @@ class AsyncProducer(Inquiries):
         size = len(out.body)
         if not self._room.try_enter(size):
             return False
-        posted = _Posted(self, posting)
+        posted = Posted(self, posting)
         try:
             posted.queue = self._delivery.post(out, posting.end_s, posted)
         finally:
