@@ -15,8 +15,7 @@ from rocketspark.testing.process import run_server_process
 
 __all__ = ["java_driver", "java_tools"]
 
-# The official broker notes ended transactions in batches, by default every 3 s: later than it asks here.
-CONFIG = {"recallMessageEnable": "true", "transactionOpBatchInterval": "100"} | QUICK
+CONFIG = {"recallMessageEnable": "true"} | QUICK
 
 
 @pytest.fixture(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,11 @@ class Servers:
 
     def halt(self, name: str) -> None:
         """It holds its connections, and answers nothing, until `go_on`."""
-        os.kill(self._running[name]._process.pid, signal.SIGSTOP)
+        pid = self._running[name]._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        # The signal reaches one thread after another.
+        while any(state not in "Tt" for state in states_of(pid)):
+            time.sleep(0.01)
 
     def go_on(self, name: str) -> None:
         os.kill(self._running[name]._process.pid, signal.SIGCONT)
@@ -101,3 +107,12 @@ class Servers:
         for server in reversed(list(self._running.values())):
             server.kill()
         self._running.clear()
+
+
+def states_of(pid: int) -> list[str]:
+    """The state of each thread of a process, as /proc tells it."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It ended meanwhile.
+            found.append(task.read_text().rpartition(")")[2].split()[0])
+    return found

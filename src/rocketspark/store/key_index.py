@@ -308,13 +308,22 @@ class KeyIndex:
     def end_time_ms(self) -> int:
         return int(self._file(self._paths[-1]).end_time_ms) if self._paths else 0
 
-    def growing_since(self) -> tuple[int, int] | None:
-        """(store time in ms, log position) of the first entry of the file that still grows; None if none does."""
+    def newer_since(self, time_ms: int) -> tuple[int, int] | None:
+        """(store time in ms, log position) of the first entry of the files that end after a time or still grow.
+
+        None if there is no such file.
+        """
         with self._lock:
-            last = self._file(self._paths[-1]) if self._paths else None
-            if last is None or last.room <= 0 or last.count <= 1:
-                return None
-            return int(last.begin_time_ms), int(last.begin_position)
+            found: tuple[int, int] | None = None
+            for path in reversed(self._paths):
+                file = self._file(path)
+                if file.count <= 1:
+                    continue
+                grows = path == self._paths[-1] and file.room > 0
+                if not grows and file.end_time_ms <= time_ms:
+                    break
+                found = int(file.begin_time_ms), int(file.begin_position)
+            return found
 
     def drop_from(self, position: int) -> None:
         """Takes away every entry at or after a log position, so that replay from there adds none twice."""

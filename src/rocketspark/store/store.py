@@ -290,8 +290,9 @@ class Store(Appending):
     def write_checkpoint(self) -> None:
         """Notes up to where everything is on the disk. Call after the three flushes.
 
-        After a kill RocketMQ drops an index file that has grown since and makes anew what it reads of the log, so it
-        is told to read from that file's begin on; a start of ours needs not. Raises StoreFull, StoreUnwritable.
+        After a kill RocketMQ drops the index files that end later than this and makes anew what it reads of the log,
+        so it is told to read from the begin of the first of them on; a start of ours needs not. Raises StoreFull,
+        StoreUnwritable.
         """
         with self._rest_lock:
             # What a flush that failed left on the disk is unknown, whoever else flushed since.
@@ -306,8 +307,8 @@ class Store(Appending):
     def _write_checkpoint(self) -> None:
         position = min(self.log.flushed, self._queues_position, self._index_position)
         time_ms = self._last_time_ms if position == self.log.written else self._time_before(position)
-        growing = self.key_index.growing_since() if self.key_index is not None and not self._closed else None
-        from_ms, from_position = growing or (time_ms, position)
+        newer = self.key_index.newer_since(time_ms) if self.key_index is not None and not self._closed else None
+        from_ms, from_position = newer or (time_ms, position)
         from_ms = min(time_ms, from_ms)
         checkpoint.write(
             f"{self.settings.root}/checkpoint",

@@ -177,8 +177,8 @@ def test_a_map_is_put_on_the_disk_without_the_gil(tmp_path: Path) -> None:
     mapped[5000:5003] = b"abc"
     OsFiles().sync_map(mapped, 5000, 5003)
     assert path.read_bytes()[5000:5003] == b"abc"
-    # Beyond the map there is nothing to be put anywhere.
-    with pytest.raises(OSError, match="Cannot allocate memory"):
+    # Beyond the map there is nothing to be put anywhere; which of the two it says depends on where the map lies.
+    with pytest.raises(OSError, match=r"Cannot allocate memory|Invalid argument"):
         OsFiles().sync_map(mapped, 0, 1 << 45)
     mapped.close()
 

@@ -361,6 +361,20 @@ def test_rocketmq_is_told_to_read_again_what_the_growing_index_file_holds(make_s
     assert checkpoints.read(str(path)).queues_position == places[-1][2]
 
 
+def test_rocketmq_is_told_to_read_again_whole_index_files_that_end_later(make_store: Any, send: Any) -> None:
+    store = make_store(index_entries=60)  # Two entries for each message: a file is full after 29.5.
+    places = fill(store, send, 10)
+    store.flush_log(), store.flush_queues(), store.flush_indexes()
+    # Two more files are filled before the queues are flushed again: the checkpoint stays behind them.
+    places += fill(store, send, 90, start=10)
+    store.flush_log(), store.write_checkpoint()
+    path = Path(store.settings.root, "checkpoint")
+    log_ms, _, index_ms, _, _, position = struct.unpack_from(">qqqqqq", path.read_bytes())
+    # All of them, the first one too, end after the time that the index is told to be good for.
+    assert index_ms < NOW_MS + 29
+    assert (log_ms - NOW_MS, position) == (0, places[0][0])
+
+
 def test_a_topic_that_is_no_text_ends_the_log(make_store: Any, send: Any) -> None:
     store = make_store()
     places = fill(store, send, 5)
