@@ -7,15 +7,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from rocketspark.client import requests, validate
+from rocketspark.client.base import AsyncClient
 from rocketspark.client.facade import Facade, arguments_of, blocking
-from rocketspark.client.instance import Instance
-from rocketspark.errors import RouteNotFound, StateError, UsageError
+from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.transport.peer import Peer
 
@@ -57,7 +56,7 @@ class BrokerState(msgspec.Struct, frozen=True, order=True):
     address: str
 
 
-class Operations:
+class Operations(AsyncClient):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -66,17 +65,16 @@ class Operations:
     ...     print(await operations.list_topics())
     """
 
+    kind = "operations object"
+
     def __init__(self, namesrv: str | None = None, *, timeout_ms: float = requests.TIMEOUT_MS) -> None:
+        super().__init__(namesrv, {"timeout_ms": timeout_ms})
         self._timeout_ms = timeout_ms
-        self._instance = Instance(namesrv, timeout_ms=timeout_ms)
         self._routes = self._instance.routes
-        self._state = "new"
 
     async def start(self) -> None:
         """Begin. Raises NotSent if no NameServer answers."""
-        if self._state != "new":
-            raise StateError(f"these operations are {self._state}: make new ones")
-        self._state = "started"
+        self._begin()
         await self._instance.start()
         try:
             await self._instance.check_namesrv()
@@ -90,23 +88,8 @@ class Operations:
             await self._instance.close()
         self._state = "closed"
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def client_id(self) -> str:
-        """The id brokers know this client by."""
-        return self._instance.client_id
-
     async def _broker(self, address: str) -> Peer:
-        if self._state != "started":
-            raise StateError("start it, or use it in a with block")
+        self._check_started()
         return await self._instance.broker(address)
 
     # -- topics --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What all asynchronous clients are: an instance, hooks, a state. Rule: started once, closed for good."""
+"""What all asynchronous clients are: an instance, hooks, a life. Rule: started once, closed for good."""
 
 from __future__ import annotations
 
@@ -13,28 +13,13 @@ from rocketspark.errors import ConfigError, StateError
 from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 
 
-class AsyncClient:
-    """A client on the running asyncio loop; use it as a context manager, or `start` and `close` it."""
+class Life:
+    """What is started and closed on the running asyncio loop, by hand or as a context manager. `kind`: for errors."""
 
     kind = "client"
 
-    def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
-        hooks = options.pop("hooks", ())
-        trace = options.pop("trace", False)
-        telemetry = options.pop("telemetry", None)
-        self._hooks = HookSet(hooks)
-        if telemetry is not False and (spans := _telemetry(needed=bool(telemetry))) is not None:
-            self._hooks.add(spans)
-        self._instance = Instance.of(namesrv, self._hooks, **options, **more)
-        self._namespace = self._instance.namespace
-        self._trace_topic = TRACE_TOPIC if trace is True else (trace or None)
-        self._tracer: Tracer | None = None
+    def __init__(self) -> None:
         self._state = "new"
-
-    def _trace_as(self, group: str, what: str) -> None:
-        if self._trace_topic:
-            self._tracer = Tracer(self._instance, self._trace_topic, group, what)
-            self._hooks.add(self._tracer)
 
     def _begin(self) -> None:
         """The state at the beginning of `start`. Raises StateError if it began before."""
@@ -64,6 +49,28 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class AsyncClient(Life):
+    """A client of a cluster: its instance, its hooks."""
+
+    def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
+        super().__init__()
+        hooks = options.pop("hooks", ())
+        trace = options.pop("trace", False)
+        telemetry = options.pop("telemetry", None)
+        self._hooks = HookSet(hooks)
+        if telemetry is not False and (spans := _telemetry(needed=bool(telemetry))) is not None:
+            self._hooks.add(spans)
+        self._instance = Instance.of(namesrv, self._hooks, **options, **more)
+        self._namespace = self._instance.namespace
+        self._trace_topic = TRACE_TOPIC if trace is True else (trace or None)
+        self._tracer: Tracer | None = None
+
+    def _trace_as(self, group: str, what: str) -> None:
+        if self._trace_topic:
+            self._tracer = Tracer(self._instance, self._trace_topic, group, what)
+            self._hooks.add(self._tracer)
 
     @property
     def client_id(self) -> str:

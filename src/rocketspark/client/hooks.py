@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -125,40 +126,33 @@ class LogSends(Hooks):
 def hooked(listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks]) -> Callable[[Any], Any]:
     """A listener, a plain or a coroutine function, with the hooks around each of its calls."""
 
-    def begin(given: Any) -> tuple[Consuming, float]:
+    @contextmanager
+    def around(given: Any) -> Iterator[Consuming]:
         consuming = Consuming(group=group, messages=given if isinstance(given, list) else [given])
         for each in hooks:
             guarded(each.before_consume, consuming)
-        return consuming, time.monotonic()
-
-    def end(consuming: Consuming, began_s: float) -> None:
-        consuming.cost_ms = (time.monotonic() - began_s) * 1000
-        for each in hooks:
-            guarded(each.after_consume, consuming)
+        began_s = time.monotonic()
+        try:
+            yield consuming
+        except BaseException as e:
+            consuming.success, consuming.error = False, e
+            raise
+        finally:
+            consuming.cost_ms = (time.monotonic() - began_s) * 1000
+            for each in hooks:
+                guarded(each.after_consume, consuming)
 
     def call(given: Any) -> Any:
-        consuming, began_s = begin(given)
-        try:
+        with around(given) as consuming:
             returned = listener(given)
             consuming.success = returned is not False
             return returned
-        except BaseException as e:
-            consuming.success, consuming.error = False, e
-            raise
-        finally:
-            end(consuming, began_s)
 
     async def call_coroutine(given: Any) -> Any:
-        consuming, began_s = begin(given)
-        try:
+        with around(given) as consuming:
             returned = await listener(given)
             consuming.success = returned is not False
             return returned
-        except BaseException as e:
-            consuming.success, consuming.error = False, e
-            raise
-        finally:
-            end(consuming, began_s)
 
     return call_coroutine if is_coroutine_function(listener) else call
 

@@ -113,6 +113,9 @@ class Inquiries(AsyncClient):
 
     def _full(self, queue: MessageQueue) -> MessageQueue:
         self._check_started()
+        return self._in_namespace(queue)
+
+    def _in_namespace(self, queue: MessageQueue) -> MessageQueue:
         if not self._namespace:
             return queue
         return MessageQueue(namespace.wrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)

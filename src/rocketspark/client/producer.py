@@ -206,7 +206,7 @@ class AsyncProducer(Inquiries):
         size = len(out.body)
         await self._oneway_room.enter(size, end_s)
         try:
-            await self._delivery.send_oneway(out, message.sharding_key, self._in_namespace(queue), end_s)
+            await self._delivery.send_oneway(out, message.sharding_key, queue and self._in_namespace(queue), end_s)
         finally:
             self._oneway_room.leave(size)
             self._note_idle()
@@ -299,7 +299,7 @@ class AsyncProducer(Inquiries):
             await self._room.enter(size, end_s)
         try:
             if self._namespace:
-                queue = self._in_namespace(queue)
+                queue = queue and self._in_namespace(queue)
             if not sharding_key:
                 tried: Tried | None = None
                 if queue is None:
@@ -396,7 +396,7 @@ class AsyncProducer(Inquiries):
             queues = await self._delivery.queues(out.topic, self._delivery.end_s(None))
             queue = queue_of_key(sharding_key, queues)
         result: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        self._batcher.add(out, self._in_namespace(queue), wait_store_ok, result)
+        self._batcher.add(out, queue and self._in_namespace(queue), wait_store_ok, result)
         return self._shown(await result) if self._namespace else await result
 
     async def _send_gathered(self, out: Outgoing, queue: MessageQueue | None) -> SendResult:
@@ -430,21 +430,8 @@ class AsyncProducer(Inquiries):
 
     # -- namespace -----------------------------------------------------------------------------------------------
 
-    def _in_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
-        if queue is None or not self._namespace:
-            return queue
-        return MessageQueue(namespace.wrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
-
     def _shown(self, result: SendResult) -> SendResult:
-        return SendResult(
-            result.status,
-            result.message_id,
-            result.offset_message_id,
-            self._bare_queue(result.queue),
-            result.queue_offset,
-            result.transaction_id,
-            result.recall_handle,
-        )
+        return msgspec.structs.replace(result, queue=self._bare_queue(result.queue))
 
 
 def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[list[Message]]:

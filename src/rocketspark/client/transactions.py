@@ -7,7 +7,6 @@ broker's check (rule: TransactionMQProducer, 5.x).
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import msgspec
 
 from rocketspark.client import requests
 from rocketspark.client.facade import arguments_of, blocking
-from rocketspark.client.hooks import Ending, guarded
+from rocketspark.client.hooks import Ending, guarded, is_coroutine_function
 from rocketspark.client.options import ProducerOptions
 from rocketspark.client.outgoing import make_message, pack
 from rocketspark.client.producer import GROUP, AsyncProducer
@@ -184,9 +183,7 @@ class AsyncTransactionProducer(AsyncProducer):
             broker_name=sent.queue.broker_name,
         )
         try:
-            peer = await self._delivery.connect(
-                self._in_namespace(sent.queue) or sent.queue, self._delivery.end_s(None)
-            )
+            peer = await self._delivery.connect(self._in_namespace(sent.queue), self._delivery.end_s(None))
             requests.end_transaction(peer, header)
             self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
         except RocketSparkError as e:
@@ -249,7 +246,7 @@ class AsyncTransactionProducer(AsyncProducer):
             guarded(hooks.after_end, ending)
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
+        if is_coroutine_function(function):
             return await function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
@@ -291,7 +288,7 @@ class TransactionProducer(ProducerFacade[AsyncTransactionProducer]):
     def send_in_transaction(self, *args: Any, **kwargs: Any) -> TransactionResult:
         """As AsyncTransactionProducer.send_in_transaction; `execute` runs in this thread."""
         execute = self._core._listener.execute
-        if inspect.iscoroutinefunction(execute):
+        if is_coroutine_function(execute):
             return self._loop.call(self._core.send_in_transaction(*args, **kwargs))
         half: Half = self.send_half(*args, **kwargs)
         state, error = TransactionState.ROLLBACK, None

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
+from rocketspark.client.base import Life
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.lanes import Lanes
 from rocketspark.client.outgoing import make_message
@@ -39,7 +39,7 @@ class OutboxOptions(TypedDict, total=False):
     keep_sent_ms: float
 
 
-class AsyncOutbox:
+class AsyncOutbox(Life):
     """Keeps messages in a database until a broker has stored them, on the running asyncio loop.
 
     At least once: a message keeps its unique id over all its sends, and its key travels as the property `outbox_key`,
@@ -61,6 +61,8 @@ class AsyncOutbox:
     Use it as a context manager, or `start` and `close` it.
     """
 
+    kind = "outbox"
+
     def __init__(
         self,
         producer: AsyncProducer,
@@ -75,6 +77,7 @@ class AsyncOutbox:
         in_flight_max: int = 100,
         keep_sent_ms: float = 86_400_000,
     ) -> None:
+        super().__init__()
         if min(backoff_ms, poll_ms, send_timeout_ms, in_flight_max) <= 0 or backoff_max_ms < backoff_ms:
             raise ConfigError("times and in_flight_max are over 0, and backoff_max_ms is not below backoff_ms")
         if lease_ms <= send_timeout_ms:
@@ -86,7 +89,6 @@ class AsyncOutbox:
         )
         self._relays = relay
         self._lanes = Lanes()
-        self._state = "new"
         self._pool: ThreadPoolExecutor | None = None
         self._relay: Relay | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,10 +97,8 @@ class AsyncOutbox:
 
     async def start(self) -> None:
         """Begin to relay. Raises ConfigError if there is no table (`create_tables`), DatabaseFailed, StateError."""
-        if self._state != "new":
-            raise StateError(f"the outbox is {self._state}: make a new one")
+        self._begin()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="rocketspark-outbox")
-        self._state = "started"
         try:
             await self._in_thread(self.store.check)
         except BaseException:
@@ -121,15 +121,6 @@ class AsyncOutbox:
             await self._task
         self._pool.shutdown(wait=False)
         self.store.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def client_id(self) -> str:
@@ -162,7 +153,7 @@ class AsyncOutbox:
             StateError: before start or after close.
         """
         prepared = prepare(make_message(message, body, fields), key, self._producer.packing)
-        relay = self._check_started()
+        relay = self._running()
         lane = prepared.lane
         if lane is not None:
             await self._lanes.enter(lane)
@@ -216,15 +207,16 @@ class AsyncOutbox:
 
     async def relay_once(self) -> Relayed:
         """Send what is due now, and return how that went. Raises DatabaseFailed, StateError."""
-        return await self._check_started().run_once()
+        return await self._running().run_once()
 
     def relayed(self) -> Relayed:
         """How many messages were sent and parked, and attempts failed, since the start."""
         return self._relay.relayed if self._relay is not None else Relayed()
 
-    def _check_started(self) -> Relay:
-        if self._state != "started" or self._relay is None:
-            raise StateError(f"the outbox is {'not started' if self._state == 'new' else 'closed'}: use a with block")
+    def _running(self) -> Relay:
+        self._check_started()
+        if self._relay is None:
+            raise StateError("the outbox is not started: wait until start() returns")
         return self._relay
 
     def _in_thread(self, function: Any, *arguments: Any) -> Awaitable[Any]:
