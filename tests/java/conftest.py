@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.java.apache import ApacheCluster
+from tests.java.apache import ApacheCluster, ApacheNamesrv
 from tests.java.driver import JavaDriver, missing_tools
 from tests.java.mqadmin import Stage, staged
 
@@ -100,3 +100,11 @@ def stage(java_client_55: JavaDriver, tmp_path_factory: pytest.TempPathFactory) 
                 run_server_process(folder / "store", config={"brokerName": "broker-a"} | config)
             )
         yield stack.enter_context(staged(java_client_55, server, folder / "mqadmin"))
+
+
+@pytest.fixture(scope="module")
+def namesrv(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
+    """An official NameServer, for brokers that a test starts itself."""
+    server = ApacheNamesrv(tmp_path_factory.mktemp("namesrv"))
+    yield server
+    server.kill()

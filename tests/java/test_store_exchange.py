@@ -7,19 +7,18 @@ the official broker in our place too: what fails there is a fault of the test.
 from __future__ import annotations
 
 import base64
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
-from tests.java.apache import ApacheBroker, ApacheNamesrv
+from tests.java.apache import ApacheNamesrv
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, message
-
-from rocketspark.testing.process import ServerProcess
+from tests.java.one_store import Server, starting
 
 # Small files, so that commit log, consume queues and key index all roll over within a thousand messages.
 SMALL_FILES: dict[str, Any] = {
@@ -39,44 +38,14 @@ OTHERS = 5 + 20 + 2
 OF_THE_PULL = {"MIN_OFFSET", "MAX_OFFSET"}
 
 
-class Server(Protocol):
-    namesrv: str
-    broker: str
-
-    def stop(self) -> int: ...
-    def kill(self) -> None: ...
-
-
 StartServer = Callable[[Path], Server]
-
-
-@pytest.fixture(scope="module")
-def namesrv(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
-    server = ApacheNamesrv(tmp_path_factory.mktemp("exchange-namesrv"))
-    yield server
-    server.kill()
 
 
 @pytest.fixture
 def servers(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[tuple[StartServer, StartServer]]:
     """(start ours, start theirs): each starts a server on a store directory."""
-    started: list[Server] = []
-
-    def ours(store: Path) -> Server:
-        if os.environ.get("JAVA_TESTS_ON") == "apache":
-            return theirs(store)
-        server = ServerProcess(store, config=SMALL_FILES)
-        started.append(server)
-        server.start()
-        return server
-
-    def theirs(store: Path) -> Server:
-        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.namesrv, store, config=SMALL_FILES))
-        return started[-1]
-
-    yield ours, theirs
-    for server in started:
-        server.kill()
+    with starting(namesrv, tmp_path, SMALL_FILES) as start:
+        yield partial(start, "ours"), partial(start, "theirs")
 
 
 def queue(topic: str, queue_id: int) -> dict[str, Any]:

@@ -6,21 +6,20 @@ Each ends once by a clean stop and once by SIGKILL. JAVA_TESTS_ON=apache puts th
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.java.apache import ApacheBroker, ApacheNamesrv, committed_offset
+from tests.java.apache import ApacheNamesrv, committed_offset
 from tests.java.driver import JavaDriver, body_of, message
+from tests.java.one_store import APACHE_ALONE, Server, Start, starting
 from tests.java.test_store_exchange import (
     GROUP,
     OTHERS,
     QUEUES,
     SMALL_FILES,
-    Server,
     commit,
     committed,
     end,
@@ -31,7 +30,6 @@ from tests.java.test_store_exchange import (
 )
 
 from rocketspark.protocol import java_json
-from rocketspark.testing.process import ServerProcess
 
 # Half messages are checked by ours alone; offsets reach the disk soon.
 THEIRS = SMALL_FILES | {
@@ -49,36 +47,11 @@ DELAYED, PAID, WORK = queue("delayed", 0), queue("paid", 0), queue("work", 0)
 WORKERS, PAYERS = "exchange-workers", "exchange-payers"
 EVERYTHING = [*QUEUES, DELAYED, PAID, WORK]
 
-APACHE_ALONE = os.environ.get("JAVA_TESTS_ON") == "apache"
-Start = Callable[[str], Server]
-
-
-@pytest.fixture(scope="module")
-def namesrv(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
-    server = ApacheNamesrv(tmp_path_factory.mktemp("from-java-namesrv"))
-    yield server
-    server.kill()
-
 
 @pytest.fixture
 def start(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[Start]:
-    """start("ours") and start("theirs"): a server on the test's one store."""
-    started: list[Server] = []
-    store = tmp_path / "store"
-
-    def begin(whose: str) -> Server:
-        if whose == "ours" and not APACHE_ALONE:
-            server = ServerProcess(store, config=OURS)
-            started.append(server)
-            server.start()
-            return server
-        config = OURS if whose == "ours" else THEIRS
-        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.namesrv, store, config=config))
-        return started[-1]
-
-    yield begin
-    for server in started:
-        server.kill()
+    with starting(namesrv, tmp_path, OURS, THEIRS) as start:
+        yield start
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = 60) -> Any:

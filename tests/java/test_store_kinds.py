@@ -5,20 +5,19 @@ Both begin one; one end is clean, the other SIGKILL. JAVA_TESTS_ON=apache puts t
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
+from tests.java.apache import ApacheNamesrv, ask
 from tests.java.driver import JavaDriver, body_of, message
+from tests.java.one_store import APACHE_ALONE, Server, Start, starting
 from tests.java.test_store_exchange import (
     GROUP,
     OTHERS,
     QUEUES,
     SMALL_FILES,
-    Server,
     end,
     fill,
     make_topics,
@@ -31,7 +30,6 @@ from rocketspark.model.java import string_hash
 from rocketspark.protocol import record, record_crc
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.queue_ext import is_address
-from rocketspark.testing.process import ServerProcess
 
 KINDS = SMALL_FILES | {
     "enableConsumeQueueExt": "true",
@@ -46,35 +44,11 @@ KINDS = SMALL_FILES | {
 BATCHED = [queue("batched", queue_id) for queue_id in range(2)]
 EVERYTHING = [*QUEUES, *BATCHED]
 
-APACHE_ALONE = os.environ.get("JAVA_TESTS_ON") == "apache"
-Start = Callable[[str], Server]
-
-
-@pytest.fixture(scope="module")
-def namesrv(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
-    server = ApacheNamesrv(tmp_path_factory.mktemp("kinds-namesrv"))
-    yield server
-    server.kill()
-
 
 @pytest.fixture
 def start(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[Start]:
-    """start("ours") and start("theirs"): a server on the test's one store."""
-    started: list[Server] = []
-    store = tmp_path / "store"
-
-    def begin(whose: str) -> Server:
-        if whose == "ours" and not APACHE_ALONE:
-            server = ServerProcess(store, config=KINDS)
-            started.append(server)
-            server.start()
-            return server
-        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.namesrv, store, config=KINDS))
-        return started[-1]
-
-    yield begin
-    for server in started:
-        server.kill()
+    with starting(namesrv, tmp_path, KINDS) as start:
+        yield start
 
 
 def create_batched(server: Server) -> None:

@@ -6,19 +6,18 @@ JAVA_TESTS_ON=apache puts the official broker in our place.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
-from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
+from tests.java.apache import ApacheNamesrv, ask
 from tests.java.driver import JavaDriver, message
+from tests.java.one_store import Server, Start, starting
 
 from rocketspark.protocol import record
 from rocketspark.store.timer_files import Checkpoint, read_checkpoint
-from rocketspark.testing.process import ServerProcess
 
 CONFIG: dict[str, Any] = {
     "brokerName": "broker-a",
@@ -34,42 +33,10 @@ QUEUE = {"topic": TOPIC, "broker": "broker-a", "queue_id": 1}
 HOUR_MS = 3_600_000
 
 
-class Server(Protocol):
-    namesrv: str
-    broker: str
-
-    def stop(self) -> int: ...
-    def kill(self) -> None: ...
-
-
-Start = Callable[[str], Server]
-
-
-@pytest.fixture(scope="module")
-def namesrv(java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
-    server = ApacheNamesrv(tmp_path_factory.mktemp("timers-namesrv"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture
 def start(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[Start]:
-    """start("ours") and start("theirs"): a server on the test's one store."""
-    started: list[Server] = []
-    store = tmp_path / "store"
-
-    def begin(whose: str) -> Server:
-        if whose == "ours" and os.environ.get("JAVA_TESTS_ON") != "apache":
-            server = ServerProcess(store, config=CONFIG)
-            started.append(server)
-            server.start()
-            return server
-        started.append(ApacheBroker(tmp_path / f"server{len(started)}", namesrv.namesrv, store, config=CONFIG))
-        return started[-1]
-
-    yield begin
-    for server in started:
-        server.kill()
+    with starting(namesrv, tmp_path, CONFIG) as start:
+        yield start
 
 
 def delivered(server: Server) -> list[tuple[str, int]]:

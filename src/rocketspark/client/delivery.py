@@ -77,9 +77,10 @@ class Delivery:
         # Whether one attempt may be made without `deliver`: nothing is kept of brokers, and stored is stored.
         self._plain = faults is None and not rules.retry_not_stored
 
-    def end_s(self, timeout_ms: float | None) -> float:
-        """The monotonic time at which a send that begins now is over."""
-        return time.monotonic() + (self._rules.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+    def end_s(self, timeout_ms: float | None, began_s: float | None = None) -> float:
+        """The monotonic time at which a send is over that begins now, or began then."""
+        began_s = time.monotonic() if began_s is None else began_s
+        return began_s + (self._rules.timeout_ms if timeout_ms is None else timeout_ms) / 1000
 
     # -- one send ------------------------------------------------------------------------------------------------
 

@@ -293,7 +293,7 @@ class AsyncProducer(Inquiries):
         """Send what `pack` made of a message. Raises as `send` does."""
         self._check_started()
         began_s = time.monotonic()
-        end_s = self.end_s(timeout_ms, began_s)
+        end_s = self._delivery.end_s(timeout_ms, began_s)
         size = len(out.body)
         if not self._room.try_enter(size):
             await self._room.enter(size, end_s)
@@ -378,7 +378,7 @@ class AsyncProducer(Inquiries):
 
     def end_s(self, timeout_ms: float | None, began_s: float) -> float:
         """The monotonic time at which a send that began then is over."""
-        return began_s + (self._rules.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        return self._delivery.end_s(timeout_ms, began_s)
 
     def may_gather(self, message: Message, out: Outgoing) -> bool:
         """Whether a message may go in one request with others."""

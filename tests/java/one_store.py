@@ -1,0 +1,55 @@
+"""Servers of both kinds, one after another on one store: what is handed over between ours and the official broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.java.apache import ApacheBroker, ApacheNamesrv
+
+from rocketspark.testing.process import ServerProcess
+
+APACHE_ALONE = os.environ.get("JAVA_TESTS_ON") == "apache"
+
+
+class Server(Protocol):
+    namesrv: str
+    broker: str
+
+    def stop(self) -> int: ...
+    def kill(self) -> None: ...
+
+
+class Start(Protocol):
+    def __call__(self, whose: str, store: Path | None = None) -> Server: ...
+
+
+@contextmanager
+def starting(
+    namesrv: ApacheNamesrv, folder: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None = None
+) -> Iterator[Start]:
+    """start("ours") and start("theirs"): a server on the folder's `store`, or on the one given; all are ended here.
+
+    `ours`, `theirs`: their broker.conf, the same if one is given. JAVA_TESTS_ON=apache puts theirs in our place.
+    """
+    started: list[Server] = []
+
+    def start(whose: str, store: Path | None = None) -> Server:
+        store = store or folder / "store"
+        if whose == "ours" and not APACHE_ALONE:
+            server = ServerProcess(store, config=ours)
+            started.append(server)
+            server.start()
+            return server
+        config = dict(ours if whose == "ours" or theirs is None else theirs)
+        started.append(ApacheBroker(folder / f"server{len(started)}", namesrv.namesrv, store, config=config))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for server in started:
+            server.kill()
