@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import consume, outbox, produce, servers, topic
+from rocketspark.cli.commands import consume, outbox, pipeline, produce, servers, topic
 from rocketspark.errors import RocketSparkError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 @app.callback(invoke_without_command=True)

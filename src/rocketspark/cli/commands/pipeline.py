@@ -1,0 +1,7 @@
+"""`pipeline NAME`: pipelines on Spark that are ready to run. Rule: one line for each; its file is in pipelines/."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(help="Run a pipeline on Spark: archive, replay, watch and mend topics.", no_args_is_help=True)

@@ -1,0 +1,1 @@
+"""The commands of `rocketspark pipeline`, one file each."""

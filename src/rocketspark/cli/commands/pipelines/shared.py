@@ -1,0 +1,133 @@
+"""Options that all pipelines have, and how one begins and ends. Rule: Spark is imported only once a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocketspark.spark.pipelines.connection import Connection
+    from rocketspark.spark.pipelines.progress import Progress
+
+__all__ = [
+    *("NAMESRV_DEFAULT", "AccessKey", "Conf", "Json", "Master", "Namespace", "Namesrv", "Options", "Remote"),
+    *("SecretKey", "SecurityToken", "connect", "finish", "start"),
+]
+
+_SPARK = "Spark"
+_CLUSTER = "Cluster"
+Master = Annotated[
+    str,
+    typer.Option(
+        help="Spark's master: local[4], spark://host:7077; from SPARK_MASTER, else local[[*]].",
+        show_default=False,
+        rich_help_panel=_SPARK,
+    ),
+]
+Remote = Annotated[
+    str,
+    typer.Option(help="A Spark Connect server, sc://host:port.", show_default=False, rich_help_panel=_SPARK),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(help="A setting of Spark, name=value; may be repeated.", show_default=False, rich_help_panel=_SPARK),
+]
+Namespace = Annotated[
+    str, typer.Option(help="The namespace of topics and groups.", show_default=False, rich_help_panel=_CLUSTER)
+]
+AccessKey = Annotated[
+    str,
+    typer.Option(
+        envvar="ROCKETMQ_ACCESS_KEY",
+        help="The user's access key, where the brokers ask for one.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
+SecretKey = Annotated[
+    str,
+    typer.Option(
+        envvar="ROCKETMQ_SECRET_KEY",
+        help="The secret that goes with it.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
+SecurityToken = Annotated[
+    str,
+    typer.Option(
+        envvar="ROCKETMQ_SECURITY_TOKEN", help="A session's token.", show_default=False, rich_help_panel=_CLUSTER
+    ),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-o",
+        "--option",
+        help='An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.',
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
+
+
+def connect(
+    namesrv: str,
+    namespace: str = "",
+    access_key: str = "",
+    secret_key: str = "",
+    security_token: str = "",
+    options: list[str] | None = None,
+) -> Connection:
+    """The connection that the shared options describe. Raises ConfigError."""
+    _check_packages()
+    from rocketspark.spark.pipelines.connection import Connection, pairs
+
+    return Connection(namesrv, namespace, access_key, secret_key, security_token, pairs(options, "--option"))
+
+
+@contextmanager
+def start(
+    name: str, master: str = "", remote: str = "", conf: list[str] | None = None
+) -> Iterator[tuple[SparkSession, Progress]]:
+    """The session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one line."""
+    _check_packages()
+    from rocketspark.spark.pipelines.connection import pairs
+    from rocketspark.spark.pipelines.progress import stderr_progress
+    from rocketspark.spark.pipelines.session import SessionOptions, open_session
+
+    progress = stderr_progress(name)
+    with open_session(name, SessionOptions(master, remote, pairs(conf, "--conf"))) as spark, progress.signals():
+        yield spark, progress
+
+
+def finish(result: Any, progress: Progress, *, json: bool, code: int = 0, ends: bool = True) -> None:
+    """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever
+    (ends=False) end with 130."""
+    from rocketspark.spark.pipelines.progress import EXIT_STOPPED
+    from rocketspark.spark.pipelines.report import plain, show
+
+    show(plain(result), json=json)
+    if progress.stop.asked:
+        print(f"{progress.name}: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        code = code or (EXIT_STOPPED if ends else 0)
+    if code:
+        raise typer.Exit(code)
+
+
+def _check_packages() -> None:
+    import importlib.util
+
+    from rocketspark.errors import ConfigError
+
+    for module in ("pyspark", "pandas", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"pipelines need Spark, and the package {module} is missing: pip install rocketspark[spark]"
+            )

@@ -1,0 +1,50 @@
+"""Where the messages are and who asks: options that every pipeline hands to format("rocketmq"). Rule: unset ones are
+left to the source's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rocketspark.errors import ConfigError
+
+
+class Connection(NamedTuple):
+    """A cluster: NameServers "host:port;host:port", namespace and credentials if it wants any.
+
+    `options`: further options of format("rocketmq"), as given.
+    """
+
+    namesrv: str
+    namespace: str = ""
+    access_key: str = ""
+    secret_key: str = ""
+    security_token: str = ""
+    options: Mapping[str, str] = {}
+
+    def spark_options(self) -> dict[str, str]:
+        """The options for `spark.read`, `readStream`, `write` or `writeStream`."""
+        named = {
+            "namesrv": self.namesrv,
+            "namespace": self.namespace,
+            "accessKey": self.access_key,
+            "secretKey": self.secret_key,
+            "securityToken": self.security_token,
+        }
+        return {name: value for name, value in named.items() if value} | dict(self.options)
+
+
+def connection(where: Connection | str) -> Connection:
+    """A connection as it is, or to the NameServers that a text names."""
+    return where if isinstance(where, Connection) else Connection(where)
+
+
+def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
+    """name=value texts as a dict. Raises ConfigError naming the option that one stands in."""
+    found = {}
+    for text in texts or ():
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise ConfigError(f"{option} is {text!r}: name=value is needed")
+        found[name.strip()] = value
+    return found

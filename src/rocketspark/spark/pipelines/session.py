@@ -1,0 +1,155 @@
+"""The SparkSession of a command, and Spark's errors as one line. Rule: a session that was there is used as it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rocketspark.errors import ConfigError, RocketSparkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER_DEFAULT = "local[*]"
+
+
+class SessionOptions(NamedTuple):
+    """How to get a session. `remote`: a Spark Connect server (sc://host:port) instead of a master."""
+
+    master: str = ""
+    remote: str = ""
+    conf: Mapping[str, str] = {}
+
+
+@contextmanager
+def open_session(name: str, options: SessionOptions | None = None) -> Iterator[SparkSession]:
+    """The session that is active, or a new one, which is stopped at the end.
+
+    Raises ConfigError if Java is missing, RocketSparkError with one line for what fails in Spark.
+    """
+    options = options or SessionOptions()
+    check_installed(options)
+    from pyspark.sql import SparkSession
+
+    with one_line_errors():
+        active = SparkSession.getActiveSession()
+        if active is not None and not options.remote and not options.master:
+            yield active
+            return
+        spark = _make(name, options)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _make(name: str, options: SessionOptions) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {"spark.sql.session.timeZone": "UTC"}
+    if options.remote:
+        builder = SparkSession.builder.remote(options.remote)
+    else:
+        master = options.master or os.environ.get("SPARK_MASTER") or MASTER_DEFAULT
+        builder = SparkSession.builder.master(master)
+        settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+        if master.startswith("local"):
+            settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    builder = builder.appName(f"rocketspark pipeline {name}")
+    for key, value in (settings | dict(options.conf)).items():
+        builder = builder.config(key, value)
+    with nullcontext() if options.remote else _quiet_start():
+        spark: SparkSession = builder.getOrCreate()
+    if not options.remote and "spark.log.level" not in options.conf:
+        spark.sparkContext.setLogLevel("OFF")  # What fails is raised here too.
+    return spark
+
+
+# What Spark says while it starts, of use to nobody.
+_NOISE = re.compile(
+    rb"WARNING: Using incubator modules|Using Spark's default log4j|Setting (default|Spark) log level|To adjust logging"
+    rb"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) |WARNING: .*(sun\.misc\.Unsafe|native access|restricted method)"
+)
+
+
+@contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Have the JVM that starts in this block, and its workers, write on our stderr all but noise."""
+    sys.stderr.flush()
+    read_end, write_end = os.pipe()
+    kept, own = os.dup(2), os.dup(2)
+    os.dup2(write_end, 2)
+    os.close(write_end)
+
+    def copy() -> None:
+        with open(read_end, "rb") as lines, open(own, "wb", buffering=0) as out:
+            for line in lines:
+                if not _NOISE.match(line):
+                    out.write(line)
+
+    threading.Thread(target=copy, name="spark-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def check_installed(options: SessionOptions) -> None:
+    """Raise ConfigError, saying what to set or install, unless a session can be had."""
+    if options.master and options.remote:
+        raise ConfigError("--master and --remote exclude each other: a Spark Connect server has its own master")
+    if options.remote:
+        if not options.remote.startswith("sc://"):
+            raise ConfigError(f"--remote is {options.remote!r}: a Spark Connect server's sc://host:port is needed")
+        if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("grpc_status") is None:
+            raise ConfigError("--remote needs Spark Connect's packages: pip install 'pyspark[connect]'")
+    elif not _java_is_there():
+        raise ConfigError(
+            "Spark needs Java 17 or later, and none was found: install one, or set JAVA_HOME (pip install"
+            " rocketspark[spark] brings PySpark, not Java)"
+        )
+
+
+def _java_is_there() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return (Path(home) / "bin" / "java").exists() if home else shutil.which("java") is not None
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn what Spark raises into a RocketSparkError of one line; others pass."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as e:
+        raise RocketSparkError(one_line(str(e))) from e
+    except Py4JError as e:
+        raise RocketSparkError(f"Spark: {one_line(str(getattr(e, 'java_exception', e)))}") from e
+
+
+_OURS = re.compile(r"\brocketspark(?:\.\w+)+: (.+)$", re.M)
+_PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Warning|Lost|Failed)): (.+)$", re.M)
+
+
+def one_line(text: str) -> str:
+    """What a person needs of an error's text: our own error in it, else the last Python error, else its first line."""
+    if ours := _OURS.findall(text):
+        return str(ours[-1]).strip()
+    if errors := _PYTHON_ERROR.findall(text):
+        kind, says = errors[-1]
+        return f"{kind}: {says}".strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    return lines[0] if lines else "Spark failed and did not say why"

@@ -1,0 +1,73 @@
+"""Errors of Spark as one line, and what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.pipelines.connection import Connection, connection, pairs
+from rocketspark.spark.pipelines.session import SessionOptions, check_installed, one_line
+
+IN_PYTHON = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/x.py", line 4, in bad
+    raise ValueError("no: such")
+ValueError: no: such
+"""
+IN_SOURCE = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_STREAMING] Failed when it
+perform initialOffset: rocketspark.errors.NoNameServer: no NameServer answers (127.0.0.1:1); check the address
+\tat org.apache.spark.Any(Any.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (IN_SOURCE, "no NameServer answers (127.0.0.1:1); check the address"),
+        ("x\nrocketspark.spark.fetch.DataLost: offsets 1 to 3 are gone\n", "offsets 1 to 3 are gone"),
+        (IN_PYTHON, "ValueError: no: such"),
+        ("[PATH_NOT_FOUND] No path: file:/x. SQLSTATE: 4", "[PATH_NOT_FOUND] No path: file:/x. SQLSTATE: 4"),
+        ("\tat a.b(C.java)\nfirst\nsecond", "first"),
+        ("", "Spark failed and did not say why"),
+    ],
+)  # fmt: skip
+def test_one_line_of_an_error(text: str, line: str) -> None:
+    assert one_line(text) == line
+
+
+def test_no_java_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigError, match=r"Java 17 or later.*rocketspark\[spark\]"):
+        check_installed(SessionOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (SessionOptions(master="local", remote="sc://x"), "--master and --remote exclude each other"),
+        (SessionOptions(remote="spark://x"), "sc://host:port is needed"),
+    ],
+)
+def test_wrong_session(options: SessionOptions, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_installed(options)
+
+
+def test_connection_leaves_unset_options_out() -> None:
+    assert connection("a:1").spark_options() == {"namesrv": "a:1"}
+    made = Connection("a:1", "ns", "key", "secret", options=pairs(["checkCrc=true", "x=a=b"], "--option"))
+    assert made.spark_options() == {
+        "namesrv": "a:1",
+        "namespace": "ns",
+        "accessKey": "key",
+        "secretKey": "secret",
+        "checkCrc": "true",
+        "x": "a=b",
+    }
+    assert connection(made) is made
+
+
+@pytest.mark.parametrize("text", ["x", "=1", " =1"])
+def test_pairs_need_a_name_and_a_value(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--conf is .*name=value"):
+        pairs([text], "--conf")
