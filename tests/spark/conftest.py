@@ -9,12 +9,19 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+from tests.java.apache import ApacheCluster
+from tests.java.driver import missing_tools
 
 from rocketspark.client import Producer, requests
 from rocketspark.model import Message, MessageQueue
+from rocketspark.spark.batch_read import BatchReader
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.options import parse_read
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.dial import dial
 
@@ -69,6 +76,18 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
+    """The official NameServer and broker with their defaults, broker-a."""
+    if missing := missing_tools():
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    running = ApacheCluster(tmp_path_factory.mktemp("apache"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
 def producer(cluster: Cluster) -> Iterator[Producer]:
     """A client that loads what Spark reads."""
     with Producer(cluster.namesrv, "spark_tests") as client:
@@ -105,6 +124,13 @@ def make_topic(cluster: Cluster) -> Callable[..., str]:
 
 
 Place = tuple[str, int, int]
+
+
+def read_rows(columns: str = "", **options: str) -> list[dict[str, Any]]:
+    """What spark.read gives, in partitions' order, without a session: the reader itself. All columns by default."""
+    wanted = StructType([READ_SCHEMA[name] for name in columns.split()]) if columns else READ_SCHEMA
+    reader = BatchReader(wanted, parse_read(options, streaming=False))
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
 @pytest.fixture(scope="session")

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
-import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
-from tests.java.driver import missing_tools
 
 COUNT = 5000
-
-
-@pytest.fixture(scope="module")
-def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
-    if missing := missing_tools():
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    cluster = ApacheCluster(tmp_path_factory.mktemp("apache"))
-    yield cluster
-    cluster.close()
 
 
 def test_write_and_read_exactly(spark: SparkSession, apache: ApacheCluster) -> None:

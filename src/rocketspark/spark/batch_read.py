@@ -10,10 +10,9 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.cluster import Cluster
-from rocketspark.spark.offsets import place
-from rocketspark.spark.options import EARLIEST, LATEST, ReadOptions
+from rocketspark.spark.options import AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.reading import plan, read_partition
+from rocketspark.spark.reading import ends, plan, read_partition, starts
 
 
 class BatchReader(DataSourceReader):
@@ -26,7 +25,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
         with plain_errors():
-            cluster = Cluster(self._options.namesrv)
+            cluster = Cluster(self._options.namesrv, group=self._options.group)
             try:
                 return list(self._plan(cluster))
             finally:
@@ -34,12 +33,13 @@ class BatchReader(DataSourceReader):
 
     def _plan(self, cluster: Cluster) -> list[InputPartition]:
         bounds = cluster.bounds(cluster.queues(self._options.topics))
-        oldest = {queue: found.oldest for queue, found in bounds.items()}
-        newest = {queue: found.next for queue, found in bounds.items()}
-        first = place(self._options.starting, oldest, newest, option="startingOffsets", default=EARLIEST)
-        end = place(self._options.ending, oldest, newest, option="endingOffsets", default=LATEST)
+        first = starts(cluster, bounds, self._options)
+        end = ends(cluster, bounds, self._options)
+        stated = isinstance(self._options.starting, dict) and not isinstance(self._options.ending, AtTime)
         for queue in first:
-            if first[queue] > end[queue]:
+            if first[queue] > end[queue] and not stated:
+                end[queue] = first[queue]  # The time of one end lies behind the other: there is nothing between them.
+            elif first[queue] > end[queue]:
                 raise ConfigError(
                     f"startingOffsets {first[queue]} is after endingOffsets {end[queue]} for queue {queue.queue_id} of"
                     f" topic {queue.topic!r} on broker {queue.broker_name!r}"

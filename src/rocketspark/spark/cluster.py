@@ -6,6 +6,7 @@ Nothing is kept across calls but connections; it is never pickled.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +15,14 @@ from rocketspark.client import requests
 from rocketspark.client.routes import RouteCache
 from rocketspark.errors import ConfigError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
+from rocketspark.model.subscription import ALL, TAG
+from rocketspark.protocol import record, sysflags
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import PullHeader
+from rocketspark.spark.options import READER_GROUP
+from rocketspark.spark.times import first_at_or_after
 from rocketspark.transport.dial import Connections
+from rocketspark.transport.peer import Peer
 
 T = TypeVar("T")
 
@@ -32,7 +40,8 @@ class Bounds(NamedTuple):
 class Cluster:
     """The cluster behind NameServers ("host:port;host:port"). Close it when done."""
 
-    def __init__(self, namesrv: str) -> None:
+    def __init__(self, namesrv: str, *, group: str = READER_GROUP) -> None:
+        self._group = group
         self._runner = asyncio.Runner()
         self._routes = self._run(self._make_routes(namesrv.split(";")))
         self._connections = self._run(self._make_connections())
@@ -75,6 +84,51 @@ class Cluster:
         broker = await self._connections.get(await self._routes.find_readable(queue))
         oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
         return Bounds(oldest, await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS))
+
+    def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """The first offset of each queue stored at or after `time_ms`; the end of the queue if none is.
+
+        Exact where store times ascend along a queue, as they do unless an Apache broker's clock was set back (ours
+        never stamps an earlier time than before). Never before the oldest message that is still there.
+        """
+        return self._run(self._all_offsets_at(list(queues), time_ms))
+
+    async def _all_offsets_at(self, queues: list[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        found = await asyncio.gather(*(_again(partial(self._offset_at, queue, time_ms)) for queue in queues))
+        return dict(zip(queues, found, strict=True))
+
+    async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
+        broker = await self._connections.get(await self._routes.find_readable(queue))
+        # The end first: what comes meanwhile is of no interest.
+        end = await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        if oldest >= end:
+            return end
+        # A time that no long holds is beyond every message; Java's is signed, 64 bits.
+        guess = await requests.search_offset(broker, queue, min(time_ms, (1 << 63) - 1), timeout_ms=TIMEOUT_MS)
+        return await first_at_or_after(time_ms, oldest, end, guess, partial(self._stored_ms, broker, queue))
+
+    async def _stored_ms(self, broker: Peer, queue: MessageQueue, offset: int) -> float:
+        """Store time of the message at an offset, or of the next one where a compaction left it out."""
+        header = PullHeader(
+            group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            count_max=1,
+            sys_flag=sysflags.PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_ms=0,
+            subscription=ALL,
+            subscription_version=0,
+            expression_type=TAG,
+            broker_name=queue.broker_name,
+        )
+        pulled = await requests.pull(broker, header, timeout_ms=TIMEOUT_MS)
+        if pulled.code == ResponseCode.SUCCESS:
+            messages = record.decode_messages(pulled.records, queue.broker_name)
+            return next((m.store_time_ms for m in messages if m.queue_offset >= offset), math.inf)
+        return -math.inf if pulled.header.next_offset > offset else math.inf
 
     def addresses(self, broker_name: str, topic: str) -> tuple[str, ...]:
         """Where a broker can be read, its master first. Raises ConfigError for one that is not known."""

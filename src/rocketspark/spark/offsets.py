@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable, Where
+from rocketspark.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
 
 Offsets = dict[MessageQueue, int]
 
@@ -46,7 +46,7 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
     }
 
 
-def place(where: Where, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:
+def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:
     """Where `where` points in each queue of `oldest`; queues that a JSON does not name are at `default`.
 
     Raises ConfigError if it names a queue that is not there.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError
@@ -22,7 +24,18 @@ LATEST_NUMBER = -1
 
 # topic -> broker -> queue id -> offset
 OffsetTable = dict[str, dict[str, dict[str, int]]]
-Where = str | OffsetTable
+
+
+class AtTime(NamedTuple):
+    """The first message stored at or after a time, in ms since 1970. `strict`: it is a mistake if there is none."""
+
+    time_ms: int
+    strict: bool = False
+
+
+Where = str | OffsetTable | AtTime
+
+READER_GROUP = "SPARK_READER"
 
 MESSAGE_BYTES_MAX = 4 << 20
 
@@ -62,7 +75,7 @@ class WriteOptions(NamedTuple):
 _READ_NAMES = (
     *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
-    *("maxBytesPerPull", "checkCrc"),
+    *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
 )
 _WRITE_NAMES = (
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
@@ -75,15 +88,16 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of a read. Raises ConfigError."""
     given = _Given(options, _READ_NAMES, _WRITE_NAMES)
     tags = given.text("tags", "*")
-    if streaming and given.text("endingOffsets", ""):
-        raise ConfigError("option endingOffsets is for batch reads: a stream has no end; leave it out")
+    for name in ("endingOffsets", "endingTimestamp"):
+        if streaming and given.text(name, ""):
+            raise ConfigError(f"option {name} is for batch reads: a stream has no end; leave it out")
     parsed = ReadOptions(
         namesrv=given.namesrv(),
         topics=given.topics(),
-        starting=given.where("startingOffsets", LATEST if streaming else EARLIEST),
-        ending=given.where("endingOffsets", LATEST),
+        starting=given.starting(LATEST if streaming else EARLIEST),
+        ending=given.time("endingTimestamp") or given.where("endingOffsets", LATEST),
         tags=subscribe("", tags).expression,
-        group=given.text("consumerGroup", "SPARK_READER"),
+        group=given.text("consumerGroup", READER_GROUP),
         rows_per_trigger_max=given.number("maxMessagesPerTrigger", None, 1),
         partitions_min=given.number("minPartitions", 1, 1) or 1,
         rows_per_partition_max=given.number("maxRecordsPerPartition", None, 1),
@@ -97,6 +111,9 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
     if parsed.ending == EARLIEST:
         raise ConfigError("option endingOffsets is earliest: a batch would read nothing; use latest or JSON")
+    times = [at.time_ms for at in (parsed.starting, parsed.ending) if isinstance(at, AtTime)]
+    if times != sorted(times):
+        raise ConfigError("option startingTimestamp is after endingTimestamp: nothing is stored between them")
     return parsed
 
 
@@ -162,6 +179,38 @@ class _Given:
         if not topics:
             raise ConfigError('option topic is missing: .option("topic", "name"), several with a comma')
         return topics
+
+    def choice(self, name: str, *choices: str) -> str:
+        """One of some words, the first by default."""
+        text = self.text(name, choices[0]).lower()
+        if text not in choices:
+            raise ConfigError(f"option {name} is {text!r}: {' or '.join(choices)} is needed")
+        return text
+
+    def starting(self, default: str) -> Where:
+        """Where to begin; a time goes before offsets, as in Spark's Kafka source."""
+        strategy = self.choice("startingOffsetsByTimestampStrategy", LATEST, "error")
+        if at := self.time("startingTimestamp"):
+            return at._replace(strict=strategy == "error")
+        return self.where("startingOffsets", default)
+
+    def time(self, name: str) -> AtTime | None:
+        text = self.text(name, "")
+        if not text:
+            return None
+        if text.isascii() and text.isdigit():
+            return AtTime(int(text))
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise ConfigError(
+                f"option {name} is {text!r}: ms since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z, is needed"
+            ) from None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        # Messages carry whole ms: the first one at or after a finer time is that of the next.
+        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+        return AtTime(max(0, math.ceil((since.days * 86_400 + since.seconds) * 1000 + since.microseconds / 1000)))
 
     def where(self, name: str, default: str) -> Where:
         text = self.text(name, default)

@@ -10,12 +10,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from rocketspark.arrow import records
+from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, subscribe
-from rocketspark.spark.cluster import Cluster
+from rocketspark.spark.cluster import Bounds, Cluster
 from rocketspark.spark.columns import arrow_schema, wanted_columns
 from rocketspark.spark.fetch import DataLost, fetch
-from rocketspark.spark.offsets import Offsets, Range, split
-from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.offsets import Offsets, Range, place, split
+from rocketspark.spark.options import EARLIEST, LATEST, AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 
 log = logging.getLogger("rocketspark.spark")
@@ -37,6 +38,44 @@ class QueuePartition(InputPartition):
 
     def __repr__(self) -> str:
         return f"QueuePartition({self.topic}/{self.broker_name}/{self.queue_id} [{self.first}, {self.end}))"
+
+
+def starts(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
+    """Where the options say to begin in each queue of `bounds`. Raises ConfigError."""
+    where = options.starting
+    if not isinstance(where, AtTime):
+        return place(where, _oldest(bounds), _newest(bounds), option="startingOffsets", default=EARLIEST)
+    found = _at(cluster, bounds, where)
+    for queue, offset in found.items():
+        if where.strict and offset == bounds[queue].next:
+            raise ConfigError(
+                f"option startingTimestamp: queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r} holds no message of that time or later; leave"
+                " startingOffsetsByTimestampStrategy out to begin at its end"
+            )
+    return found
+
+
+def ends(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
+    """Where the options say to end, as `starts`: the first offset of each queue that is not read."""
+    where = options.ending
+    if isinstance(where, AtTime):
+        return _at(cluster, bounds, where)
+    return place(where, _oldest(bounds), _newest(bounds), option="endingOffsets", default=LATEST)
+
+
+def _at(cluster: Cluster, bounds: dict[MessageQueue, Bounds], where: AtTime) -> Offsets:
+    found = cluster.offsets_at(bounds, where.time_ms)
+    # What came after the bounds were taken is of a later read.
+    return {queue: min(offset, bounds[queue].next) for queue, offset in found.items()}
+
+
+def _oldest(bounds: dict[MessageQueue, Bounds]) -> Offsets:
+    return {queue: found.oldest for queue, found in bounds.items()}
+
+
+def _newest(bounds: dict[MessageQueue, Bounds]) -> Offsets:
+    return {queue: found.next for queue, found in bounds.items()}
 
 
 def plan(cluster: Cluster, first: Offsets, end: Offsets, options: ReadOptions) -> list[QueuePartition]:

@@ -16,10 +16,10 @@ from pyspark.sql.types import StructType
 
 from rocketspark.model import MessageQueue
 from rocketspark.spark.cluster import Bounds, Cluster
-from rocketspark.spark.offsets import START_KEY, Offsets, admit, from_json, place, to_json
-from rocketspark.spark.options import EARLIEST, ReadOptions
+from rocketspark.spark.offsets import START_KEY, Offsets, admit, from_json, to_json
+from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.reading import plan, read_partition
+from rocketspark.spark.reading import plan, read_partition, starts
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -39,7 +39,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._options.namesrv)
+            self._cluster = Cluster(self._options.namesrv, group=self._options.group)
         return self._cluster
 
     def _bounds(self) -> dict[MessageQueue, Bounds]:
@@ -54,9 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._initial
         with plain_errors():
             bounds = self._bounds()
-            oldest = {queue: found.oldest for queue, found in bounds.items()}
-            start = place(self._options.starting, oldest, self._newest, option="startingOffsets", default=EARLIEST)
-            self._initial = dict(to_json(start))
+            self._initial = dict(to_json(starts(self._open(), bounds, self._options)))
             return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.options import parse_read, parse_write
+from rocketspark.spark.options import AtTime, parse_read, parse_write
 
 BASE = {"namesrv": "127.0.0.1:9876", "topic": "orders"}
 
@@ -62,6 +62,10 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"maxRecordsPerPartition": "many"}, "option maxRecordsPerPartition is 'many'"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss is 'yes': true or false"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingTimestamp": "yesterday"}, "option startingTimestamp is 'yesterday': ms since 1970, or ISO 8601"),
+        ({"endingTimestamp": "-5"}, "option endingTimestamp is '-5'"),
+        ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp is after endingTimestamp"),
+        ({"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "x"}, "is 'x': latest or error is needed"),
         ({"topics": "a"}, "did you mean 'topic'"),
     ],
 )
@@ -71,8 +75,33 @@ def test_wrong_read_options_are_named(change: dict[str, str], says: str) -> None
 
 
 def test_a_stream_has_no_end() -> None:
-    with pytest.raises(ConfigError, match="endingOffsets is for batch reads"):
-        parse_read({**BASE, "endingOffsets": "latest"}, streaming=True)
+    for name in ("endingOffsets", "endingTimestamp"):
+        with pytest.raises(ConfigError, match=f"{name} is for batch reads"):
+            parse_read({**BASE, name: "latest"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("0", 0),
+        ("1767225600123", 1767225600123),
+        ("2026-01-01", 1767225600000),
+        ("2026-01-01T00:00:00.123", 1767225600123),
+        ("2026-01-01T00:00:00.1231Z", 1767225600124),
+        ("2026-01-01T02:00:00+02:00", 1767225600000),
+        ("1969-12-31T23:59:59Z", 0),
+    ],
+)
+def test_times_are_ms_or_iso_8601_and_utc_where_no_zone_is_named(text: str, time_ms: int) -> None:
+    options = parse_read({**BASE, "startingTimestamp": text, "endingTimestamp": text}, streaming=False)
+    assert options.starting == options.ending == AtTime(time_ms)
+
+
+def test_a_time_goes_before_offsets() -> None:
+    given = {**BASE, "startingOffsets": "earliest", "startingTimestamp": "7"}
+    strict = {"startingOffsetsByTimestampStrategy": "error"}
+    assert parse_read(given, streaming=True).starting == AtTime(7)
+    assert parse_read({**given, **strict}, streaming=True).starting == AtTime(7, strict=True)
 
 
 def test_options_of_others_pass() -> None:

@@ -1,0 +1,126 @@
+"""Reading by store time: exact at every edge, on our brokers, on queues of batches and on Apache's."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from tests.java.apache import ApacheCluster
+from tests.spark.conftest import read_rows
+
+from rocketspark.client import Producer, requests
+from rocketspark.errors import ConfigError
+from rocketspark.model import Message, MessageQueue
+from rocketspark.spark.cluster import Cluster as Asked
+from rocketspark.testing import Cluster
+from rocketspark.transport.dial import dial
+
+Place = tuple[str, int, int]
+
+
+class Loaded(NamedTuple):
+    """A topic, and the store time in ms of what stands at (broker, queue, offset)."""
+
+    namesrv: str
+    topic: str
+    times: dict[Place, int]
+
+
+@pytest.fixture(scope="module", params=["ours", "ours, queues of batches", "Apache's"])
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    """Messages of equal and of different times, in one of two queues of one broker."""
+    ours = request.param != "Apache's"
+    cluster: Cluster | ApacheCluster = request.getfixturevalue("cluster" if ours else "apache")
+    namesrv, broker = cluster.namesrv, cluster.brokers[0] if isinstance(cluster, Cluster) else cluster.broker
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    asyncio.run(create(namesrv, broker, topic, "+queue.type=BatchCQ" if "batches" in request.param else ""))
+    queue = MessageQueue(topic, "broker-a", 0)
+    with Producer(namesrv, "times") as producer:
+        found: set[int] = set()
+        for _ in range(2000):
+            producer.send_batch([Message(topic=topic, body=b"together") for _ in range(3)], queue=queue)
+            result = producer.send(topic, b"alone", queue=queue)
+            if result.queue_offset % 20 == 19:
+                found = {row["storeTime"] for row in read_rows(namesrv=namesrv, topic=topic)}
+                if len(found) > 8:
+                    break
+        assert len(found) > 8
+    rows = read_rows(namesrv=namesrv, topic=topic)
+    return Loaded(namesrv, topic, {place(row): to_ms(row["storeTime"]) for row in rows})
+
+
+async def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
+    peer = await dial(broker)
+    await requests.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+    peer.close()
+    server = await dial(namesrv)
+    while True:
+        try:
+            await requests.fetch_route(server, topic)
+            break
+        except requests.RouteNotFound:
+            await asyncio.sleep(0.01)
+    server.close()
+
+
+def place(row: dict[str, Any]) -> Place:
+    return row["broker"], row["queueId"], row["queueOffset"]
+
+
+def to_ms(moment: Any) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def test_offsets_at_every_time(loaded: Loaded) -> None:
+    queues = [MessageQueue(loaded.topic, "broker-a", i) for i in (0, 1)]
+    times = sorted(loaded.times.values())
+    assert [loaded.times["broker-a", 0, i] for i in range(len(times))] == times
+    cluster = Asked(loaded.namesrv)
+    try:
+        cluster.queues([loaded.topic])
+        asked = [0, 1, *sorted({t + d for t in times for d in (-1, 0, 1)}), 2**62, 2**63, 2**80]
+        for time_ms in asked:
+            wanted = sum(t < time_ms for t in times)
+            assert cluster.offsets_at(queues, time_ms) == {queues[0]: wanted, queues[1]: 0}, time_ms
+    finally:
+        cluster.close()
+
+
+def test_rows_from_a_time_up_to_but_not_with_another(loaded: Loaded) -> None:
+    times = sorted(set(loaded.times.values()))
+    for start, end in [(times[2], times[5]), (times[0], times[0] + 1), (times[3], times[3]), (0, times[-1] + 1)]:
+        rows = read_rows(
+            namesrv=loaded.namesrv, topic=loaded.topic, startingTimestamp=str(start), endingTimestamp=str(end)
+        )
+        assert sorted(map(place, rows)) == sorted(p for p, at in loaded.times.items() if start <= at < end)
+
+
+def test_one_end_by_time(loaded: Loaded) -> None:
+    at = sorted(set(loaded.times.values()))[4]
+    target = {"namesrv": loaded.namesrv, "topic": loaded.topic}
+    after = read_rows(**target, startingTimestamp=str(at))
+    before = read_rows(**target, endingTimestamp=str(at))
+    assert {to_ms(row["storeTime"]) >= at for row in after} == {True}
+    assert {to_ms(row["storeTime"]) < at for row in before} == {True}
+    assert sorted(map(place, before + after)) == sorted(loaded.times)
+    # The time of the one end may lie behind the other: then there is nothing.
+    offsets = f'{{"{loaded.topic}": {{"broker-a": {{"0": {len(before) + 1}}}}}}}'
+    assert read_rows(**target, startingOffsets=offsets, endingTimestamp=str(at)) == []
+
+
+def test_nothing_of_that_time_is_nothing_or_an_error_if_asked(loaded: Loaded) -> None:
+    target = {"namesrv": loaded.namesrv, "topic": loaded.topic, "startingTimestamp": str(2**62)}
+    assert read_rows(**target) == []
+    with pytest.raises(ConfigError, match="holds no message of that time or later"):
+        read_rows(**target, startingOffsetsByTimestampStrategy="error")
+
+
+def test_a_time_as_one_writes_it(cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any]) -> None:
+    topic = make_topic()
+    load(topic, 10)
+    target = {"namesrv": cluster.namesrv, "topic": topic}
+    assert len(read_rows(**target, startingTimestamp="2001-01-01T00:00:00Z")) == 10
+    assert len(read_rows(**target, endingTimestamp="2001-01-01T00:00:00Z")) == 0
