@@ -60,13 +60,13 @@ def pack(message: Message, packing: Packing, unique_id: str | None = None) -> Ou
     text = properties_text(message, unique_id)
     sys_flag = 0
     if len(body) > packing.over_bytes:
-        body, sys_flag = _shrink(body, packing)
+        body, sys_flag = shrink(body, packing)
     if packing.namespace:
         topic = namespace.wrap(packing.namespace, topic)
     return Outgoing(topic, body, text, sys_flag, message.flag, unique_id)
 
 
-def _shrink(body: bytes, packing: Packing) -> tuple[bytes, int]:
+def shrink(body: bytes, packing: Packing) -> tuple[bytes, int]:
     """Compressed, with its flags; as it is if that makes it no smaller: it could go over the broker's limit."""
     smaller, sys_flag = compression.deflate(body, packing.kind, packing.level)
     return (smaller, sys_flag) if len(smaller) < len(body) else (body, 0)
@@ -139,7 +139,7 @@ def pack_reply(request: ReceivedMessage, body: bytes, packing: Packing) -> Outgo
     }
     sys_flag = 0
     if len(body) > packing.over_bytes:
-        body, sys_flag = _shrink(body, packing)
+        body, sys_flag = shrink(body, packing)
     code = RequestCode.SEND_REPLY_MESSAGE_V2
     return Outgoing(topic, body, properties.encode(pairs), sys_flag, 0, unique_id, code)
 

@@ -22,6 +22,8 @@ WRITE_TYPES: dict[str, tuple[str, ...]] = {
     "broker": ("string",),
     "queueId": ("int", "bigint", "smallint", "tinyint"),
     "delayLevel": ("int", "bigint", "smallint", "tinyint"),
+    "delayMs": ("bigint", "int"),
+    "deliverTime": ("timestamp",),
     "flag": ("int",),
 }
 

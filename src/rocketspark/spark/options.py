@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from rocketspark.errors import ConfigError
+from rocketspark.client import validate
+from rocketspark.errors import ConfigError, MessageIllegal
 from rocketspark.model import subscribe
+from rocketspark.protocol.compression import KINDS
 from rocketspark.transport.dial import parse_addresses
 
 EARLIEST = "earliest"
@@ -69,6 +71,8 @@ class WriteOptions(NamedTuple):
     batches_in_flight_max: int
     timeout_ms: int
     attempts_max: int
+    compression: str | None
+    compress_over_bytes: int
 
 
 # Lower-case name -> the name as documented.
@@ -79,6 +83,7 @@ _READ_NAMES = (
 )
 _WRITE_NAMES = (
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
+    *("compression", "compressOverBytes"),
 )
 # Spark hands these on too.
 _SPARK_NAMES = ("path", "checkpointLocation", "queryName")
@@ -123,14 +128,26 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
     topic = given.text("topic", "") or None
     if topic and "," in topic:
         raise ConfigError(f"option topic is {topic!r}: a write takes one; for several, give the rows a column topic")
+    group = given.text("producerGroup", "SPARK_WRITER")
+    for name, value, check in (("topic", topic, validate.check_target), ("producerGroup", group, validate.check_group)):
+        try:
+            check(value) if value else None
+        except MessageIllegal as e:
+            raise ConfigError(f"option {name}: {e}") from None
+    compression = given.text("compression", "none").lower()
+    if compression not in ("none", *KINDS):
+        kinds = ", ".join(KINDS)
+        raise ConfigError(f"option compression is {compression!r}: none or one of {kinds} is needed")
     return WriteOptions(
         namesrv=given.namesrv(),
         topic=topic,
-        group=given.text("producerGroup", "SPARK_WRITER"),
+        group=group,
         batch_bytes_max=min(given.number("maxBatchBytes", 256 << 10, 1) or 1, MESSAGE_BYTES_MAX),
         batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1) or 1,
         timeout_ms=given.number("sendTimeoutMs", 10_000, 1) or 1,
         attempts_max=given.number("sendAttempts", 5, 1) or 1,
+        compression=None if compression == "none" else compression,
+        compress_over_bytes=given.number("compressOverBytes", 4096, 0) or 0,
     )
 
 

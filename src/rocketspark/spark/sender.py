@@ -1,26 +1,37 @@
-"""Rows to batches, batches to brokers. Rule: rows of one queue keep their order, and what is in flight has a bound."""
+"""Rows to batches, batches to brokers. Rule: rows of one queue keep their order, and what is in flight has a bound.
+
+What goes to one queue waits for what went there before; if that fails, it is not sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from typing import Any
+import time
+from collections.abc import Iterator
+from functools import partial
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rocketspark.client.outgoing import Outgoing, queue_of_key
+from rocketspark.client.outgoing import Outgoing, Packing, shrink
 from rocketspark.client.producer import AsyncProducer
-from rocketspark.client.results import SendResult
-from rocketspark.errors import ConfigError, RouteNotFound
+from rocketspark.errors import RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.message_ids import unique_ids
+from rocketspark.protocol.message_ids import UniqueIdBlocks, unique_ids
+from rocketspark.spark.encode import Items, encode
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.rows import Rows
+from rocketspark.spark.rows import Rows, offsets_of, parts
+from rocketspark.spark.targets import Target, targets
 
-Target = tuple[str, MessageQueue | None]
+# A batch has no more rows: brokers count those of an inner batch in 15 bits.
+BATCH_ROWS_MAX = 0x7FFF
+# Rows that go alone are small, at times: no more of them are in flight.
+IN_FLIGHT_MAX = 1024
 
 
 def send_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> int:
@@ -32,7 +43,6 @@ def send_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> int:
         rows = 0
         sender = runner.run(_started(options))
         try:
-            # The loop runs while there is something to wait for; meanwhile the sockets hold what is in flight.
             for batch in batches:
                 rows += batch.num_rows
                 runner.run(sender.send(batch))
@@ -49,7 +59,7 @@ async def _started(options: WriteOptions) -> Sender:
 
 
 class Sender:
-    """Gathers rows into batches per queue and keeps a bounded number of them in flight."""
+    """Gathers rows into batches for each target and keeps a bounded number of them in flight."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -59,124 +69,212 @@ class Sender:
             send_timeout_ms=options.timeout_ms,
             retries=options.attempts_max - 1,
         )
+        self._packing = Packing(over_bytes=options.compress_over_bytes, kind=options.compression or "zlib")
+        self._ids = UniqueIdBlocks()
         self._queues: dict[str, list[MessageQueue]] = {}
-        self._gathered: dict[Target, list[bytes]] = {}
+        self._turns: dict[Target, int] = {}
+        # What waits for more of its target, and how many bytes and rows that is.
+        self._gathered: dict[Target, list[bytes | memoryview]] = {}
         self._sizes: dict[Target, int] = {}
+        self._rows: dict[Target, int] = {}
+        self._gathered_bytes = 0
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._last: dict[Target, asyncio.Task[None]] = {}
+        self._in_flight_bytes = 0
+        self._bytes_max = options.batch_bytes_max * options.batches_in_flight_max
+        self._ended = asyncio.Event()
+        self._failed: Exception | None = None
+        self._last: dict[MessageQueue, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         await self._producer.start()
 
     async def close(self) -> None:
-        for task in self._in_flight:
+        tasks = list(self._in_flight)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._producer.close()
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Take the rows; returns when they are gathered or in flight, within the bound."""
-        rows = Rows(batch, self._options.topic)
-        bytes_max = self._options.batch_bytes_max
-        targets = await self._targets(rows)
-        for row, item in enumerate(rows.items()):
-            target = targets[row] if isinstance(targets, list) else targets
-            if len(item) > bytes_max or (rows.delay_levels and rows.delay_levels[row]):
-                # What no batch may hold goes alone, behind what its queue has gathered.
-                await self._flush(target)
-                await self._submit(target, self._producer.send(rows.message(row), queue=target[1]))
-                continue
-            size = self._sizes.get(target, 0) + len(item)
-            if size > bytes_max:
-                await self._flush(target)
-                size = len(item)
-            self._gathered.setdefault(target, []).append(item)
-            self._sizes[target] = size
+        """Take the rows; returns when they are stored, but for fewer than fill a batch.
 
-    async def _targets(self, rows: Rows) -> Target | list[Target]:
-        """Where each row goes; one target if all go to the same."""
-        if rows.queue_ids is None and rows.sharding_keys is None:
-            if isinstance(rows.topics, str):
-                return (rows.topics, None)
-            return [(topic, None) for topic in rows.topics]
-        targets: list[Target] = []
-        for row in range(rows.count):
-            topic = rows.topics if isinstance(rows.topics, str) else rows.topics[row]
-            queue_id = rows.queue_ids[row] if rows.queue_ids is not None else None
-            key = rows.sharding_keys[row] if rows.sharding_keys is not None else None
-            queue = None
-            if queue_id is not None or key:
-                queues = self._queues.get(topic) or await self._find_queues(topic)
-                if queue_id is not None:
-                    queue = _chosen(topic, queues, rows.brokers[row] if rows.brokers else None, queue_id)
-                else:
-                    queue = queue_of_key(str(key), queues)
-            targets.append((topic, queue))
-        return targets
-
-    async def _find_queues(self, topic: str) -> list[MessageQueue]:
-        try:
-            queues = await self._producer.queues(topic)
-        except RouteNotFound:
-            text = (
-                f"topic {topic!r} does not exist: a row with shardingKey or queueId needs its queues; create it first"
-            )
-            raise RouteNotFound(topic, remark=text) from None
-        if not queues:
-            raise RouteNotFound(
-                topic, remark=f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
-            )
-        self._queues[topic] = queues
-        return queues
-
-    async def _flush(self, target: Target) -> None:
-        """Send what a target has gathered."""
-        items = self._gathered.pop(target, None)
-        if not items:
-            return
-        del self._sizes[target]
-        outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-        out = Outgoing(target[0], b"".join(items), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
-        await self._submit(target, self._producer.send_packed(out, None, target[1], None))
-
-    async def _submit(self, target: Target, sending: Coroutine[Any, Any, SendResult]) -> None:
-        """Have it sent, behind what goes to the same queue; waits while too much is in flight."""
-        while len(self._in_flight) >= self._options.batches_in_flight_max:
-            await self._wait()
-        before = self._last.get(target) if target[1] is not None else None
-        task = asyncio.ensure_future(_after(before, sending))
-        self._in_flight.add(task)
-        self._last[target] = task
+        Nothing is in flight after: this loop stands still while Spark makes the next rows, however long that takes.
+        """
+        # Connections that ended meanwhile are seen now.
         await asyncio.sleep(0)
-
-    async def _wait(self) -> None:
-        """Wait until one is stored. Raises what one failed with."""
-        done, self._in_flight = await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
-        if errors := [error for task in done if (error := task.exception()) is not None]:
-            raise errors[0]
+        for part in parts(batch):
+            rows = Rows(part, self._options.topic)
+            items = encode(rows, self._ids)
+            alone = self._alone(rows, items)
+            found = await targets(rows, self._find_queues)
+            if len(found) == 1 and found[0][1] is None:
+                await self._take(found[0][0], items, alone, 0, items.count)
+                continue
+            order = np.concatenate([group for _, group in found if group is not None])
+            items, alone, at = items.take(order), None if alone is None else alone[order], 0
+            for target, group in found:
+                assert group is not None
+                await self._take(target, items, alone, at, at + len(group))
+                at += len(group)
+        await self._settle()
 
     async def finish(self) -> None:
         """Send what is gathered, wait for all."""
         for target in list(self._gathered):
             await self._flush(target)
+        await self._settle()
+
+    def _alone(self, rows: Rows, items: Items) -> NDArray[np.bool_] | None:
+        """Which rows no batch may hold: late, large or compressed ones; None if there is none."""
+        alone = np.diff(items.starts) > self._options.batch_bytes_max
+        if rows.delayed is not None:
+            alone |= rows.delayed
+        if self._options.compression:
+            alone |= np.diff(offsets_of(rows.bodies)) > self._packing.over_bytes
+        return alone if alone.any() else None
+
+    async def _take(self, target: Target, items: Items, alone: NDArray[np.bool_] | None, at: int, end: int) -> None:
+        """Take items [at, end), which go to one target."""
+        if alone is not None:
+            for row in (np.flatnonzero(alone[at:end]) + at).tolist():
+                # Behind what its queue has gathered.
+                await self._gather(target, items, at, row)
+                await self._flush(target)
+                await self._submit(target, self._compressed(items.outgoing(row, target.topic)))
+                at = row + 1
+        await self._gather(target, items, at, end)
+
+    def _compressed(self, out: Outgoing) -> Outgoing:
+        if not self._options.compression or len(out.body) <= self._packing.over_bytes:
+            return out
+        body, sys_flag = shrink(out.body, self._packing)
+        return msgspec.structs.replace(out, body=body, sys_flag=sys_flag)
+
+    async def _gather(self, target: Target, items: Items, at: int, end: int) -> None:
+        """Put items into batches; those that are full are sent."""
+        starts, bytes_max = items.starts, self._options.batch_bytes_max
+        while at < end:
+            room = bytes_max - self._sizes.get(target, 0)
+            stop = int(np.searchsorted(starts, int(starts[at]) + room, "right")) - 1
+            stop = min(stop, end, at + BATCH_ROWS_MAX - self._rows.get(target, 0))
+            if stop > at:
+                size = int(starts[stop] - starts[at])
+                piece = items.data[starts[at] : starts[stop]]
+                # What stays here is copied, so that it does not keep all the others.
+                self._gathered.setdefault(target, []).append(piece if stop < end else bytes(piece))
+                self._sizes[target] = self._sizes.get(target, 0) + size
+                self._rows[target] = self._rows.get(target, 0) + stop - at
+                self._gathered_bytes += size
+                at = stop
+            if at < end:
+                await self._flush(target)
+        if self._gathered_bytes > self._bytes_max:
+            for each in list(self._gathered):
+                await self._flush(each)
+
+    async def _flush(self, target: Target) -> None:
+        """Send what a target has gathered."""
+        pieces = self._gathered.pop(target, None)
+        if not pieces:
+            return
+        self._gathered_bytes -= self._sizes.pop(target)
+        del self._rows[target]
+        outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
+        out = Outgoing(target.topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
+        await self._submit(target, out)
+
+    async def _submit(self, target: Target, out: Outgoing) -> None:
+        """Have it sent, behind what goes to the same queue; waits while too much is in flight."""
+        size = len(out.body)
+        while self._in_flight and (
+            self._in_flight_bytes + size > self._bytes_max or len(self._in_flight) >= IN_FLIGHT_MAX
+        ):
+            await self._wait()
+        queue = target.queue or await self._next_queue(target)
+        if queue is None:
+            # The topic is not there yet: this send may make it.
+            await self._producer.send_packed(out, None, None, None)
+            return
+        is_free = target.queue is None and target.broker is None
+        task = asyncio.ensure_future(self._deliver(self._last.get(queue), out, queue, is_free))
+        self._last[queue] = task
+        self._in_flight.add(task)
+        self._in_flight_bytes += size
+        task.add_done_callback(partial(self._end, size))
+        await asyncio.sleep(0)
+
+    async def _deliver(
+        self, before: asyncio.Task[None] | None, out: Outgoing, queue: MessageQueue, is_free: bool
+    ) -> None:
+        """Send to a queue; `is_free`: to another if its broker fails."""
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        if self._failed is not None:
+            return  # That ends the task; what stands behind it must not overtake.
+        send, attempts = self._producer.send_packed, self._options.attempts_max
+        began_s = time.monotonic()
+        try:
+            try:
+                await send(out, None, queue, None, 1 if is_free else attempts)
+            except RocketSparkError as e:
+                left_ms = self._options.timeout_ms - (time.monotonic() - began_s) * 1000
+                if not is_free or attempts == 1 or not e.retriable or left_ms <= 0:
+                    raise
+                await send(out, None, None, left_ms, attempts - 1)
+        except Exception as e:
+            self._failed = self._failed or e
+
+    def _end(self, size: int, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        self._in_flight_bytes -= size
+        self._ended.set()
+
+    async def _settle(self) -> None:
+        """Wait for all that is in flight. Raises what one failed with."""
         while self._in_flight:
             await self._wait()
+        if self._failed is not None:
+            raise self._failed
 
+    async def _wait(self) -> None:
+        """Wait until something in flight has ended. Raises what one failed with."""
+        self._ended.clear()
+        await self._ended.wait()
+        if self._failed is not None:
+            raise self._failed
 
-async def _after(before: asyncio.Task[None] | None, sending: Coroutine[Any, Any, SendResult]) -> None:
-    if before is not None and not before.done():
-        await asyncio.wait([before])
-    if before is not None and (before.cancelled() or before.exception() is not None):
-        sending.close()
-        return  # Its error ends the task; what stood behind it must not overtake.
-    await sending
+    async def _next_queue(self, target: Target) -> MessageQueue | None:
+        """The next of the target's queues; None if the topic does not exist yet."""
+        queues = await self._known_queues(target.topic)
+        if queues is None:
+            return None
+        if target.broker is not None:
+            queues = [queue for queue in queues if queue.broker_name == target.broker]
+        # Not all tasks begin at the same queue.
+        turn = self._turns.get(target, time.monotonic_ns() >> 10) + 1
+        self._turns[target] = turn
+        return queues[turn % len(queues)]
 
+    async def _find_queues(self, topic: str) -> list[MessageQueue]:
+        queues = await self._known_queues(topic)
+        if queues is None:
+            text = (
+                f"topic {topic!r} does not exist: a row with shardingKey, queueId or broker needs its queues;"
+                " create it first"
+            )
+            raise RouteNotFound(topic, remark=text)
+        return queues
 
-def _chosen(topic: str, queues: list[MessageQueue], broker: str | None, queue_id: int) -> MessageQueue:
-    """The queue that a row names; without a broker, that of the first broker by name."""
-    for queue in queues:
-        if queue.queue_id == queue_id and broker in (None, queue.broker_name):
-            return queue
-    have = ", ".join(f"{q.broker_name}/{q.queue_id}" for q in queues)
-    where = f" on broker {broker!r}" if broker else ""
-    raise ConfigError(f"a row names queue {queue_id}{where} of topic {topic!r}, which is not there; there are: {have}")
+    async def _known_queues(self, topic: str) -> list[MessageQueue] | None:
+        """The topic's queues; None if it does not exist. Raises RouteNotFound if nobody takes messages for it."""
+        queues = self._queues.get(topic)
+        if queues is None:
+            try:
+                queues = await self._producer.queues(topic)
+            except RouteNotFound:
+                return None
+            if not queues:
+                text = f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
+                raise RouteNotFound(topic, remark=text)
+            self._queues[topic] = queues
+        return queues

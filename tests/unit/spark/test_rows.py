@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from rocketspark.arrow.columns import STRING_MAP
+from rocketspark.client.outgoing import Outgoing, properties_text
 from rocketspark.errors import ConfigError, MessageIllegal
+from rocketspark.model import Message
 from rocketspark.protocol import batch, properties
+from rocketspark.protocol.message_ids import UniqueIdBlocks
 from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
-from rocketspark.spark.rows import Rows
+from rocketspark.spark.encode import encode
+from rocketspark.spark.rows import PART_BYTES_MAX, PART_ROWS_MAX, Rows, parts
 
 
 def rows(**columns: Any) -> Rows:
     columns.setdefault("body", [b"x"])
-    arrays = {name: pa.array(values, STRING_MAP if name == "properties" else None) for name, values in columns.items()}
+    kinds = {"properties": STRING_MAP, "deliverTime": pa.timestamp("us", "UTC")}
+    arrays = {name: pa.array(values, kinds.get(name)) for name, values in columns.items()}
     return Rows(pa.RecordBatch.from_pydict(arrays), None if "topic" in columns else "t")
 
 
 def decoded(made: Rows) -> list[tuple[bytes, dict[str, str], int]]:
-    found = [batch.decode(item)[0] for item in made.items()]
+    found = batch.decode(encode(made, UniqueIdBlocks()).data)
     return [(i.body, properties.decode(i.properties.decode()), i.flag) for i in found]
 
 
@@ -44,15 +53,84 @@ def test_every_column_arrives() -> None:
 
 
 def test_keys_may_be_one_text() -> None:
-    assert decoded(rows(keys=["k1 k2"]))[0][1]["KEYS"] == "k1 k2"
+    found = decoded(rows(body=["a"] * 4, keys=["k1 k2", " k1\t k2\u3000", " ", None]))
+    assert [pairs.get("KEYS") for _, pairs, _ in found] == ["k1 k2", "k1 k2", None, None]
 
 
-def test_a_row_alone_is_the_same_message() -> None:
-    message = rows(
-        body=[b"a"], tag=["T"], keys=[["k1", "k2"]], properties=[[("n", "1")]], shardingKey=["s"], delayLevel=[3]
-    ).message(0)
-    assert (message.topic, message.body, message.tag, message.keys) == ("t", b"a", "T", ["k1", "k2"])
-    assert (message.properties, message.sharding_key, message.delay_level) == ({"n": "1"}, "s", 3)
+def test_what_asks_for_a_later_time() -> None:
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    made = rows(
+        body=["a"] * 5,
+        delayLevel=[None, 3, 0, None, None],
+        delayMs=[None, None, 1500, 0, None],
+        # Half a millisecond more: not before its time.
+        deliverTime=[None, None, None, noon, noon + timedelta(microseconds=500)],
+    )
+    names = ("DELAY", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+    noon_ms = int(noon.timestamp() * 1000)
+    assert [{n: pairs[n] for n in names if n in pairs} for _, pairs, _ in decoded(made)] == [
+        {},
+        {"DELAY": "3"},
+        {"TIMER_DELAY_MS": "1500"},
+        {"TIMER_DELIVER_MS": str(noon_ms)},
+        {"TIMER_DELIVER_MS": str(noon_ms + 1)},
+    ]
+    assert made.delayed is not None
+    assert made.delayed.tolist() == [False, True, True, True, True]
+    assert rows(delayLevel=[0]).delayed is None
+
+
+texts = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=12)
+words = texts.map(lambda text: "".join(text.split())).filter(bool)
+messages = st.builds(
+    Message,
+    topic=st.just("t"),
+    body=st.binary(min_size=1, max_size=40),
+    tag=st.none() | texts,
+    keys=st.lists(words, max_size=3),
+    properties=st.dictionaries(words.filter(lambda name: name not in properties.SYSTEM_NAMES), words, max_size=3),
+    sharding_key=st.none() | texts,
+    delay_level=st.integers(0, 18),
+    flag=st.integers(-(1 << 31), (1 << 31) - 1),
+)
+
+
+@given(st.lists(messages, max_size=20), st.data())
+def test_items_are_those_of_the_producer(sent: list[Message], data: st.DataObject) -> None:
+    given_rows = pa.RecordBatch.from_pydict(
+        {
+            "body": pa.array([m.body for m in sent], pa.binary()),
+            "tag": pa.array([m.tag for m in sent], pa.string()),
+            "keys": pa.array([m.keys for m in sent], pa.list_(pa.string())),
+            "properties": pa.array([list(m.properties.items()) or None for m in sent], STRING_MAP),
+            "shardingKey": pa.array([m.sharding_key for m in sent], pa.string()),
+            "delayLevel": pa.array([m.delay_level or None for m in sent], pa.int32()),
+            "flag": pa.array([m.flag for m in sent], pa.int32()),
+        }
+    )
+    # A slice, as an Arrow batch may be one of another.
+    first = data.draw(st.integers(0, len(sent)))
+    items = encode(Rows(given_rows.slice(first), "t"), UniqueIdBlocks())
+    sent = sent[first:]
+    assert items.count == len(sent)
+    found = batch.decode(items.data[items.starts[0] :])
+    ids = [properties.decode(item.properties.decode())["UNIQ_KEY"] for item in found]
+    assert len(set(ids)) == len(ids)
+    wanted = [properties_text(m, unique_id) for m, unique_id in zip(sent, ids, strict=True)]
+    assert found == [batch.BatchItem(m.flag, m.body, text.encode()) for m, text in zip(sent, wanted, strict=True)]
+    turned = items.take(np.arange(len(sent))[::-1])
+    assert batch.decode(turned.data[turned.starts[0] :]) == found[::-1]
+    for row, (message, text) in enumerate(zip(sent, wanted, strict=True)):
+        assert items.outgoing(row, "t") == Outgoing("t", message.body, text, 0, message.flag, ids[row])
+
+
+def test_parts_are_bounded_and_whole() -> None:
+    sizes = [1, PART_BYTES_MAX - 1, 1, PART_BYTES_MAX + 5, 2, 3]
+    large = pa.RecordBatch.from_pydict({"body": [b"x" * size for size in sizes], "flag": list(range(6))})
+    assert [part.column("flag").to_pylist() for part in parts(large)] == [[0, 1], [2], [3], [4, 5]]
+    many = pa.RecordBatch.from_pydict({"body": [b"x", None] * PART_ROWS_MAX})
+    assert [part.num_rows for part in parts(many)] == [PART_ROWS_MAX, PART_ROWS_MAX]
+    assert list(parts(many.slice(0, 0))) == []
 
 
 @pytest.mark.parametrize(
@@ -69,12 +147,18 @@ def test_a_row_alone_is_the_same_message() -> None:
         ({"keys": [["a", None]]}, "keys hold a null"),
         ({"properties": [[("a", "")]]}, "'a' has no value"),
         ({"properties": [[("a", "x\x02")]]}, "0x01 and 0x02"),
+        ({"properties": [[("a", "1"), ("b\x01", "x")]]}, r"'b\\x01': names and values"),
+        ({"keys": [["a\u2003b"]]}, "one with a blank"),
+        ({"delayLevel": [-1]}, "delayLevel is -1"),
+        ({"delayMs": [-5]}, "delayMs is -5"),
+        ({"deliverTime": [datetime(1969, 1, 1, tzinfo=UTC)]}, "before 1970"),
+        ({"delayLevel": [1], "delayMs": [1]}, "give it one"),
         ({"properties": [[("a", "x" * 40000)]]}, "32767 are allowed"),
     ],
 )
 def test_rules(columns: dict[str, Any], says: str) -> None:
     with pytest.raises(MessageIllegal, match=says):
-        list(rows(**columns).items())
+        encode(rows(**columns), UniqueIdBlocks())
 
 
 def schema(**columns: Any) -> StructType:
