@@ -33,7 +33,7 @@ from rocketspark.broker.locks import QueueLocks
 from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.pressure import Pressure
 from rocketspark.broker.registration import Registration
-from rocketspark.broker.retention import Retention, disk_used_percent
+from rocketspark.broker.retention import HOUR_MS, Retention, disk_used_percent
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.stats import Stats
 from rocketspark.broker.timer_rules import TimerRules
@@ -189,6 +189,7 @@ class BrokerServer:
             timeout_ms=s.transaction_timeout_ms,
             interval_ms=s.transaction_check_interval_ms,
             checks_max=s.transaction_checks_max,
+            reserved_ms=s.reserved_hours * HOUR_MS,
         )
         self._send = SendHandler(
             s,
@@ -331,11 +332,12 @@ class BrokerServer:
             ),
         )
         live.watch(
-            "transactionTimeOut transactionCheckInterval transactionCheckMax".split(),
+            "transactionTimeOut transactionCheckInterval transactionCheckMax fileReservedTime".split(),
             lambda: self._transactions.set_limits(
                 timeout_ms=s.transaction_timeout_ms,
                 interval_ms=s.transaction_check_interval_ms,
                 checks_max=s.transaction_checks_max,
+                reserved_ms=s.reserved_hours * HOUR_MS,
             ),
         )
         return live

@@ -2,7 +2,7 @@
 
 Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others).
 After a kill the log tells what was committed since the oldest open half message, marked or not, so a commit is neither
-lost nor applied twice.
+lost nor applied twice. While nobody can be asked, a half message waits, for as long as messages are kept.
 Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5.x.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterable
 
@@ -44,6 +45,12 @@ MARK_BYTES_MAX = 4096
 _OF_THE_HALF = frozenset({properties.REAL_TOPIC, properties.REAL_QUEUE_ID, properties.RECORD_CRC})
 # Kept so that an end told again long after is still answered from memory; older ones are looked up in the log.
 READ_COUNT = 256
+# Half messages looked at in one turn of the loop; one that is asked about takes some 50 us.
+CHECKS_AT_ONCE = 200
+# Those that nobody can be asked about are stored anew so often at most, and only once the log is this far ahead of
+# them: a start looks through the log from the oldest open one on.
+REFRESH_INTERVAL_MS = 600_000
+REFRESH_BYTES = 1 << 30
 RESUMED_COUNT_MAX = 32
 NEVER_MS = (1 << 63) - 1
 
@@ -63,7 +70,7 @@ class Transactions:
     """The open half messages of one broker.
 
     `timeout_ms`: age at which a half message is first checked; `interval_ms`: between checks; `checks_max`: after so
-    many it is given up to TRANS_CHECK_MAX_TIME_TOPIC.
+    many questions it is given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class Transactions:
         timeout_ms: int,
         interval_ms: int,
         checks_max: int,
+        reserved_ms: int,
     ) -> None:
         self._store = store
         self._intake = intake
@@ -88,18 +96,20 @@ class Transactions:
         self._broker_name = broker_name
         self._store_host = store_host
         self._timer: asyncio.TimerHandle | None = None
-        self.set_limits(timeout_ms=timeout_ms, interval_ms=interval_ms, checks_max=checks_max)
+        self.set_limits(timeout_ms=timeout_ms, interval_ms=interval_ms, checks_max=checks_max, reserved_ms=reserved_ms)
+        self._refreshed_ms = now_ms()
         self._open: dict[str, Half] = {}
         self._marks: list[int] = []
         # (offset in the op queue, highest half offset it marks): the op queue is done up to where all are behind.
         self._marked: deque[tuple[int, int]] = deque()
         self._turn = 0
 
-    def set_limits(self, *, timeout_ms: int, interval_ms: int, checks_max: int) -> None:
+    def set_limits(self, *, timeout_ms: int, interval_ms: int, checks_max: int, reserved_ms: int) -> None:
         """Change when and how often half messages are checked; a new interval begins at once."""
         self._timeout_ms = timeout_ms
         self._interval_s = interval_ms / 1000
         self._checks_max = checks_max
+        self._reserved_ms = reserved_ms
         if self._timer is not None:
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
@@ -216,7 +226,8 @@ class Transactions:
     def end(self, h: EndTransactionHeader) -> int | None:
         """Commit or roll back; returns the log position after a committed message, else None.
 
-        Raises ServerError 1 if the header does not fit the half message. An end that was told before does nothing.
+        Raises ServerError 1 if the header does not fit the half message. An end that was told before does nothing; one
+        that was given up can still be committed (as 5.5.0 does, but once).
         """
         found = self._store.record_at(h.log_position)
         if found is None:
@@ -236,12 +247,15 @@ class Transactions:
             return None
         key = pairs.get(properties.UNIQUE_ID, str(half.queue_offset))
         known = self._open.get(key)
+        if known is None and outcome == sysflags.TRANSACTION_COMMIT and self._was_given_up(key, pairs):
+            log.info("transaction %s of group %s is committed, though it was given up", key, h.producer_group)
+            return self._commit(half, pairs, half.position)
         if known is None:
             log.info("transaction %s of group %s was ended before", key, h.producer_group)
             return None
         end = None
         if outcome == sysflags.TRANSACTION_COMMIT:
-            end = self._commit(half, pairs, known)
+            end = self._commit(half, pairs, known.position)
         else:
             topic = pairs[properties.REAL_TOPIC]
             self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + 1
@@ -249,7 +263,7 @@ class Transactions:
         self._mark(known.queue_offset)
         return end
 
-    def _commit(self, half: Record, pairs: dict[str, str], known: Half) -> int:
+    def _commit(self, half: Record, pairs: dict[str, str], prepared_position: int) -> int:
         topic, queue_id = pairs[properties.REAL_TOPIC], int(pairs.get(properties.REAL_QUEUE_ID, "0"))
         kept = {k: v for k, v in pairs.items() if k not in _OF_THE_HALF}
         stored = properties.encode(kept).encode()
@@ -264,7 +278,7 @@ class Transactions:
             half.born_time_ms,
             half.born_host,
             half.reconsume_times,
-            known.position,
+            prepared_position,
         )
         count(self._stats.committed, topic, end - position)
         took_s = max(0, now_ms() - half.born_time_ms) // 1000
@@ -308,15 +322,42 @@ class Transactions:
     def _check_all(self) -> None:
         try:
             self._write_marks()
-            for key, half in list(self._open.items()):
-                if now_ms() - half.since_ms >= max(half.immunity_ms, self._timeout_ms):
-                    self._check(key, half)
-            self._commit_progress()
         except RocketSparkError as e:
             log.error("check of open transactions: %s", e)
-        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
+        now = now_ms()
+        refresh = now - self._refreshed_ms >= REFRESH_INTERVAL_MS
+        if refresh:
+            self._refreshed_ms = now
+        due = deque(k for k, h in self._open.items() if now - h.since_ms >= max(h.immunity_ms, self._timeout_ms))
+        self._check_due(due, refresh)
 
-    def _check(self, key: str, half: Half) -> None:
+    def _check_due(self, due: deque[str], refresh: bool) -> None:
+        """Check the next of those that are due; others have their turn in between."""
+        try:
+            for _ in range(min(len(due), CHECKS_AT_ONCE)):
+                key = due.popleft()
+                half = self._open.get(key)
+                if half is not None:
+                    self._check(key, half, refresh=refresh)
+            if not due:
+                self._commit_progress()
+        except RocketSparkError as e:
+            log.error("check of open transactions: %s", e)
+            due.clear()
+        loop = asyncio.get_running_loop()
+        if due:
+            self._timer = loop.call_later(0, self._check_due, due, refresh)
+        else:
+            self._timer = loop.call_later(self._interval_s, self._check_all)
+
+    def _check(self, key: str, half: Half, *, refresh: bool = False) -> None:
+        producer = self._producer(half.group)
+        asked_enough = half.checks >= self._checks_max
+        too_old = now_ms() - half.since_ms >= self._reserved_ms
+        given_up = asked_enough or too_old
+        far_behind = refresh and self._store.written_position - half.position >= REFRESH_BYTES
+        if producer is None and not given_up and not far_behind:
+            return
         found = self._store.record_at(half.position)
         if found is None:
             log.warning("half message %s at %d is gone from the log; dropped", key, half.position)
@@ -324,19 +365,20 @@ class Transactions:
             return
         stored = record.decode(found)
         pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
-        if half.checks >= self._checks_max:
-            log.warning("half message %s was checked %d times without an end: given up", key, half.checks)
+        if given_up:
+            why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
+            log.warning("half message %s had no end after %s: given up", key, why)
             self._store_again(names.CHECK_MAX_TOPIC, stored, pairs)
             del self._open[key]
             self._mark(half.queue_offset)
             return
-        pairs[CHECK_TIMES] = str(half.checks + 1)
+        if producer is not None:
+            half.checks += 1
+            pairs[CHECK_TIMES] = str(half.checks)
         position, queue_offset, _ = self._store_again(names.HALF_TOPIC, stored, pairs)
         self._mark(half.queue_offset)
-        half.position, half.queue_offset, half.checks = position, queue_offset, half.checks + 1
-        producer = self._producer(half.group)
+        half.position, half.queue_offset = position, queue_offset
         if producer is None:
-            log.info("half message %s: no producer of group %s lives; checked again later", key, half.group)
             return
         again = self._store.record_at(position)
         assert again is not None
@@ -384,6 +426,18 @@ class Transactions:
         key = pairs.get(properties.UNIQUE_ID, "")
         found = self._store.query(pairs[properties.REAL_TOPIC], key, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
         return any(record.decode(r).sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT for r in found)
+
+    def _was_given_up(self, key: str, pairs: dict[str, str]) -> bool:
+        """Whether a half message that is not open has no end yet: it was given up, and not resumed."""
+        if not self._store.queue_range(names.CHECK_MAX_TOPIC, 0)[1]:
+            return False
+        given_up = self._newest(names.CHECK_MAX_TOPIC, key)
+        return given_up > self._newest(names.HALF_TOPIC, key) and not self._was_committed(pairs)
+
+    def _newest(self, topic: str, key: str) -> int:
+        """Log position of the newest copy in a topic; -1 if there is none."""
+        found = self._store.query(topic, key, 1, 0, NEVER_MS, "U")
+        return record.decode(found[0]).position if found else -1
 
     def _producer(self, group: str) -> Client | None:
         members = [c for c in self._clients.producers.get(group, {}).values() if c.peer.is_open]
@@ -454,5 +508,6 @@ def _half(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]
         since_ms,
         int(immunity) * 1000 if immunity.isdigit() else 0,
         int(checks) if checks.isdigit() else 0,
-        pairs.get(properties.PRODUCER_GROUP, ""),
+        # The same for many: kept once.
+        sys.intern(pairs.get(properties.PRODUCER_GROUP, "")),
     )

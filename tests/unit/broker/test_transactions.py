@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rocketspark.broker import names, transactions
 from rocketspark.broker.arrivals import Arrivals
-from rocketspark.broker.clients import Clients
+from rocketspark.broker.clients import Client, Clients
 from rocketspark.broker.config import JsonFile
 from rocketspark.broker.delays import Delays
 from rocketspark.broker.intake import Intake, pairs_of
@@ -36,10 +36,22 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+class Producer:
+    """A producer's connection: it notes what it is asked, and does not answer."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.address = "127.0.0.1:1"
+        self.asked: list[str] = []
+
+    def oneway(self, code: int, header: Any, body: bytes) -> None:
+        self.asked.append(header.message_id)
+
+
 class Rig:
     """A store with its transactions, which may be killed before the n-th record is stored."""
 
-    def __init__(self, root: Path, kill_after: int | None = None) -> None:
+    def __init__(self, root: Path, kill_after: int | None = None, *, reserved_ms: int = 1_000_000) -> None:
         self.store = Store(
             StoreSettings(
                 root=str(root), log_file_bytes=1 << 18, queue_file_units=1000, index_slots=100, index_entries=400
@@ -68,17 +80,21 @@ class Rig:
         self.intake.accept = counted(self.intake.accept)  # type: ignore[method-assign]
         self.intake.accept_batch = counted(self.intake.accept_batch)  # type: ignore[method-assign]
         self.offsets = ConsumerOffsets(JsonFile(root / "config/offsets.json", bodies.OffsetTable, encode_offsets))
+        self.producer: Any = Producer()
+        self.clients = Clients(lambda group: None)
+        self.clients.producers["P"] = {self.producer: Client("p", self.producer, "JAVA", 0, 0)}
         self.transactions = Transactions(
             self.store,
             self.intake,
             self.offsets,
-            Clients(lambda group: None),
+            self.clients,
             stats,
             broker_name="broker-a",
             store_host=BORN,
             timeout_ms=0,
             interval_ms=1_000_000,
             checks_max=15,
+            reserved_ms=reserved_ms,
         )
         try:
             self.transactions._recover()
@@ -232,7 +248,7 @@ def test_marks_of_a_turn_fill_records_of_a_bounded_size(tmp_path: Path) -> None:
 def test_a_message_given_up_is_resumed_until_it_is_committed(tmp_path: Path) -> None:
     async def main() -> None:
         rig = Rig(tmp_path)
-        rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0)
+        rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
         rig.prepare("K")
         ((key, half),) = rig.transactions._open.items()
         rig.transactions._check(key, half)
@@ -245,6 +261,127 @@ def test_a_message_given_up_is_resumed_until_it_is_committed(tmp_path: Path) -> 
         with pytest.raises(ServerError, match="was ended"):
             rig.transactions.resume(given_up[0])
         assert rig.delivered() == Counter({"K": 1})
+        rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def check_round(rig: Rig) -> None:
+    """A round of checks, to its end."""
+    transactions = rig.transactions
+    transactions._check_all()
+    while transactions._timer is not None and (due := transactions._timer._args) and due[0]:  # type: ignore[attr-defined]
+        transactions._timer.cancel()
+        transactions._check_due(*due)
+    assert transactions._timer is not None
+    transactions._timer.cancel()
+
+
+def test_nothing_is_counted_or_stored_while_nobody_can_be_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        half = rig.prepare("K")
+        members = rig.clients.producers.pop("P")
+        for _ in range(20):
+            check_round(rig)
+        assert rig.store.queue_range(names.HALF_TOPIC, 0) == (0, 1)
+        assert rig.transactions.open_count == 1
+        rig.clients.producers["P"] = members
+        check_round(rig)
+        assert rig.producer.asked == ["K"]
+        assert rig.transactions._open["K"].checks == 1
+        rig.end(half, COMMIT)
+        assert rig.delivered() == Counter({"K": 1})
+        rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def test_those_nobody_can_be_asked_about_are_stored_anew_once_the_log_is_far_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(transactions, "REFRESH_BYTES", 1000)
+        monkeypatch.setattr(transactions, "REFRESH_INTERVAL_MS", 0)
+        rig = Rig(tmp_path)
+        half = rig.prepare("K")
+        rig.clients.producers.clear()
+        check_round(rig)
+        assert rig.store.queue_range(names.HALF_TOPIC, 0) == (0, 1)
+        stored = properties.encode({"UNIQ_KEY": "X"}).encode()
+        rig.intake.accept("other", 0, b"x" * 2000, stored, pairs_of(stored), 0, 0, 0, BORN)
+        check_round(rig)
+        check_round(rig)
+        assert rig.store.queue_range(names.HALF_TOPIC, 0) == (0, 2)
+        assert rig.transactions._open["K"].checks == 0
+        rig.transactions.stop()
+        rig.kill()
+        rig = Rig(tmp_path)
+        rig.end(half, COMMIT)
+        rig.end_open({"K": COMMIT})
+        assert rig.delivered() == Counter({"K": 1})
+        rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_half_message_as_old_as_messages_become_is_given_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path, reserved_ms=0)
+        rig.prepare("K")
+        rig.clients.producers.clear()
+        check_round(rig)
+        assert rig.transactions.open_count == 0
+        assert rig.store.queue_range(names.CHECK_MAX_TOPIC, 0) == (0, 1)
+        rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def test_what_was_given_up_is_committed_by_its_first_handle_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        halves = {key: rig.prepare(key) for key in ("given up", "rolled back", "resumed")}
+        rig.end(halves["rolled back"], ROLLBACK)
+        rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=1, reserved_ms=1_000_000)
+        for _ in range(2):
+            check_round(rig)
+        assert rig.transactions.open_count == 0
+        (_, (resumed, _, _)) = rig.store.queue_units(names.CHECK_MAX_TOPIC, 0, 0, 2)
+        rig.transactions.resume(resumed)
+        rig.end(halves["resumed"], ROLLBACK)
+        # Killed twice on the way: what ended stays ended.
+        for _ in range(3):
+            for half in halves.values():
+                rig.end(half, COMMIT)
+                rig.end(half, COMMIT)
+            assert rig.delivered() == Counter({"given up": 1})
+            rig.transactions._write_marks()
+            rig.kill()
+            rig = Rig(tmp_path)
+            assert rig.transactions.open_count == 0
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_round_of_checks_leaves_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 4)
+        rig = Rig(tmp_path)
+        for number in range(10):
+            rig.prepare(f"K{number}")
+        rig.transactions._check_all()
+        asked = [len(rig.producer.asked)]
+        while len(rig.producer.asked) < 10:
+            await asyncio.sleep(0)
+            if len(rig.producer.asked) > asked[-1]:
+                asked.append(len(rig.producer.asked))
+        assert asked == [4, 8, 10]
         rig.transactions.stop()
         rig.kill()
 
