@@ -99,21 +99,46 @@ def encode(trace: Trace) -> str:
     return FIELD_END.join(fields) + RECORD_END
 
 
+class Broken(msgspec.Struct, frozen=True):
+    """A record that cannot be read, and why."""
+
+    why: str
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A record of a kind that is not known here, such as Recall."""
+
+    kind: str
+
+
 def decode(text: str) -> Iterator[Trace]:
     """The records of a trace message; kinds that are not known are left out. Raises ProtocolError for a broken one."""
+    for found in decode_each(text):
+        if isinstance(found, Broken):
+            raise ProtocolError(f"a trace record cannot be read: {found.why}")
+        if not isinstance(found, Unknown):
+            yield found
+
+
+def decode_each(text: str) -> Iterator[Trace | Broken | Unknown]:
+    """Every record of a trace message, one by one: a broken one costs itself alone. Never raises."""
     for line in text.split(RECORD_END):
         fields = line.strip("\n").split(FIELD_END)
         kind = _KINDS.get(fields[0])
         if kind is None:
+            if fields != [""]:
+                yield Unknown(fields[0])
             continue
         names = kind.__struct_fields__
+        if kind is Published and len(fields) == len(names):
+            fields.insert(-1, "")  # Older clients write no offset message id (rule: TraceDataEncoder, 5.x).
         # Clients of other ages write fewer or more fields at the end.
         values: dict[str, str] = dict(zip(names, fields[1:], strict=False))
         values |= {name: _MISSING[name] for name in names if name not in values and name in _MISSING}
         try:
             yield msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as e:
-            raise ProtocolError(f"a trace record cannot be read: {e}") from None
+            yield Broken(str(e))
 
 
 _MISSING = {"offset_message_id": "", "success": "true", "context": "0", "time_ms": "0", "group": "", "keys": ""}

@@ -215,19 +215,7 @@ class _Given:
         text = self.text(name, "")
         if not text:
             return None
-        if text.isascii() and text.isdigit():
-            return AtTime(int(text))
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise ConfigError(
-                f"option {name} is {text!r}: ms since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z, is needed"
-            ) from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        # Messages carry whole ms: the first one at or after a finer time is that of the next.
-        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-        return AtTime(max(0, math.ceil((since.days * 86_400 + since.seconds) * 1000 + since.microseconds / 1000)))
+        return AtTime(time_ms(f"option {name}", text))
 
     def where(self, name: str, default: str) -> Where:
         text = self.text(name, default)
@@ -258,3 +246,20 @@ def check_offsets(value: Any) -> OffsetTable:
                 if type(offset) is not int or offset < EARLIEST_NUMBER:
                     raise ValueError(f"{offset!r} is no offset of queue {queue}")
     return value
+
+
+def time_ms(name: str, text: str) -> int:
+    """ms since 1970 of a time that `name` gives, as ms or ISO 8601 (UTC where no zone is named). Raises ConfigError."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {text!r}: ms since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z, is needed"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    # Messages carry whole ms: the first one at or after a finer time is that of the next.
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return max(0, math.ceil((since.days * 86_400 + since.seconds) * 1000 + since.microseconds / 1000))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import ProtocolError
-from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace, decode, encode
+from rocketspark.protocol.trace import (
+    Broken,
+    Consumed,
+    Ended,
+    Published,
+    Received,
+    Trace,
+    Unknown,
+    decode,
+    decode_each,
+    encode,
+)
 
 # The body of the official client's trace message in the captures (message_trace_send).
 GOLDEN = (
@@ -70,6 +82,19 @@ def test_many_in_one_message_other_kinds_and_ages() -> None:
     )
 
 
+def test_a_broken_record_costs_itself_alone() -> None:
+    text = "Pub\x01x\x02" + encode(RECEIVED) + "Recall\x011\x02" + "SubAfter\x01Q\x02" + encode(ENDED)
+    broken, received, unknown, also_broken, ended = decode_each(text)
+    assert (received, unknown, ended) == (RECEIVED, Unknown("Recall"), ENDED)
+    assert isinstance(broken, Broken)
+    assert isinstance(also_broken, Broken)
+
+
+def test_a_send_of_an_old_client_has_no_offset_message_id() -> None:
+    old = GOLDEN.replace("7F000001000084770000000000003354\x01true", "false")
+    assert list(decode(old)) == [msgspec.structs.replace(SENT, offset_message_id="", success=False)]
+
+
 @pytest.mark.parametrize("text", ["Pub\x01x\x02", "SubBefore\x01now\x01R\x01G\x01Q\x01M\x012\x01\x02", "Pub"])
 def test_broken_ones(text: str) -> None:
     with pytest.raises(ProtocolError, match="trace record"):
@@ -101,3 +126,10 @@ def test_any_text_is_records_or_an_error(text: str) -> None:
         list(decode(text))
     except ProtocolError:
         pass
+
+
+@given(st.lists(st.one_of(st.builds(encode, st.one_of(kinds)), st.text(max_size=40).map(lambda t: t + "\x02"))))
+def test_whole_records_are_found_among_any_others(parts: list[str]) -> None:
+    found = [t for t in decode_each("".join(parts)) if not isinstance(t, Broken | Unknown)]
+    alone = [t for part in parts for t in decode_each(part) if not isinstance(t, Broken | Unknown)]
+    assert found == alone

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from rocketspark.cli.commands.pipelines import trace
+
 app = typer.Typer(help="Run a pipeline on Spark: archive, replay, watch and mend topics.", no_args_is_help=True)
+app.command("trace")(trace.trace)

@@ -1,0 +1,84 @@
+"""`pipeline trace`: what message traces tell of latency, failures and retries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    AccessKey,
+    Conf,
+    Master,
+    Namespace,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+)
+from rocketspark.cli.commands.pipelines.times import From, To, moment
+from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+
+
+def trace(
+    topic: Annotated[
+        str, typer.Option("-t", "--topic", help="The trace topic; several with a comma.")
+    ] = "RMQ_SYS_TRACE_TOPIC",
+    begin: From = "",
+    end: To = "",
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report with plots to this file (needs rocketspark[pipelines]).")
+    ] = None,
+    slowest: Annotated[int, typer.Option(min=0, max=10_000, help="How many messages to name.")] = 20,
+    slack: Annotated[
+        float,
+        typer.Option(min=0, help="Minutes before and after the range in which trace messages are looked for, too."),
+    ] = 60,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    options: Options = None,
+    json: Json = False,
+) -> None:
+    """Latency, failures and retries of every topic and group, from message traces.
+
+    Producers and consumers write the traces (trace=True in this client, enableTrace in the Java client).
+
+    Example: `rocketspark pipeline trace --from 24h --html trace.html`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    from_ms, to_ms = moment("--from", begin), moment("--to", end)
+    from rocketspark.errors import ConfigError
+    from rocketspark.spark.pipelines import trace as pipeline
+    from rocketspark.spark.pipelines import trace_html
+    from rocketspark.spark.pipelines.trace_plots import check_installed
+
+    if html is not None:
+        # Before the work rather than after it.
+        check_installed()
+        if html.is_dir() or not html.parent.is_dir():
+            raise ConfigError(f"--html {html}: a file in a folder that is there is needed")
+    with start("trace", master, remote, conf) as (spark, progress):
+        report = pipeline.run(
+            spark,
+            where,
+            topic=topic,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            slack_ms=int(slack * 60_000),
+            slowest=slowest,
+            progress=progress,
+        )
+        if html is not None:
+            trace_html.write_html(report, html)
+            progress.say(f"the report is in {html}")
+        finish(report if json else pipeline.summary(report), progress, json=json)
