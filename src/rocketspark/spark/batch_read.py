@@ -12,7 +12,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.cluster import Cluster
 from rocketspark.spark.options import AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.reading import ends, plan, read_partition, starts
+from rocketspark.spark.reading import ends, open_cluster, plan, queues_of, read_partition, starts
 
 
 class BatchReader(DataSourceReader):
@@ -25,14 +25,14 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
         with plain_errors():
-            cluster = Cluster(self._options.namesrv, group=self._options.group)
+            cluster = open_cluster(self._options)
             try:
                 return list(self._plan(cluster))
             finally:
                 cluster.close()
 
     def _plan(self, cluster: Cluster) -> list[InputPartition]:
-        bounds = cluster.bounds(cluster.queues(self._options.topics))
+        bounds = cluster.bounds(queues_of(cluster, self._options))
         first = starts(cluster, bounds, self._options)
         end = ends(cluster, bounds, self._options)
         stated = isinstance(self._options.starting, dict) and not isinstance(self._options.ending, AtTime)

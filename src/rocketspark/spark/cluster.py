@@ -16,11 +16,13 @@ from rocketspark.client.routes import RouteCache
 from rocketspark.errors import ConfigError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.model.subscription import ALL, TAG
-from rocketspark.protocol import record, sysflags
+from rocketspark.protocol import bodies, record, sysflags
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
+from rocketspark.spark.access import Access
 from rocketspark.spark.options import READER_GROUP
 from rocketspark.spark.times import first_at_or_after
+from rocketspark.spark.topics import matching
 from rocketspark.transport.dial import Connections
 from rocketspark.transport.peer import Peer
 
@@ -38,39 +40,59 @@ class Bounds(NamedTuple):
 
 
 class Cluster:
-    """The cluster behind NameServers ("host:port;host:port"). Close it when done."""
+    """The cluster behind NameServers ("host:port;host:port"). Close it when done.
 
-    def __init__(self, namesrv: str, *, group: str = READER_GROUP) -> None:
-        self._group = group
+    Topics and queues have the user's names, without the namespace.
+    """
+
+    def __init__(self, namesrv: str, *, group: str = READER_GROUP, access: Access | None = None) -> None:
+        self._access = access or Access()
+        self._group = self._access.wire(group)
         self._runner = asyncio.Runner()
-        self._routes = self._run(self._make_routes(namesrv.split(";")))
-        self._connections = self._run(self._make_connections())
+        self._routes = self._run(self._make_routes(namesrv.split(";"), self._access))
+        self._connections = self._run(self._make_connections(self._access))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)
 
     @staticmethod
-    async def _make_routes(addresses: list[str]) -> RouteCache:
-        return RouteCache(addresses, timeout_ms=TIMEOUT_MS)
+    async def _make_routes(addresses: list[str], access: Access) -> RouteCache:
+        return RouteCache(addresses, timeout_ms=TIMEOUT_MS, hooks=access.hooks())
 
     @staticmethod
-    async def _make_connections() -> Connections:
-        return Connections()
+    async def _make_connections(access: Access) -> Connections:
+        return Connections(hooks=access.hooks())
+
+    def topics(self, pattern: str) -> list[str]:
+        """The topics whose whole name matches a pattern, by the rule of `topics.matching`. Raises NotSent."""
+        return self._run(self._topics(pattern))
+
+    async def _topics(self, pattern: str) -> list[str]:
+        names = await _again(partial(self._routes.ask, partial(requests.topic_list, timeout_ms=TIMEOUT_MS)))
+        info = await self._cluster_info()
+        own = (name for wire_name in names if (name := self._access.own(wire_name)) is not None)
+        return matching(pattern, own, [*info.broker_addr_table, *info.cluster_addr_table])
+
+    async def _cluster_info(self) -> bodies.ClusterInfo:
+        return await _again(partial(self._routes.ask, partial(requests.cluster_info, timeout_ms=TIMEOUT_MS)))
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
         """Every readable queue of the topics as of now. Raises RouteNotFound, NotSent."""
         return self._run(self._queues(list(topics)))
 
     async def _queues(self, topics: list[str]) -> list[MessageQueue]:
-        found: list[MessageQueue] = []
-        for topic in topics:
-            try:
-                found += (await _again(partial(self._routes.refresh, topic))).read_queues()
-            except RouteNotFound:
-                names = ", ".join(self._routes.addresses)
-                text = f"no topic {topic!r} at {names}: check the name, or create it (rocketspark topic create)"
-                raise RouteNotFound(topic, remark=text) from None
-        return found
+        found = await asyncio.gather(*map(self._queues_of, topics))
+        return [queue for queues in found for queue in queues]
+
+    async def _queues_of(self, topic: str) -> list[MessageQueue]:
+        try:
+            route = await _again(partial(self._routes.refresh, self._access.wire(topic)))
+        except RouteNotFound:
+            names = ", ".join(self._routes.addresses)
+            space = f" in namespace {self._access.namespace!r}" if self._access.namespace else ""
+            text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
+            raise RouteNotFound(topic, remark=text) from None
+        return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues()]
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
         """What each queue holds now."""
@@ -81,9 +103,14 @@ class Cluster:
         return dict(zip(queues, found, strict=True))
 
     async def _bounds(self, queue: MessageQueue) -> Bounds:
-        broker = await self._connections.get(await self._routes.find_readable(queue))
+        broker, queue = await self._broker_of(queue)
         oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
         return Bounds(oldest, await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS))
+
+    async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
+        """The connection to a queue's broker, its master if that is up, and the queue by its full name."""
+        queue = self._access.wire_queue(queue)
+        return await self._connections.get(await self._routes.find_readable(queue)), queue
 
     def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
         """The first offset of each queue stored at or after `time_ms`; the end of the queue if none is.
@@ -98,7 +125,7 @@ class Cluster:
         return dict(zip(queues, found, strict=True))
 
     async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
-        broker = await self._connections.get(await self._routes.find_readable(queue))
+        broker, queue = await self._broker_of(queue)
         # The end first: what comes meanwhile is of no interest.
         end = await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
         oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
@@ -132,7 +159,7 @@ class Cluster:
 
     def addresses(self, broker_name: str, topic: str) -> tuple[str, ...]:
         """Where a broker can be read, its master first. Raises ConfigError for one that is not known."""
-        route = self._routes.known(topic)
+        route = self._routes.known(self._access.wire(topic))
         broker = route.broker(broker_name) if route else None
         if broker is None:
             raise ConfigError(f"broker {broker_name!r} has no topic {topic!r} now: start it, or leave it out")

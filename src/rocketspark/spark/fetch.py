@@ -101,7 +101,7 @@ class _Fetcher:
         self._link: Link | None = None
 
     def __iter__(self) -> Iterator[Piece]:
-        self._link = Link(self._address, timeout_ms=self._options.timeout_ms)
+        self._link = Link(self._address, timeout_ms=self._options.timeout_ms, signer=self._options.access.signer())
         try:
             while self._pulls:
                 self._ask(self._link)
@@ -130,8 +130,8 @@ class _Fetcher:
     def _header(self, pull: _Pull) -> PullHeader:
         queue = self._source.queue
         return PullHeader(
-            group=self._options.group,
-            topic=queue.topic,
+            group=self._options.access.wire(self._options.group),
+            topic=self._options.access.wire(queue.topic),
             queue_id=queue.queue_id,
             queue_offset=pull.first,
             count_max=pull.end - pull.first,

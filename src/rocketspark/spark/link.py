@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rocketspark.client.signing import Signer
 from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.headers import Header
@@ -35,8 +36,9 @@ class LinkReply(NamedTuple):
 class Link:
     """An open connection to "host:port". Raises NotSent if it cannot be had."""
 
-    def __init__(self, address: str, *, timeout_ms: float) -> None:
+    def __init__(self, address: str, *, timeout_ms: float, signer: Signer | None = None) -> None:
         self.address = address
+        self._signer = signer
         self._timeout_ms = timeout_ms
         self._opaque = 0
         self._buffer = bytearray(BUFFER_BYTES)
@@ -54,8 +56,12 @@ class Link:
     def send(self, code: int, header: Header, body: bytes = b"") -> int:
         """Send a request; the number its reply will carry. Raises ConnectionLost."""
         self._opaque += 1
+        ext: Header | dict[str, str] = header
+        if self._signer is not None:
+            ext = headers.to_ext(header)
+            self._signer.before_request(self.address, code, ext, body)
         try:
-            self._socket.sendall(request(code, header, body, opaque=self._opaque))
+            self._socket.sendall(request(code, ext, body, opaque=self._opaque))
         except OSError as e:
             raise self._lost(e) from None
         return self._opaque

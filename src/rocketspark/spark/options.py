@@ -16,6 +16,8 @@ from rocketspark.client import validate
 from rocketspark.errors import ConfigError, MessageIllegal
 from rocketspark.model import subscribe
 from rocketspark.protocol.compression import KINDS
+from rocketspark.spark.access import Access
+from rocketspark.spark.topics import Assigned, check_pattern, parse_assigned
 from rocketspark.transport.dial import parse_addresses
 
 EARLIEST = "earliest"
@@ -46,7 +48,11 @@ class ReadOptions(NamedTuple):
     """What to read and how. Times in ms, sizes in bytes."""
 
     namesrv: str
+    access: Access
+    # One of the three says what is read; with queues by hand, `topics` are theirs.
     topics: tuple[str, ...]
+    topic_pattern: str | None
+    assigned: Assigned | None
     starting: Where
     ending: Where
     tags: str
@@ -65,6 +71,7 @@ class WriteOptions(NamedTuple):
     """Where to write and how. Times in ms, sizes in bytes."""
 
     namesrv: str
+    access: Access
     topic: str | None
     group: str
     batch_bytes_max: int
@@ -75,13 +82,17 @@ class WriteOptions(NamedTuple):
     compress_over_bytes: int
 
 
+_ACCESS_NAMES = ("namespace", "accessKey", "secretKey", "securityToken")
 # Lower-case name -> the name as documented.
 _READ_NAMES = (
+    *_ACCESS_NAMES,
+    *("topicPattern", "assign"),
     *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
 )
 _WRITE_NAMES = (
+    *_ACCESS_NAMES,
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
     *("compression", "compressOverBytes"),
 )
@@ -96,9 +107,13 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     for name in ("endingOffsets", "endingTimestamp"):
         if streaming and given.text(name, ""):
             raise ConfigError(f"option {name} is for batch reads: a stream has no end; leave it out")
+    topics, pattern, assigned = given.topics()
     parsed = ReadOptions(
         namesrv=given.namesrv(),
-        topics=given.topics(),
+        access=given.access(),
+        topics=topics,
+        topic_pattern=pattern,
+        assigned=assigned,
         starting=given.starting(LATEST if streaming else EARLIEST),
         ending=given.time("endingTimestamp") or given.where("endingOffsets", LATEST),
         tags=subscribe("", tags).expression,
@@ -140,6 +155,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         raise ConfigError(f"option compression is {compression!r}: none or one of {kinds} is needed")
     return WriteOptions(
         namesrv=given.namesrv(),
+        access=given.access(),
         topic=topic,
         group=group,
         batch_bytes_max=min(given.number("maxBatchBytes", 256 << 10, 1) or 1, MESSAGE_BYTES_MAX),
@@ -191,11 +207,30 @@ class _Given:
             raise ConfigError('option namesrv is missing: .option("namesrv", "host:port"), several with a semicolon')
         return ";".join(parse_addresses(text))
 
-    def topics(self) -> tuple[str, ...]:
+    def access(self) -> Access:
+        found = Access(*(self.text(name, "") for name in _ACCESS_NAMES))
+        if bool(found.access_key) != bool(found.secret_key):
+            raise ConfigError("options accessKey and secretKey belong together: give both, or neither")
+        if found.security_token and not found.access_key:
+            raise ConfigError("option securityToken needs accessKey and secretKey: give all three")
+        return found
+
+    def topics(self) -> tuple[tuple[str, ...], str | None, Assigned | None]:
+        """The topics, the pattern or the queues that are read."""
+        named = [name for name in ("topic", "topicPattern", "assign") if self.text(name, "")]
+        if len(named) > 1:
+            raise ConfigError(f"options {' and '.join(named)} are given: each says what is read, so give one of them")
+        if pattern := self.text("topicPattern", ""):
+            return (), check_pattern(pattern), None
+        if text := self.text("assign", ""):
+            assigned = parse_assigned(text)
+            return tuple(assigned), None, assigned
         topics = tuple(dict.fromkeys(t.strip() for t in self.text("topic", "").split(",") if t.strip()))
         if not topics:
-            raise ConfigError('option topic is missing: .option("topic", "name"), several with a comma')
-        return topics
+            raise ConfigError(
+                'option topic is missing: .option("topic", "name"), several with a comma; or topicPattern, or assign'
+            )
+        return topics, None, None
 
     def choice(self, name: str, *choices: str) -> str:
         """One of some words, the first by default."""

@@ -18,6 +18,7 @@ from rocketspark.spark.fetch import DataLost, fetch
 from rocketspark.spark.offsets import Offsets, Range, place, split
 from rocketspark.spark.options import EARLIEST, LATEST, AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.topics import assigned_of, check_all_there
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -38,6 +39,25 @@ class QueuePartition(InputPartition):
 
     def __repr__(self) -> str:
         return f"QueuePartition({self.topic}/{self.broker_name}/{self.queue_id} [{self.first}, {self.end}))"
+
+
+def open_cluster(options: ReadOptions) -> Cluster:
+    """The cluster that the options name."""
+    return Cluster(options.namesrv, group=options.group, access=options.access)
+
+
+def queues_of(cluster: Cluster, options: ReadOptions) -> list[MessageQueue]:
+    """The queues that are read, as of now. Raises RouteNotFound, ConfigError, NotSent."""
+    if options.topic_pattern is not None:
+        topics = cluster.topics(options.topic_pattern)
+        if not topics:
+            log.warning("option topicPattern: no topic matches %r now", options.topic_pattern)
+        return cluster.queues(topics)
+    queues = cluster.queues(options.topics)
+    if options.assigned is None:
+        return queues
+    check_all_there(queues, options.assigned)
+    return assigned_of(queues, options.assigned)
 
 
 def starts(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:

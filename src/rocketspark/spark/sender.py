@@ -68,6 +68,7 @@ class Sender:
             options.group,
             send_timeout_ms=options.timeout_ms,
             retries=options.attempts_max - 1,
+            **options.access.client_options(),
         )
         self._packing = Packing(over_bytes=options.compress_over_bytes, kind=options.compression or "zlib")
         self._ids = UniqueIdBlocks()
@@ -140,7 +141,8 @@ class Sender:
                 # Behind what its queue has gathered.
                 await self._gather(target, items, at, row)
                 await self._flush(target)
-                await self._submit(target, self._compressed(items.outgoing(row, target.topic)))
+                topic = self._options.access.wire(target.topic)
+                await self._submit(target, self._compressed(items.outgoing(row, topic)))
                 at = row + 1
         await self._gather(target, items, at, end)
 
@@ -180,7 +182,8 @@ class Sender:
         self._gathered_bytes -= self._sizes.pop(target)
         del self._rows[target]
         outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-        out = Outgoing(target.topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
+        topic = self._options.access.wire(target.topic)
+        out = Outgoing(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
         await self._submit(target, out)
 
     async def _submit(self, target: Target, out: Outgoing) -> None:

@@ -19,7 +19,7 @@ from rocketspark.spark.cluster import Bounds, Cluster
 from rocketspark.spark.offsets import START_KEY, Offsets, admit, from_json, to_json
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.reading import plan, read_partition, starts
+from rocketspark.spark.reading import open_cluster, plan, queues_of, read_partition, starts
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -39,12 +39,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._options.namesrv, group=self._options.group)
+            self._cluster = open_cluster(self._options)
         return self._cluster
 
     def _bounds(self) -> dict[MessageQueue, Bounds]:
         cluster = self._open()
-        bounds = cluster.bounds(cluster.queues(self._options.topics))
+        bounds = cluster.bounds(queues_of(cluster, self._options))
         self._newest = {queue: found.next for queue, found in bounds.items()}
         return bounds
 
@@ -100,7 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Queue ranges from `start` to `end`."""
         with plain_errors():
             cluster = self._open()
-            cluster.queues(self._options.topics)
+            queues_of(cluster, self._options)
             # A first micro-batch that is run again begins where it began, not where a new query would begin now.
             begin = end.get(START_KEY, start) if START_KEY not in start else start
             return list(plan(cluster, from_json(begin), from_json(end), self._options))

@@ -49,6 +49,13 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"namesrv": ""}, "option namesrv is missing"),
         ({"namesrv": "nohost"}, "'nohost' is no address"),
         ({"topic": " , "}, "option topic is missing"),
+        ({"topicPattern": "a.*"}, "options topic and topicPattern are given"),
+        ({"topicPattern": "a", "assign": '{"t": [0]}'}, "options topic and topicPattern and assign are given"),
+        ({"topic": "", "topicPattern": "a("}, "topicPattern is 'a\\('. it is no regular expression"),
+        ({"topic": "", "assign": "t:0"}, "option assign is 't:0'"),
+        ({"accessKey": "k"}, "accessKey and secretKey belong together"),
+        ({"secretKey": "k"}, "accessKey and secretKey belong together"),
+        ({"securityToken": "k"}, "securityToken needs accessKey and secretKey"),
         ({"startingOffsets": "first"}, "option startingOffsets is 'first'.*earliest, latest or JSON"),
         ({"startingOffsets": "[1]"}, "it is no JSON object"),
         ({"startingOffsets": '{"t": 1}'}, "under 't' an object of brokers"),
@@ -116,3 +123,12 @@ def test_write_options() -> None:
     assert options.attempts_max == 2
     with pytest.raises(ConfigError, match="a write takes one"):
         parse_write({"namesrv": "a:1", "topic": "a,b"})
+
+
+def test_secrets_stand_in_no_repr() -> None:
+    given = {**BASE, "accessKey": "hide-1", "secretKey": "hide-2", "securityToken": "hide-3", "namespace": "team"}
+    for options in (parse_read(given, streaming=True), parse_write(given)):
+        assert (options.access.access_key, options.access.secret_key) == ("hide-1", "hide-2")
+        assert options.access.security_token == "hide-3"
+        assert "hide" not in f"{options!r} {options}"
+        assert "team" in repr(options)
