@@ -93,6 +93,7 @@ def decode(
     spans: Sequence[Span] | None = None,
     columns: Sequence[str] = tuple(COLUMNS),
     *,
+    starts: Ints | None = None,
     broker: str = "",
     topic: str | None = None,
     offset_first: int = 0,
@@ -105,6 +106,7 @@ def decode(
 
     Args:
         spans: byte ranges [start, end) of whole records, ascending; all of the buffer by default.
+        starts: where each record begins, ascending, if the caller knows; then there are no spans.
         columns: names of COLUMNS, in the order wanted; none of the others is decoded.
         broker: for column `broker`, which the records don't know.
         topic: the topic of all records where the caller knows it, which saves reading it.
@@ -116,11 +118,15 @@ def decode(
 
     Raises RecordError for bytes that are no records, bodies that don't inflate, or a wrong CRC.
     """
-    found = [find_records(buffer, span) for span in ([(0, len(buffer))] if spans is None else spans)]
-    starts = np.concatenate(found) if found else np.zeros(0, np.int64)
+    given = starts
+    if starts is None:
+        found = [find_records(buffer, span) for span in ([(0, len(buffer))] if spans is None else spans)]
+        starts = np.concatenate(found) if found else np.zeros(0, np.int64)
     rows = _Rows(buffer, starts, broker, topic)
     if (rows.sys_flags & _INNER == _INNER).any():
-        return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags, ascending)
+        return _decode_slowly(
+            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, tags, ascending
+        )
     rows.check(crc=check_crc)
     offsets = rows.number(record.AT_QUEUE_OFFSET, ">i8")
     outside = (offsets < offset_first) | (offsets >= offset_end)
@@ -135,8 +141,16 @@ def decode(
             rows = rows.only(np.asarray(pc.is_in(found, pa.array(sorted(tags), pa.string()))))
         arrays = [rows.column(name) for name in columns]
     except (_NoQuickWay, pa.ArrowInvalid):
-        return _decode_slowly(buffer, spans, columns, broker, offset_first, offset_end, tags, ascending)
+        return _decode_slowly(
+            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, tags, ascending
+        )
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
+
+
+def _spans(buffer: Buffer, spans: Sequence[Span] | None, starts: Ints | None) -> Sequence[Span] | None:
+    if starts is None:
+        return spans
+    return [(start, start + int(_SIZE(buffer, start)[0])) for start in starts.tolist()]
 
 
 class _NoQuickWay(Exception):

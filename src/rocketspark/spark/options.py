@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -44,6 +45,14 @@ READER_GROUP = "SPARK_READER"
 MESSAGE_BYTES_MAX = 4 << 20
 
 
+class StorePaths(NamedTuple):
+    """Store directories to read instead of brokers, the broker's name for each, and where the logs are if elsewhere."""
+
+    roots: tuple[str, ...]
+    broker_names: tuple[str, ...]
+    commit_logs: tuple[str, ...]
+
+
 class ReadOptions(NamedTuple):
     """What to read and how. Times in ms, sizes in bytes."""
 
@@ -65,6 +74,7 @@ class ReadOptions(NamedTuple):
     rows_per_pull_max: int
     bytes_per_pull_max: int
     check_crc: bool
+    store: StorePaths | None = None
 
 
 class WriteOptions(NamedTuple):
@@ -90,6 +100,7 @@ _READ_NAMES = (
     *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
+    *("store", "brokerName", "storePathCommitLog"),
 )
 _WRITE_NAMES = (
     *_ACCESS_NAMES,
@@ -107,9 +118,12 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     for name in ("endingOffsets", "endingTimestamp"):
         if streaming and given.text(name, ""):
             raise ConfigError(f"option {name} is for batch reads: a stream has no end; leave it out")
+    store = given.store()
+    if store is not None and streaming:
+        raise ConfigError("option store is for batch reads: a stream reads from brokers; give namesrv instead")
     topics, pattern, assigned = given.topics()
     parsed = ReadOptions(
-        namesrv=given.namesrv(),
+        namesrv=given.namesrv() if store is None else "",
         access=given.access(),
         topics=topics,
         topic_pattern=pattern,
@@ -125,7 +139,8 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         timeout_ms=given.number("pollTimeoutMs", 30_000, 1) or 1,
         rows_per_pull_max=given.number("maxMessagesPerPull", 4096, 1) or 1,
         bytes_per_pull_max=given.number("maxBytesPerPull", 1 << 20, 1) or 1,
-        check_crc=given.truth("checkCrc", False),
+        check_crc=given.truth("checkCrc", store is not None),
+        store=store,
     )
     if not streaming and parsed.starting == LATEST:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
@@ -206,6 +221,33 @@ class _Given:
         if not text:
             raise ConfigError('option namesrv is missing: .option("namesrv", "host:port"), several with a semicolon')
         return ";".join(parse_addresses(text))
+
+    def several(self, name: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
+
+    def store(self) -> StorePaths | None:
+        roots = tuple(os.path.abspath(part.removeprefix("file://")) for part in self.several("store"))
+        names, logs = self.several("brokerName"), self.several("storePathCommitLog")
+        if not roots:
+            for name, value in (("brokerName", names), ("storePathCommitLog", logs)):
+                if value:
+                    raise ConfigError(f"option {name} goes with option store, which is missing")
+            return None
+        if self.text("namesrv", ""):
+            raise ConfigError("options store and namesrv: one reads files, the other asks servers; leave one out")
+        if logs and len(roots) > 1:
+            raise ConfigError("option storePathCommitLog is for one store: read each of several by its own")
+        if names and len(names) != len(roots):
+            raise ConfigError(
+                f"option brokerName has {len(names)} names for {len(roots)} stores: one for each is needed"
+            )
+        names = names or tuple(os.path.basename(root) for root in roots)
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                f"option store: two stores go by one broker name ({', '.join(names)}): give option brokerName, one name"
+                " for each, by commas"
+            )
+        return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs))
 
     def access(self) -> Access:
         found = Access(*(self.text(name, "") for name in _ACCESS_NAMES))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -21,6 +22,22 @@ from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.topics import assigned_of, check_all_there
 
 log = logging.getLogger("rocketspark.spark")
+
+
+class Queues(Protocol):
+    """Who knows what queues hold: a cluster, or store directories."""
+
+    def topics(self, pattern: str) -> list[str]:
+        """The topics whose whole name matches a pattern, by the rule of `topics.matching`."""
+
+    def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """Every readable queue of the topics as of now."""
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
+        """What each queue holds now."""
+
+    def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """The first offset of each queue stored at or after a time; the end of the queue if none is."""
 
 
 class QueuePartition(InputPartition):
@@ -46,7 +63,7 @@ def open_cluster(options: ReadOptions) -> Cluster:
     return Cluster(options.namesrv, group=options.group, access=options.access)
 
 
-def queues_of(cluster: Cluster, options: ReadOptions) -> list[MessageQueue]:
+def queues_of(cluster: Queues, options: ReadOptions) -> list[MessageQueue]:
     """The queues that are read, as of now. Raises RouteNotFound, ConfigError, NotSent."""
     if options.topic_pattern is not None:
         topics = cluster.topics(options.topic_pattern)
@@ -60,7 +77,7 @@ def queues_of(cluster: Cluster, options: ReadOptions) -> list[MessageQueue]:
     return assigned_of(queues, options.assigned)
 
 
-def starts(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
+def starts(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
     """Where the options say to begin in each queue of `bounds`. Raises ConfigError."""
     where = options.starting
     if not isinstance(where, AtTime):
@@ -76,7 +93,7 @@ def starts(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOp
     return found
 
 
-def ends(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
+def ends(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
     """Where the options say to end, as `starts`: the first offset of each queue that is not read."""
     where = options.ending
     if isinstance(where, AtTime):
@@ -84,7 +101,7 @@ def ends(cluster: Cluster, bounds: dict[MessageQueue, Bounds], options: ReadOpti
     return place(where, _oldest(bounds), _newest(bounds), option="endingOffsets", default=LATEST)
 
 
-def _at(cluster: Cluster, bounds: dict[MessageQueue, Bounds], where: AtTime) -> Offsets:
+def _at(cluster: Queues, bounds: dict[MessageQueue, Bounds], where: AtTime) -> Offsets:
     found = cluster.offsets_at(bounds, where.time_ms)
     # What came after the bounds were taken is of a later read.
     return {queue: min(offset, bounds[queue].next) for queue, offset in found.items()}
@@ -99,28 +116,35 @@ def _newest(bounds: dict[MessageQueue, Bounds]) -> Offsets:
 
 
 def plan(cluster: Cluster, first: Offsets, end: Offsets, options: ReadOptions) -> list[QueuePartition]:
-    """Partitions for the offsets from `first` up to `end`, queue by queue, those in `end`.
+    """Partitions for the offsets from `first` up to `end`; see `ranges`."""
+    found = ranges(cluster, first, end, options)
+    parts = split(found, options.partitions_min, options.rows_per_partition_max)
+    return [QueuePartition(part, cluster.addresses(part.queue.broker_name, part.queue.topic)) for part in parts]
+
+
+def ranges(cluster: Queues, first: Offsets, end: Offsets, options: ReadOptions) -> list[Range]:
+    """What is there of the offsets from `first` up to `end`, queue by queue, those in `end`.
 
     Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
     """
     queues = sorted(queue for queue in end if end[queue] != first.get(queue))
     bounds = cluster.bounds(queues)
-    ranges = []
+    found = []
     for queue in queues:
         oldest, newest = bounds[queue]
         start = first.get(queue, oldest)
         wanted = Range(queue, start, end[queue])
         if end[queue] < start or end[queue] > newest:
-            _lost(wanted, f"the queue holds {oldest} to {newest - 1} now: it was made anew", options)
+            lost(wanted, f"the queue holds {oldest} to {newest - 1} now: it was made anew", options)
             start = min(start, oldest) if end[queue] < start else start
         if start < oldest:
-            _lost(Range(queue, start, min(oldest, end[queue])), "deleted", options)
-        ranges.append(Range(queue, max(start, oldest), min(end[queue], newest)))
-    parts = split(ranges, options.partitions_min, options.rows_per_partition_max)
-    return [QueuePartition(part, cluster.addresses(part.queue.broker_name, part.queue.topic)) for part in parts]
+            lost(Range(queue, start, min(oldest, end[queue])), "deleted", options)
+        found.append(Range(queue, max(start, oldest), min(end[queue], newest)))
+    return found
 
 
-def _lost(gone: Range, why: str, options: ReadOptions) -> None:
+def lost(gone: Range, why: str, options: ReadOptions) -> None:
+    """Raise DataLost for offsets that are gone, or warn of them, as the options say."""
     error = DataLost(gone, gone.first, gone.end - 1, why)
     if options.fail_on_data_loss:
         raise error

@@ -11,12 +11,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.batch_read import BatchReader
 from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
 from rocketspark.spark.options import parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.write import BatchWriter, StreamWriter
 
 
@@ -39,10 +39,12 @@ class RocketMQDataSource(DataSource):
             return BatchReader(schema, parse_read(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For spark.readStream. Raises ConfigError."""
-        with plain_errors():
+        """For spark.readStream. What is wrong with the options is raised by the reader: PySpark hides what is here."""
+        try:
             wanted_columns(schema)
             return StreamReader(schema, parse_read(self.options, streaming=True))
+        except RocketSparkError as e:
+            return RefusedReader(e)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For df.write. Raises ConfigError."""

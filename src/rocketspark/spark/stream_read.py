@@ -7,13 +7,14 @@ message; those whose broker is away keep their place until it is back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.cluster import Bounds, Cluster
 from rocketspark.spark.offsets import START_KEY, Offsets, admit, from_json, to_json
@@ -117,3 +118,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+
+class RefusedReader(DataSourceStreamReader):
+    """Stands for a stream that cannot be read as asked: whatever Spark asks first raises the error."""
+
+    def __init__(self, error: RocketSparkError) -> None:
+        self._error = error
+
+    def _refuse(self) -> NoReturn:
+        with plain_errors():
+            raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Raises the error, as the others do."""
+        self._refuse()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raises the error."""
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raises the error."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raises the error."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises the error."""
+        self._refuse()

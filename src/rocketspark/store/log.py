@@ -266,7 +266,9 @@ class Log:
                 found = record.decode(view, offset)
             except RecordError:
                 break
-            if found.position != at or not _plausible(found):
+            if found.position != at or not plausible(
+                found.queue_id, found.queue_offset, found.store_time_ms, found.topic
+            ):
                 break
             if self.verifies_record_crc and not record_crc.is_right(view[offset : offset + found.size]):
                 break
@@ -277,13 +279,12 @@ class Log:
             yield found
 
 
-def _plausible(found: record.Record) -> bool:
+def plausible(queue_id: int, queue_offset: int, store_time_ms: int, topic: bytes) -> bool:
     """Whether fields that no CRC covers can be what some broker wrote."""
-    topic = found.topic
     return (
-        found.queue_id >= 0
-        and 0 <= found.queue_offset < 1 << 48
-        and 0 <= found.store_time_ms < 1 << 53
+        queue_id >= 0
+        and 0 <= queue_offset < 1 << 48
+        and 0 <= store_time_ms < 1 << 53
         and len(topic) > 0
         and b"/" not in topic
         and b"\0" not in topic

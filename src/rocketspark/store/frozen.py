@@ -1,0 +1,252 @@
+"""A store directory as it is now, read beside a broker or without one. Rule: nothing is written; the log is the truth.
+
+Consume queues count up to a log position where they are known to be complete; from there on the log itself is read, as
+a broker does that starts after a kill. So early units of a young queue, and queues that lag, are not missed, and units
+that point beyond the log's end are not believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from rocketspark.errors import ConfigError
+from rocketspark.protocol import sysflags
+from rocketspark.store import checkpoint
+from rocketspark.store.files_read import listed, unreadable
+from rocketspark.store.log_read import LogRow, Whole
+from rocketspark.store.queue_read import NO_TAIL, QueueFiles, Tail, UnitRow
+
+# How much of the log before the safe position is read again, to notice a tail that was cut.
+VERIFY_BYTES = 1 << 20
+# A queue that ends so little before the newest message is looked for in the log from its end on.
+LAG_BYTES_MAX = 256 << 20
+# How often the log is read from an earlier position because a queue lacks messages before.
+_TRIES = 3
+
+QueueKey = tuple[str, int]
+
+
+class Damage(NamedTuple):
+    """A byte range of the log that should hold records and does not."""
+
+    first: int
+    end: int
+
+
+class Frozen:
+    """A store directory. Close it when done.
+
+    Args:
+        root: storePathRootDir.
+        commit_logs: the directories of the log where they are elsewhere (storePathCommitLog, several with a comma).
+
+    Raises ConfigError if there is no store, StoreError if it cannot be read.
+    """
+
+    def __init__(self, root: str, commit_logs: Sequence[str] = ()) -> None:
+        self.root = root
+        _check(root, commit_logs)
+        self.log_directories = tuple(commit_logs) or (f"{root}/commitlog",)
+        self.log = LogRow(self.log_directories)
+        self.damages: list[Damage] = []
+        # Where the log ends, after `load`.
+        self.log_end = 0
+        self._folders = _queue_folders(root)
+
+    def topics(self) -> set[str]:
+        """Topics that have queues or a configuration; those in the log's tail alone come with `load`."""
+        return {topic for topic, _ in self._folders} | self._configured().keys()
+
+    def load(self, wanted: Callable[[str], bool]) -> dict[QueueKey, QueueFiles]:
+        """Every queue of the wanted topics. Raises StoreError."""
+        rows = {key: UnitRow(folder, batch) for key, (folder, batch) in self._folders.items() if wanted(key[0])}
+        begin = self._begin(rows.values())
+        for _ in range(_TRIES):
+            tails = self._scan(begin, wanted)
+            found, earlier = self._join(rows, tails, begin)
+            if earlier is None or begin <= self.log.min_position:
+                break
+            begin = max(min(earlier, begin), self.log.min_position)
+        for topic, count in self._configured().items():
+            if wanted(topic):
+                for queue_id in range(count):
+                    found.setdefault((topic, queue_id), QueueFiles(topic, queue_id, "", False, 0, 0, 0, 0, NO_TAIL))
+        for row in rows.values():
+            row.close()
+        return found
+
+    def _begin(self, rows: Iterable[UnitRow]) -> int:
+        """From which log position on the queues are not relied on."""
+        log = self.log
+        at = checkpoint.read(f"{self.root}/checkpoint").queues_position
+        if not self._folders:
+            return log.min_position
+        if not 0 < at <= log.end():
+            # Written by RocketMQ before 5.4, or newer than the log here: what has been put into queues.
+            every = [UnitRow(folder, batch) for folder, batch in self._folders.values()]
+            at = min(max(row.end_position(log.end()) for row in every), log.end())
+            for row in every:
+                row.close()
+        if os.path.exists(f"{self.root}/abort"):
+            # A broker runs or was killed, or this is a copy made meanwhile: its files may be of different moments.
+            ends = [row.end_position(log.end()) for row in rows]
+            newest = max([at, *ends])
+            at = min([at, *(end for end in ends if newest - end <= LAG_BYTES_MAX)])
+        return max(at, log.min_position)
+
+    def _scan(self, begin: int, wanted: Callable[[str], bool]) -> dict[QueueKey, list[Whole]]:
+        """The records in queues of wanted topics from log position `begin` on; sets `log_end` and `damages`."""
+        log = self.log
+        sure = begin if os.path.exists(f"{self.root}/abort") else log.end()
+        index = log.index_of(begin)
+        start = log.boundary(max(begin - VERIFY_BYTES, log.starts[index])) if index >= 0 else None
+        if start is None or start > begin:
+            start = log.starts[index] if index >= 0 else log.min_position
+        while True:
+            tails = self._tails(start, begin, sure, wanted)
+            if log.end_found > start or start <= log.min_position:
+                break
+            # Nothing here: the log ends earlier than the queues.
+            start = log.starts[max(log.index_of(start - 1), 0)]
+        self.log_end = log.end_found
+        self.damages = [Damage(*found) for found in log.damages if found[1] > begin]
+        return tails
+
+    def _tails(self, start: int, begin: int, sure: int, wanted: Callable[[str], bool]) -> dict[QueueKey, list[Whole]]:
+        deleted = self._deleted()
+        chosen: dict[bytes, str | None] = {}
+        tails: dict[QueueKey, list[Whole]] = defaultdict(list)
+        for found in self.log.scan(start, sure):
+            if found.position < begin or found.sys_flag & sysflags.TRANSACTION_PREPARED:
+                continue
+            if found.topic not in chosen:
+                topic = found.topic.decode()
+                chosen[found.topic] = topic if wanted(topic) else None
+            name = chosen[found.topic]
+            if name is not None and found.position >= deleted.get(name, 0):
+                tails[name, found.queue_id].append(found)
+        return tails
+
+    def _join(
+        self, rows: dict[QueueKey, UnitRow], tails: dict[QueueKey, list[Whole]], begin: int
+    ) -> tuple[dict[QueueKey, QueueFiles], int | None]:
+        """The queues of files and log together, and from where the log has to be read if some lack messages between."""
+        found: dict[QueueKey, QueueFiles] = {}
+        earlier: int | None = None
+        below = min(begin, self.log_end)
+        for key in rows.keys() | tails.keys():
+            row, tail = rows.get(key), tails.get(key, [])
+            batch = row.batch if row is not None else any(w.sys_flag & sysflags.INNER_BATCH for w in tail)
+            first = end = end_position = 0
+            if row is not None:
+                first, end, end_position = row.bounds(below, self.log.min_position)
+                if row.is_torn:
+                    earlier = min(end_position, begin if earlier is None else earlier)
+            joined, restarted, hole = _in_order(tail, end)
+            if hole:
+                earlier = min(end_position, begin if earlier is None else earlier)
+            if restarted or first == end:
+                first = joined[0].queue_offset if joined else end
+                end = first
+            following = joined[-1].queue_offset + joined[-1].messages if joined else end
+            folder = row.folder if row is not None else ""
+            found[key] = QueueFiles(*key, folder, batch, first, end, following, self.log.min_position, Tail.of(joined))
+        return found, earlier
+
+    def _configured(self) -> dict[str, int]:
+        """Topics of config/topics.json and how many queues they are read from; none if it cannot be understood."""
+        table = _json(f"{self.root}/config/topics.json").get("topicConfigTable")
+        found = {}
+        for topic, config in (table if isinstance(table, dict) else {}).items():
+            count = config.get("readQueueNums") if isinstance(config, dict) else None
+            if type(count) is int and 0 <= count <= 1 << 16:
+                found[topic] = count
+        return found
+
+    def _deleted(self) -> dict[str, int]:
+        """Of deleted topics, the log position before which their records are in no queue."""
+        found = _json(f"{self.root}/config/deletedTopics.json")
+        return {topic: at for topic, at in found.items() if type(at) is int and at <= self.log.end()}
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self.log.close()
+
+
+def _in_order(tail: list[Whole], following: int) -> tuple[list[Whole], bool, bool]:
+    """(records in queue order, whether the queue began anew, whether messages lack), after those up to `following`.
+
+    As recovery does it: a queue whose offsets begin at 0 again, and go on, is that of a topic made anew.
+    """
+    joined: list[Whole] = []
+    restarted = hole = False
+    reborn: Whole | None = None
+    for found in tail:
+        offset = found.queue_offset
+        if offset != following:
+            if reborn is not None and offset == reborn.messages:
+                joined, restarted, hole, reborn = [reborn], True, False, None
+            elif offset < following:
+                if offset == 0:
+                    reborn = found
+                continue
+            elif not joined:
+                hole = True
+        joined.append(found)
+        following = offset + found.messages
+    return joined, restarted, hole
+
+
+def _queue_folders(root: str) -> dict[QueueKey, tuple[str, bool]]:
+    """The folder of each queue, and whether it is a batch queue's."""
+    folders: dict[QueueKey, tuple[str, bool]] = {}
+    for name, batch in (("consumequeue", False), ("batchconsumequeue", True)):
+        for topic in listed(f"{root}/{name}"):
+            for queue_id in listed(f"{root}/{name}/{topic}"):
+                folder = f"{root}/{name}/{topic}/{queue_id}"
+                if queue_id.isascii() and queue_id.isdigit() and listed(folder):
+                    folders[topic, int(queue_id)] = (folder, batch)
+    return folders
+
+
+def _check(root: str, commit_logs: Sequence[str]) -> None:
+    if not os.path.exists(root):
+        raise ConfigError(f"there is no directory {root}: give a broker's storePathRootDir, the folder with commitlog/")
+    if not os.path.isdir(root):
+        raise ConfigError(f"{root} is a file: give a broker's storePathRootDir, the folder with commitlog/")
+    names = listed(root)
+    for directory in commit_logs or (f"{root}/commitlog",):
+        if os.path.isdir(directory):
+            listed(directory)
+            continue
+        if commit_logs:
+            raise ConfigError(f"there is no directory {directory}: storePathCommitLog names the log's own, by commas")
+        inner = [name for name in sorted(names) if os.path.isdir(f"{root}/{name}/commitlog")]
+        if inner:
+            hint = f"the stores in it are {', '.join(f'{root}/{name}' for name in inner)}"
+        elif "consumequeue" in names:
+            hint = "if the broker's log lies elsewhere, name it by the option storePathCommitLog"
+        else:
+            hint = "give a broker's storePathRootDir, the folder with commitlog/"
+        raise ConfigError(f"{root} holds no commitlog/: {hint}")
+
+
+def _json(path: str) -> dict[str, object]:
+    """The object in a config file; an empty one if there is none or it is damaged: the log says what matters."""
+    for candidate in (path, f"{path}.bak"):
+        try:
+            with open(candidate, "rb") as file:
+                found = json.loads(file.read().decode("utf-8", "replace").strip("\0"))
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            raise unreadable(e, candidate) from None
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}

@@ -1,0 +1,264 @@
+"""Consume queues of both kinds, read only: where the records of queue offsets lie. Rule: a unit is a hint, never proof.
+
+A queue is what its files say up to an offset, and a tail of records that the log alone knows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketspark.store.batch_queue import BATCH_UNIT_BYTES
+from rocketspark.store.files_read import FileRow
+from rocketspark.store.log_read import LogRow, Whole
+from rocketspark.store.queue import GAP_SIZE, UNIT_TYPE
+
+Ints = npt.NDArray[Any]
+
+BATCH_UNIT_TYPE = np.dtype(
+    [
+        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("time", ">i8"), ("base", ">i8"), ("count", ">i2")),
+        *(("compacted", ">i4"), ("reserved", ">i4")),
+    ]
+)
+assert BATCH_UNIT_TYPE.itemsize == BATCH_UNIT_BYTES
+_CHUNK_UNITS = 1 << 16
+_SIZES_SEEN = 64
+
+
+class Units(NamedTuple):
+    """Records in queue order: first queue offset, messages, log position and size of each; `codes` of tags if known."""
+
+    offsets: Ints
+    counts: Ints
+    positions: Ints
+    sizes: Ints
+    codes: Ints | None
+
+    def only(self, chosen: Ints | slice) -> Units:
+        """Some of them."""
+        codes = None if self.codes is None else self.codes[chosen]
+        return Units(self.offsets[chosen], self.counts[chosen], self.positions[chosen], self.sizes[chosen], codes)
+
+
+class Tail(NamedTuple):
+    """Records by the log alone: offsets, counts, positions, sizes as a compressed table, small enough to be sent."""
+
+    rows: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, found: Sequence[Whole]) -> Tail:
+        """The tail of records in queue order."""
+        table = np.array([(w.queue_offset, w.messages, w.position, w.size) for w in found], np.int64).reshape(-1, 4)
+        return cls.pack(table)
+
+    @classmethod
+    def pack(cls, table: Ints) -> Tail:
+        """The tail of a table of four columns."""
+        steps = np.diff(table, axis=0, prepend=np.zeros((1, 4), np.int64))
+        return cls(len(table), zlib.compress(np.ascontiguousarray(steps.T).tobytes(), 1))
+
+    def table(self) -> Ints:
+        """(offset, count, position, size) of each record."""
+        steps = np.frombuffer(zlib.decompress(self.packed), np.int64).reshape(4, self.rows).T
+        table: Ints = np.cumsum(steps, axis=0)
+        return table
+
+
+NO_TAIL = Tail.of(())
+
+
+class UnitRow(FileRow):
+    """The files of one consume queue. `is_torn`: units lack before the end that `bounds` found."""
+
+    def __init__(self, folder: str, batch: bool) -> None:
+        super().__init__((folder,))
+        self.folder = folder
+        self.batch = batch
+        self.is_torn = False
+        self._type = BATCH_UNIT_TYPE if batch else UNIT_TYPE
+
+    def units(self, first: int, count: int) -> Ints:
+        """Units from index `first` on, as many as there are of `count`, those that are not written too."""
+        width = self._type.itemsize
+        raw = self.read(first * width, count * width)
+        return np.frombuffer(raw, self._type, len(raw) // width)
+
+    def _first(self) -> int:
+        return -(-self.starts[0] // self._type.itemsize) if self.starts else 0
+
+    def _written(self, units: Ints, below: int) -> Ints:
+        good: Ints = (units["size"] > 0) & (units["position"] >= 0) & (units["position"] < below)
+        if self.batch:
+            good &= (units["base"] >= 0) & (units["count"] > 0)
+        return good
+
+    def end_index(self, below: int) -> int:
+        """The index after the last unit of a record before log position `below`; `_first` without any."""
+        width = self._type.itemsize
+        self.is_torn = False
+        for i in reversed(range(len(self.starts))):
+            first = -(-self.starts[i] // width)
+            good = self._written(self.units(first, self.length(i) // width), below)
+            if good.any():
+                count = len(good) - int(np.argmax(good[::-1]))
+                if not good[:count].all():
+                    # A page that never reached the disk: up to it only.
+                    self.is_torn = True
+                    count = int(np.argmin(good))
+                return first + count
+        return self._first()
+
+    def end_position(self, below: int) -> int:
+        """The log position after the last record that the queue knows before `below`; 0 without any."""
+        index = self.end_index(below)
+        if index <= self._first():
+            return 0
+        last = self.units(index - 1, 1)[0]
+        return 0 if last["size"] == GAP_SIZE else int(last["position"]) + int(last["size"])
+
+    def bounds(self, below: int, min_position: int) -> tuple[int, int, int]:
+        """(oldest queue offset whose record is at `min_position` or later, the next after the last, where that ends).
+
+        Only units of records before log position `below` count.
+        """
+        last = self.end_index(below)
+        low, high = self._first(), last
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if len(unit) and unit["size"][0] != GAP_SIZE and unit["position"][0] >= min_position:
+                high = middle
+            else:
+                low = middle + 1
+        torn = self.is_torn
+        end_position = self.end_position(below)
+        self.is_torn = torn
+        if not self.batch:
+            return low, last, end_position
+        if last <= self._first():
+            return 0, 0, 0
+        unit = self.units(last - 1, 1)[0]
+        following = int(unit["base"]) + int(unit["count"])
+        return (int(self.units(low, 1)[0]["base"]) if low < last else following), following, end_position
+
+    def unit_of(self, offset: int) -> int:
+        """The index of the unit that holds a message, or of the first after it."""
+        if not self.batch:
+            return max(offset, self._first())
+        low, high = self._first(), self.end() // self._type.itemsize
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if len(unit) and unit["count"][0] > 0 and unit["base"][0] + unit["count"][0] <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class QueueFiles(NamedTuple):
+    """One queue: messages [first, next); those before `files_end` are found by the files of `folder`."""
+
+    topic: str
+    queue_id: int
+    folder: str
+    batch: bool
+    first: int
+    files_end: int
+    next: int
+    min_position: int
+    tail: Tail
+
+    def part(self, first: int, end: int) -> QueueFiles:
+        """What is needed to read the messages [first, end)."""
+        tail = NO_TAIL
+        if end > self.files_end and self.tail.rows:
+            table = self.tail.table()
+            chosen = (table[:, 0] < end) & (table[:, 0] + table[:, 1] > first)
+            tail = self.tail if chosen.all() else Tail.pack(table[chosen])
+        return self._replace(first=first, next=end, files_end=min(self.files_end, end), tail=tail)
+
+    def units(self) -> Iterator[Units]:
+        """Where the records of the messages lie, some at a time; gaps, and what is not written, are left out."""
+        if self.first < self.files_end and self.folder:
+            row = UnitRow(self.folder, self.batch)
+            try:
+                yield from self._file_units(row)
+            finally:
+                row.close()
+        if self.tail.rows:
+            offsets, counts, positions, sizes = self.tail.table().T
+            for at in range(0, self.tail.rows, _CHUNK_UNITS):
+                here = slice(at, at + _CHUNK_UNITS)
+                yield Units(offsets[here], counts[here], positions[here], sizes[here], None)
+
+    def _file_units(self, row: UnitRow) -> Iterator[Units]:
+        index = row.unit_of(self.first)
+        while True:
+            count = _CHUNK_UNITS if self.batch else min(_CHUNK_UNITS, self.files_end - index)
+            units = row.units(index, count)
+            if not len(units):
+                return
+            if self.batch:
+                offsets, counts = units["base"].astype(np.int64), units["count"].astype(np.int64)
+            else:
+                offsets, counts = np.arange(index, index + len(units), dtype=np.int64), np.ones(len(units), np.int64)
+            found = Units(
+                offsets, counts, units["position"].astype(np.int64), units["size"].astype(np.int64),
+                units["code"].astype(np.int64),
+            )  # fmt: skip
+            beyond = offsets >= self.files_end
+            if self.batch and (beyond.any() or (counts <= 0).any()):
+                end = int(np.argmax(beyond | (counts <= 0)))
+                yield found.only(slice(0, end))
+                return
+            yield found
+            index += len(units)
+            if not self.batch and index >= self.files_end:
+                return
+
+    def mean_size(self) -> float:
+        """About how many bytes of the log a message takes, by some of them."""
+        sizes: list[float] = []
+        if self.first < self.files_end:
+            row = UnitRow(self.folder, self.batch)
+            begin, end = row.unit_of(self.first), row.unit_of(self.files_end - 1)
+            for index in np.linspace(begin, end, _SIZES_SEEN).astype(np.int64).tolist():
+                units = row.units(index, 1)
+                if len(units) and 0 < units["size"][0] < GAP_SIZE:
+                    sizes.append(units["size"][0] / (max(units["count"][0], 1) if self.batch else 1))
+            row.close()
+        if self.tail.rows:
+            table = self.tail.table()
+            sizes += (table[:, 3] / table[:, 1]).tolist()
+        return sum(sizes) / len(sizes) if sizes else 256.0
+
+    def offset_at_time(self, time_ms: int, log: LogRow) -> int:
+        """The first message stored at or after a time; `next` if none is. Store times must ascend along the queue."""
+        row = UnitRow(self.folder, self.batch) if self.folder else None
+        table = self.tail.table()
+        low, high = self.first, self.next
+        while low < high:
+            middle = (low + high) // 2
+            head = log.head(self._position(middle, row, table))
+            if head is not None and head[1] >= time_ms:
+                high = middle
+            else:
+                low = middle + 1
+        if row is not None:
+            row.close()
+        return low
+
+    def _position(self, offset: int, row: UnitRow | None, table: Ints) -> int:
+        """Where the record of a message lies; -1 if that is not known."""
+        if offset < self.files_end and row is not None:
+            unit = row.units(row.unit_of(offset), 1)
+            return int(unit["position"][0]) if len(unit) else -1
+        index = int(np.searchsorted(table[:, 0], offset, "right")) - 1
+        return int(table[index, 2]) if index >= 0 else -1
