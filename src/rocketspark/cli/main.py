@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from rocketspark.cli.commands import consume, outbox, pipeline, produce, servers, topic
+from rocketspark.cli.commands.pipelines import spark_env
 from rocketspark.errors import RocketSparkError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(pipeline.app, name="pipeline")
+app.command("spark-env")(spark_env.spark_env)
 
 
 @app.callback(invoke_without_command=True)

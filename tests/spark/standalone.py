@@ -1,0 +1,124 @@
+"""Spark's own servers as processes: a standalone master with workers, a Connect server. Rule: loopback, free ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+from tests.java.apache import free_ports
+from tests.java.driver import java_home
+
+SPARK = Path(pyspark.__file__).parent
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+READY_S_MAX = 90
+# For a driver: each machine's own python3 is used, by its name.
+BY_PATH = {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "PYSPARK_PYTHON": "python3",
+    "PYSPARK_DRIVER_PYTHON": "python3",
+}
+
+
+def environment(python: str = sys.executable) -> dict[str, str]:
+    """What Spark's programs need: this Spark, the Java of set-up, and `python` for workers."""
+    variables = {"SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": python}
+    found = java_home()
+    if found is not None:
+        variables["JAVA_HOME"] = str(found)
+    return os.environ | variables
+
+
+@contextmanager
+def spark_process(
+    log: Path, ready: str, *arguments: str, program: str = "spark-class", variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Spark's own programs, ended at the end; entered once its log says `ready`."""
+    settings = environment() | {"SPARK_WORKER_DIR": str(log.parent / "work")} | dict(variables or {})
+    with log.open("w") as file:
+        process = subprocess.Popen([str(SPARK / "bin" / program), *arguments], env=settings, stdout=file, stderr=file)
+    try:
+        until(lambda: re.search(ready, log.read_text()) is not None, lambda: log.read_text()[-3000:])
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def until(true: Callable[[], object], told: Callable[[], str] = lambda: "", limit_s: float = READY_S_MAX) -> None:
+    """Wait for it; `told` is what the failure shows."""
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, told()
+        time.sleep(0.1)
+
+
+class Standalone:
+    """A master and its workers. `master`: its address."""
+
+    def __init__(self, master: str, worker_pids: list[int]) -> None:
+        self.master = master
+        self._worker_pids = worker_pids
+
+    def worker_pids(self) -> list[int]:
+        """The processes of the workers, parents of their executors."""
+        return self._worker_pids
+
+
+@contextmanager
+def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Standalone]:
+    """A master and workers of one core each, whose `python3` is a bare one; executors work below `folder`/work."""
+    port = free_ports()
+    deploy = "org.apache.spark.deploy"
+    where = ("--host", "127.0.0.1", "--webui-port", "0")
+    bare = folder / "bin"
+    bare.mkdir()
+    # The interpreter below our virtual environment: it knows none of our packages.
+    (bare / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    variables = {"PATH": f"{bare}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": ""}
+    with ExitStack() as servers:
+
+        def start(name: str, ready: str, *arguments: str) -> subprocess.Popen[bytes]:
+            return servers.enter_context(
+                spark_process(folder / f"{name}.log", ready, *arguments, *where, variables=variables)
+            )
+
+        start("master", "New state: ALIVE", f"{deploy}.master.Master", "--port", str(port))
+        master = f"spark://127.0.0.1:{port}"
+        pids = []
+        for number in range(workers):
+            worker = start(
+                f"worker-{number}",
+                "Successfully registered with master",
+                *(f"{deploy}.worker.Worker", master, "--cores", "1", "--memory", "1g"),
+            )
+            pids.append(worker.pid)
+        yield Standalone(master, pids)
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server on two local cores; yields its address, sc://…"""
+    port = free_ports()
+    settings = LOOPBACK | {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.memory": "1g",
+    }
+    with spark_process(
+        folder / "connect.log",
+        "Spark Connect server started",
+        *("--master", "local[2]", *(part for pair in settings.items() for part in ("--conf", "=".join(pair)))),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+        program="spark-submit",
+    ):
+        yield f"sc://127.0.0.1:{port}"

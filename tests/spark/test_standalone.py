@@ -1,0 +1,111 @@
+"""A standalone cluster of Spark whose executors have nothing but what is shipped to them, and Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.standalone import BY_PATH, LOOPBACK, Standalone, connect_server, environment, spark_cluster
+from tests.spark.topics import bodies_of
+
+from rocketspark.spark.environment import pack, settings
+from rocketspark.testing import Cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_job(
+    program: str, spec: dict[str, Any], variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A driver's whole run."""
+    return subprocess.run(
+        [sys.executable, "-m", program, json.dumps(spec)],
+        cwd=ROOT,
+        env=environment() | (variables or {}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A master and two workers."""
+    with spark_cluster(tmp_path_factory.mktemp("standalone")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What executors need, packed."""
+    path = tmp_path_factory.mktemp("archive") / "env.tar.gz"
+    noted: list[str] = []
+    count = pack(path, ("spark", "pipelines"), noted.append)
+    assert count == len(noted) + 1
+    return path
+
+
+def test_the_package_is_shipped_to_executors(
+    tmp_path: Path,
+    standalone: Standalone,
+    archive: Path,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+) -> None:
+    source, target = make_topic(), make_topic()
+    sent = load(source, 600)
+    stream = {
+        "read": {"namesrv": cluster.namesrv, "topic": source, "startingOffsets": "earliest"},
+        "select": ["body", "tag"],
+        "format": "rocketmq",
+        "write": {"namesrv": cluster.namesrv, "topic": target},
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    done = run_job(
+        "tests.spark.job",
+        {"master": standalone.master, "settings": LOOPBACK | settings(archive), "streams": [stream], "once": True},
+        BY_PATH,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("done\n")
+    assert bodies_of(cluster.namesrv, target) == sorted(message.body for message in sent.values())
+
+
+def test_spark_connect(
+    tmp_path: Path, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any]
+) -> None:
+    source, target, again = make_topic(), make_topic(), make_topic()
+    sent = load(source, 300)
+    spec = {
+        "namesrv": cluster.namesrv,
+        "source": source,
+        "target": target,
+        "again": again,
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    with connect_server(tmp_path) as remote:
+        done = run_job("tests.spark.connect_job", {**spec, "remote": remote})
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = sorted(message.body for message in sent.values())
+    told = json.loads(done.stdout)
+    assert told["bodies"] == [body.decode() for body in expected]
+    assert f"no topic 'none-such' at {cluster.namesrv}" in told["error"]
+    assert bodies_of(cluster.namesrv, target) == expected
+    assert bodies_of(cluster.namesrv, again) == expected
+
+
+def test_an_archive_holds_what_is_needed(archive: Path) -> None:
+    with tarfile.open(archive) as packed:
+        names = packed.getnames()
+        owners = {(member.uid, member.uname, member.mtime) for member in packed.getmembers()}
+    needed = {f"{name}/__init__.py" for name in ("rocketspark", "pyspark_rocketmq", "msgspec", "pyarrow", "yaml")}
+    assert needed <= set(names)
+    assert not [name for name in names if name.startswith(("pyspark/", "py4j/", "/", "..")) or "__pycache__" in name]
+    assert owners == {(0, "", 315_532_800)}
