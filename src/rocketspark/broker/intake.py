@@ -11,14 +11,17 @@ import struct
 from collections.abc import Callable
 from time import time
 
-from rocketspark.broker import names
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.broker import batch_fields, names
 from rocketspark.broker.arrivals import Arrivals
 from rocketspark.broker.delays import Delays
 from rocketspark.broker.stats import Stats, count
 from rocketspark.broker.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.errors import MessageIllegal, ServerError, StoreError, StoreFull
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import batch, properties
+from rocketspark.protocol import batch, properties, sysflags
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message_ids import unique_ids
 from rocketspark.store.appending import BatchMessage
@@ -265,6 +268,42 @@ class Intake:
             raise out_of_range(e) from e
         self._arrivals.mark(topic, queue_id)
         self._stats.batched(topic, len(rows))
+        return accepted
+
+    def accept_layout(
+        self,
+        topic: str,
+        queue_id: int,
+        layout: batch.Layout,
+        *,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+    ) -> tuple[NDArray[np.int64], int, int] | None:
+        """`accept_batch` for a batch as its sender laid it out: (log positions, first queue offset, end).
+
+        None if the queue or the sender is none for this: nothing is done then.
+        """
+        name = self.topic_bytes(topic)
+        if len(born_host) != 8 or sys_flag & sysflags.TRANSACTION_PREPARED:
+            return None
+        body_bytes, properties_bytes = int(layout.body_bytes.max()), int(layout.properties_bytes.max())
+        if body_bytes > self.body_bytes_max or properties_bytes > properties.BYTES_MAX:
+            return None
+        try:
+            if not self._store.takes_layouts(name, queue_id):
+                return None
+            codes, keys = batch_fields.read(layout, pairs_of, self.tag_code)
+            accepted = self._store.append_layout(
+                name, queue_id, layout, codes, keys, int(time() * 1000), sys_flag, born_time_ms, born_host
+            )
+        except (StoreError, MessageIllegal) as e:
+            self._stats.put_failures += 1
+            raise refused(e) from e
+        except struct.error as e:
+            raise out_of_range(e) from e
+        self._arrivals.mark(topic, queue_id)
+        self._stats.batched(topic, layout.message_count)
         return accepted
 
 

@@ -9,9 +9,16 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rocketspark.errors import RecordError
 
 _HEAD = struct.Struct(">iiiii")
+HEAD_BYTES = _HEAD.size
+_SIZE = struct.Struct(">i")
+# Fewer messages are read one by one as quickly.
+SCAN_COUNT_MIN = 16
 
 
 class BatchItem(NamedTuple):
@@ -57,3 +64,70 @@ def decode(body: bytes | memoryview) -> list[BatchItem]:
         items.append(BatchItem(flag, bytes(view[body_at : body_at + body_length]), bytes(view[properties_at:end])))
         at = end
     return items
+
+
+class Layout(NamedTuple):
+    """Where the parts of a batch body's messages are, an array element for each message.
+
+    `starts` where each begins, `sizes` in all, `flags`, `body_bytes`, `properties_bytes`; `width`: the size of each if
+    all are alike in size and in the length of their bodies, else 0.
+    """
+
+    body: bytes
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    flags: NDArray[np.int32]
+    body_bytes: NDArray[np.int64]
+    properties_bytes: NDArray[np.int64]
+    width: int
+
+    @property
+    def message_count(self) -> int:
+        """How many messages there are."""
+        return len(self.starts)
+
+    @property
+    def properties_at(self) -> NDArray[np.int64]:
+        """Where the properties of each message begin."""
+        return self.starts + (HEAD_BYTES + 2) + self.body_bytes
+
+
+def scan(body: bytes) -> Layout | None:
+    """The layout of a batch body; None if its messages are few or their lengths do not fit: then it is `decode`'s."""
+    total = len(body)
+    if total < (HEAD_BYTES + 2) * SCAN_COUNT_MIN:
+        return None
+    width = _SIZE.unpack_from(body)[0]
+    if width < HEAD_BYTES + 2 or width * (SCAN_COUNT_MIN - 1) > total:
+        return None
+    data = np.frombuffer(body, np.uint8)
+    count, rest = divmod(total, width)
+    if not rest and (data.reshape(count, width)[:, :4] == data[:4]).all():
+        starts = np.arange(0, total, width, dtype=np.int64)
+        sizes = np.full(count, width, np.int64)
+        heads = np.ndarray((count, 5), ">i4", body, strides=(width, 4))
+    else:
+        width = 0
+        found: list[int] = []
+        add, unpack, at, last = found.append, _SIZE.unpack_from, 0, total - HEAD_BYTES - 2
+        while at <= last:
+            add(at)
+            size = unpack(body, at)[0]
+            if size < HEAD_BYTES + 2:
+                return None
+            at += size
+        if at != total or len(found) < SCAN_COUNT_MIN:
+            return None
+        starts = np.array(found, np.int64)
+        sizes = np.diff(starts, append=total)
+        heads = data[starts[:, None] + np.arange(HEAD_BYTES)].view(">i4")
+    body_bytes = heads[:, 4].astype(np.int64)
+    if (body_bytes < 0).any() or (body_bytes > sizes - (HEAD_BYTES + 2)).any():
+        return None
+    at_length = starts + HEAD_BYTES + body_bytes
+    properties_bytes = data[at_length].astype(np.int64) << 8 | data[at_length + 1]
+    if (properties_bytes + body_bytes + (HEAD_BYTES + 2) != sizes).any():
+        return None
+    if width and (body_bytes != body_bytes[0]).any():
+        width = 0
+    return Layout(body, starts, sizes, heads[:, 3].astype(np.int32), body_bytes, properties_bytes, width)

@@ -17,7 +17,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import properties
 from rocketspark.spark.rows import Rows
-from rocketspark.store.key_index import hashes
+from rocketspark.store.index_keys import hashes
 
 FindQueues = Callable[[str], Awaitable[Sequence[MessageQueue]]]
 

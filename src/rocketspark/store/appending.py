@@ -10,10 +10,16 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rocketspark.errors import MessageIllegal, StoreError
 from rocketspark.protocol import record, record_crc, sysflags
+from rocketspark.protocol.batch import Layout
+from rocketspark.store import bulk
 from rocketspark.store.batch_queue import inner_count
-from rocketspark.store.key_index import PENDING_MAX, KeyIndex, Pending
+from rocketspark.store.index_keys import BatchKeys, Pending
+from rocketspark.store.key_index import PENDING_MAX, READY_MAX, KeyIndex
 from rocketspark.store.log import Log
 from rocketspark.store.queue import UNIT, Queue
 from rocketspark.store.queue_index import QueueIndex
@@ -39,7 +45,9 @@ class BatchMessage(NamedTuple):
 
 # A message for `append_run`: queue, body, topic and properties as `record.after_body` puts them, tags code, unique id,
 # keys, tags, flag, sys flag, time born, reconsume times.
-PlainMessage = tuple[Queue, bytes | memoryview, bytes, int, bytes, bytes | None, bytes | None, int, int, int, int]
+PlainMessage = tuple[
+    Queue, bytes | memoryview, bytes, int, bytes | None, bytes | None, bytes | None, int, int, int, int
+]
 
 
 class Appending:
@@ -90,6 +98,9 @@ class Appending:
         queue = self._queues_by_bytes.get((topic, queue_id))
         if queue is None:
             queue = self.queue_index.make(topic, queue_id)
+        pending = self._pending
+        if pending is not None and len(pending) >= PENDING_MAX:
+            self.key_index.write_pending()  # type: ignore[union-attr]
         if sys_flag & 4 or len(born_host) != 8 or queue.rare or self._host_v6:
             return self._append_rare(
                 queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
@@ -99,9 +110,6 @@ class Appending:
         properties_length = len(properties)
         if body_length > self._body_bytes_max or properties_length > 32767:
             raise self._too_large(queue, body_length, properties_length)
-        pending = self._pending
-        if pending is not None and len(pending) >= PENDING_MAX:
-            self.key_index.write_pending()  # type: ignore[union-attr]
         # Room first, in queue and log: what fails here has written nothing.
         at = queue.at
         if at >= queue.limit:
@@ -161,19 +169,22 @@ class Appending:
         Returns (log position, queue offset) of each that was stored: all, or those before the first that cannot be.
         What is wrong with that one `append` raises; it has stored nothing of it then, and nor has this.
         """
+        if self.key_index is not None and len(self.key_index.pending) >= PENDING_MAX:
+            try:
+                self.key_index.write_pending()
+            except StoreError:
+                return []
+        return self._append_run(messages, now_ms, born_host)
+
+    def _append_run(self, messages: Iterable[PlainMessage], now_ms: int, born_host: bytes) -> list[tuple[int, int]]:
         placed: list[tuple[int, int]] = []
         done = placed.append
-        log, pending, key_index = self.log, self._pending, self.key_index
+        log, pending = self.log, self._pending
         store_host, body_bytes_max = self.store_host, self._body_bytes_max
         if now_ms < self._last_time_ms:
             now_ms = self._last_time_ms
         else:
             self._last_time_ms = now_ms
-        if key_index is not None and len(key_index.pending) >= PENDING_MAX:
-            try:
-                key_index.write_pending()
-            except StoreError:
-                return placed
         crc32, pack = zlib.crc32, _PACK_V4
         position = log.written
         for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
@@ -239,8 +250,6 @@ class Appending:
         if len(body) > self.settings.message_bytes_max or len(properties) > 32767:
             raise self._too_large(queue, len(body), len(properties))
         pending = self._pending
-        if self.key_index is not None and pending is not None and len(pending) >= PENDING_MAX:
-            self.key_index.write_pending()
         # Prepared and rolled back records are in no queue (wire.md 4.3).
         queued = not sys_flag & sysflags.TRANSACTION_PREPARED
         if queued:
@@ -320,18 +329,79 @@ class Appending:
             if body_length > self.settings.message_bytes_max or properties_length > 32767:
                 raise self._too_large(queue, body_length, properties_length)
             total += record.record_bytes(body_length, len(topic), properties_length, host_bits)
-        # Keys are written before, many at a time, so that no append here has to; readers see those not yet written.
+        # Keys are written before the batch, never within it: a full disk must not end it half-way.
         if self.key_index is not None and len(self.key_index.pending) + len(messages) > PENDING_MAX:
             self.key_index.write_pending()
         queue.make_room_for(len(messages))
         if self.log.written + total > self.log.limit:
             self.log.make_room(total)
-        appended = []
-        for m in messages:
-            appended.append(
-                self.append(
-                    topic, queue_id, m.body, m.properties, m.tags_code, m.unique_id, m.keys, m.tags, now_ms,
-                    m.flag, sys_flag, born_time_ms, born_host, reconsume_times,
+        if host_bits or queue.rare or queue.delay_ms is not None or sys_flag & sysflags.TRANSACTION_PREPARED:
+            return [
+                self._append_rare(
+                    queue, m.body, m.properties, m.tags_code, m.unique_id, m.keys, m.tags, now_ms, m.flag, sys_flag,
+                    born_time_ms, born_host, reconsume_times, 0,
                 )
-            )  # fmt: skip
-        return appended
+                for m in messages
+            ]  # fmt: skip
+        run = [
+            (
+                queue, m.body, record.after_body(topic, m.properties), m.tags_code, m.unique_id, m.keys, m.tags, m.flag,
+                sys_flag, born_time_ms, reconsume_times,
+            )
+            for m in messages
+        ]  # fmt: skip
+        placed = self._append_run(run, now_ms, born_host)
+        ends = [position for position, _ in placed[1:]] + [self.log.written]
+        return [(position, offset, end) for (position, offset), end in zip(placed, ends, strict=True)]
+
+    def takes_layouts(self, topic: bytes, queue_id: int) -> bool:
+        """Whether `append_layout` is for this queue, which is made if there is none. Raises StoreError."""
+        if (topic, queue_id) not in self._queues_by_bytes:
+            self.queue_index.make(topic, queue_id)
+        return self.plain_queue(topic, queue_id) is not None
+
+    def append_layout(
+        self,
+        topic: bytes,
+        queue_id: int,
+        layout: Layout,
+        codes: NDArray[np.int64],
+        keys: BatchKeys,
+        now_ms: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+    ) -> tuple[NDArray[np.int64], int, int]:
+        """`append_batch` for a batch as its sender laid it out, where `takes_layouts`; some 0.5 us a message.
+
+        `codes`: tags codes. Returns (log positions, first queue offset, position after the last record). Raises as
+        `append` does; nothing is stored then.
+        """
+        queue = self._queues_by_bytes[topic, queue_id]
+        for lengths, bytes_max in ((layout.body_bytes, self._body_bytes_max), (layout.properties_bytes, 32767)):
+            if int(lengths.max()) > bytes_max:
+                row = int(lengths.argmax())
+                raise self._too_large(queue, int(layout.body_bytes[row]), int(layout.properties_bytes[row]))
+        log, count = self.log, layout.message_count
+        sizes = bulk.sizes(layout, len(queue.suffix))
+        total = int(sizes.sum())
+        index = self.key_index
+        if index is not None and (index.ready_count >= READY_MAX or len(index.pending) >= PENDING_MAX):
+            index.write_pending()
+        queue.make_room_for(count)
+        if log.written + total > log.limit:
+            log.make_room(total)
+        self._last_time_ms = now_ms = max(now_ms, self._last_time_ms)
+        begin, first = log.written, queue.next
+        head = record.FIXED_V4.pack(
+            0, record.MAGIC_V1, 0, queue_id, 0, 0, 0, sys_flag & ~48, born_time_ms, born_host, now_ms, self.store_host,
+            0, 0, 0,
+        )  # fmt: skip
+        positions = begin + np.cumsum(sizes) - sizes
+        bulk.write(log.map, begin - log.base, layout, queue.suffix, head, positions, first)
+        queue.put_all(positions, sizes, codes)
+        queue.stored_bytes += total
+        if index is not None:
+            index.add_batch(queue.keys, keys, positions, now_ms)
+        log.written = begin + total
+        return positions, first, begin + total

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 
 from rocketspark.protocol import properties, sysflags
-from rocketspark.store.key_index import TopicKeys
+from rocketspark.store.index_keys import TopicKeys
 from rocketspark.store.queue import Active, Queue
 from rocketspark.store.queue_ext import QueueExt
 from rocketspark.store.segments import Segments

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketspark.errors import ConfigError, StoreError
-from rocketspark.model.java import string_hash
 from rocketspark.store.clock import Clock
 from rocketspark.store.files import failure
+from rocketspark.store.index_keys import BatchKeys, Pending, TopicKeys, batch_columns, columns, key_hash
 from rocketspark.store.segments import Maps
 
 HEADER = struct.Struct(">qqqqii")
@@ -26,85 +26,12 @@ HEADER_BYTES = 40
 ENTRY = struct.Struct(">iqii")
 ENTRY_BYTES = 20
 PENDING_MAX = 512
+# Keys of batches wait in columns, which cost less.
+READY_MAX = 8192
 RESERVE_STEP_BYTES = 1 << 20
 _SLOT = struct.Struct(">i")
 _ENTRIES = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _INT_MAX = 0x7FFFFFFF
-_TAG_HASHES_MAX = 4096
-
-# One appended message, as kept until written: topic, log position, store time, unique id, keys, tags.
-Pending = tuple["TopicKeys", int, int, bytes | None, bytes | None, bytes | None]
-
-
-def key_hash(key: str) -> int:
-    """The index's hash of a key: |hashCode|, and 0 where Java's abs stays negative."""
-    h = abs(string_hash(key))
-    return 0 if h == 1 << 31 else h
-
-
-class TopicKeys:
-    """The part of the index keys that is the same for all messages of a topic, hashed once."""
-
-    __slots__ = ("_tag_hashes", "name", "prefix_hash")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.prefix_hash = string_hash(f"{name}#") & 0xFFFFFFFF
-        self._tag_hashes: dict[bytes, int] = {}
-
-    def tag_hash(self, tags: bytes) -> int:
-        """The unsigned hash of `topic#T#tags`."""
-        found = self._tag_hashes.get(tags)
-        if found is None:
-            if len(self._tag_hashes) >= _TAG_HASHES_MAX:
-                self._tag_hashes.clear()
-            text = tags.decode("utf-8", "replace")
-            found = self._tag_hashes[tags] = string_hash(f"{self.name}#T#{text}") & 0xFFFFFFFF
-        return found
-
-
-_POWERS = np.empty(1024, np.uint32)
-_POWERS[0] = 1
-for _i in range(1, 1024):
-    _POWERS[_i] = np.uint32(int(_POWERS[_i - 1]) * 31 & 0xFFFFFFFF)
-
-
-def hashes(prefixes: npt.NDArray[np.uint32] | Sequence[int], keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """Java's hashCode of every prefix (given by its own hash) followed by its key, unsigned.
-
-    Keys of equal length are one byte matrix times powers of 31: 0.1 us per key against 5 us in a loop.
-    """
-    blob = b"".join(keys)
-    count = len(keys)
-    width = len(keys[0])
-    lengths = list(map(len, keys))
-    if not blob.isascii() or max(lengths) >= len(_POWERS):
-        return np.fromiter(map(_hash_one, map(int, prefixes), keys), np.uint32, count)
-    starts = np.asarray(prefixes, np.uint32)
-    if lengths.count(width) == count:
-        return _hash_rows(starts, np.frombuffer(blob, np.uint8).reshape(count, width))
-    found = np.empty(count, np.uint32)
-    lengths_array = np.array(lengths)
-    for width in set(lengths):
-        rows = np.flatnonzero(lengths_array == width)
-        blob = b"".join([keys[row] for row in rows.tolist()])
-        found[rows] = _hash_rows(starts[rows], np.frombuffer(blob, np.uint8).reshape(len(rows), width))
-    return found
-
-
-def _hash_rows(starts: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    width = rows.shape[1]
-    powers = _POWERS[:width][::-1]
-    sums: npt.NDArray[np.uint32] = np.einsum("ij,j->i", rows, powers, dtype=np.uint32, casting="unsafe")
-    return starts * _POWERS[width] + sums
-
-
-def _hash_one(prefix: int, key: bytes) -> int:
-    units = key.decode("utf-8", "replace").encode("utf-16-be")
-    h = prefix
-    for i in range(0, len(units), 2):
-        h = (31 * h + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
-    return h
 
 
 class IndexFile:
@@ -270,7 +197,9 @@ class KeyIndex:
         self.maps = maps
         self.clock = clock
         self.pending: list[Pending] = []
+        # Hashes, positions and times; `ready_count` of them in all.
         self._ready: list[tuple[Any, Any, Any]] = []
+        self.ready_count = 0
         self._paths: list[str] = []
         self._open: dict[str, IndexFile] = {}
         self._lock = threading.RLock()
@@ -344,10 +273,10 @@ class KeyIndex:
         """Writes the keys collected so far. Raises StoreFull or StoreUnwritable; the keys are kept then."""
         with self._lock:
             # The list itself is never replaced: an append in another thread may be holding it.
-            items = self.pending[:]
-            if items:
-                self._ready.append(_columns(items))
-                del self.pending[: len(items)]
+            self._make_ready()
+            if len(self._ready) > 1:
+                keys, positions, times = (np.concatenate(column) for column in zip(*self._ready, strict=True))
+                self._ready = [(keys, positions, times)]
             while self._ready:
                 keys, positions, times = self._ready[0]
                 while len(keys):
@@ -360,7 +289,31 @@ class KeyIndex:
                     file.write(keys[:count], positions[:count], times[:count])
                     keys, positions, times = keys[count:], positions[count:], times[count:]
                     self._ready[0] = (keys, positions, times)
+                    self.ready_count -= count
                 self._ready.pop(0)
+
+    def _make_ready(self) -> None:
+        items = self.pending[:]
+        if items:
+            self._add_ready(*columns(items))
+            del self.pending[: len(items)]
+
+    def _add_ready(
+        self, keys: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
+    ) -> None:
+        if len(keys):
+            self._ready.append((keys, positions, times))
+            self.ready_count += len(keys)
+
+    def add_batch(self, topic: TopicKeys, keys: BatchKeys, positions: npt.NDArray[np.int64], time_ms: int) -> None:
+        """Keeps the keys of a batch until they are written. `positions` of its messages; all were stored at `time_ms`.
+
+        Nothing is written here, so that nothing can fail.
+        """
+        rows, hashed = batch_columns(topic, keys, len(positions))
+        with self._lock:
+            self._make_ready()
+            self._add_ready(hashed, positions[rows], np.full(len(rows), time_ms, np.int64))
 
     def flush(self) -> None:
         """Writes what is pending and puts it on the disk. Raises OSError, StoreFull or StoreUnwritable."""
@@ -436,48 +389,3 @@ class KeyIndex:
             pass
         except OSError as e:
             raise failure(e, "remove", path) from e
-
-
-def _columns(
-    items: list[Pending],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(hash, position, time) of every key of these messages: per message unique id, then keys, then tags."""
-    count = len(items)
-    topics, positions, times, ids, keys, tags = zip(*items, strict=True)
-    every = np.arange(count)
-    # Most often all messages are of one topic, and have the same tags.
-    topic = topics[0] if topics.count(topics[0]) == count else None
-    if topic is not None:
-        prefixes = np.full(count, topic.prefix_hash, np.uint32)
-    else:
-        prefixes = np.array([of.prefix_hash for of in topics], np.uint32)
-    # Which messages the keys belong to, and the keys' hashes.
-    rows: list[npt.NDArray[np.int64]] = []
-    found: list[npt.NDArray[np.uint32]] = []
-    if all(ids):
-        rows.append(every)
-        found.append(hashes(prefixes, ids))
-    elif any(ids):
-        rows.append(np.array([i for i, unique_id in enumerate(ids) if unique_id]))
-        found.append(hashes(prefixes[rows[-1]], [unique_id for unique_id in ids if unique_id]))
-    if any(keys):
-        words = [(i, word) for i, text in enumerate(keys) if text for word in text.split(b" ") if word]
-        if words:
-            rows.append(np.array([i for i, _ in words]))
-            found.append(hashes(prefixes[rows[-1]], [word for _, word in words]))
-    if topic is not None and tags[0] and tags.count(tags[0]) == count:
-        rows.append(every)
-        found.append(np.full(count, topic.tag_hash(tags[0]), np.uint32))
-    elif any(tags):
-        rows.append(np.array([i for i, text in enumerate(tags) if text]))
-        tagged = [of.tag_hash(text) for of, text in zip(topics, tags, strict=True) if text]
-        found.append(np.array(tagged, np.uint32))
-    if not found:
-        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
-    signed = np.abs(np.concatenate(found).view(np.int32))
-    signed[signed < 0] = 0
-    which = np.concatenate(rows)
-    if len(found) > 1:
-        order = np.argsort(which, kind="stable")
-        which, signed = which[order], signed[order]
-    return signed, np.fromiter(positions, np.int64, count)[which], np.fromiter(times, np.int64, count)[which]

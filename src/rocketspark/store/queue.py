@@ -13,8 +13,9 @@ from functools import cache
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rocketspark.store.key_index import TopicKeys
+from rocketspark.store.index_keys import TopicKeys
 from rocketspark.store.queue_ext import QueueExt
 from rocketspark.store.segments import Segments
 
@@ -302,6 +303,21 @@ class Queue:
         UNIT.pack_into(self.map, at, position, size, code)
         self.at = at + UNIT_BYTES
         self.next += 1
+
+    def put_all(self, positions: NDArray[np.int64], sizes: NDArray[np.int64], codes: NDArray[np.int64]) -> None:
+        """Writes the next units, for which `make_room_for` has made room, as `Store.append` writes them one by one."""
+        units = np.empty(len(positions), UNIT_TYPE)
+        units["position"], units["size"], units["code"] = positions, sizes, codes
+        left = memoryview(units.tobytes())
+        while left:
+            at = self.at
+            if at >= self.limit:
+                at = self.make_room()
+            end = min(at + len(left), self.limit)
+            self.map[at:end] = left[: end - at]
+            self.at = end
+            self.next += (end - at) // UNIT_BYTES
+            left = left[end - at :]
 
     def start_at(self, offset: int) -> None:
         """Makes an empty queue begin at `offset`; the units before it in its file become gaps."""

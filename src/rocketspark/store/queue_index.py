@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from rocketspark.errors import StoreError
 from rocketspark.store.batch_queue import BATCH_UNIT_BYTES, BatchQueue
 from rocketspark.store.files import failure
-from rocketspark.store.key_index import TopicKeys
+from rocketspark.store.index_keys import TopicKeys
 from rocketspark.store.queue import UNIT_BYTES, Active, Queue
 from rocketspark.store.queue_ext import QueueExt
 from rocketspark.store.segments import Maps, Segments

@@ -15,7 +15,7 @@ from tests.unit.protocol.golden import hashes
 from rocketspark.errors import UsageError
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import message_ids
-from rocketspark.store import key_index
+from rocketspark.store import index_keys
 
 GOLDEN = hashes()
 
@@ -28,12 +28,12 @@ def test_string_hash(sample: dict[str, Any]) -> None:
 @pytest.mark.parametrize("sample", GOLDEN["index_key_hash"], ids=lambda s: s["index_key"][:20])
 def test_index_key_hash(sample: dict[str, Any]) -> None:
     assert string_hash(sample["index_key"]) == sample["hash"]
-    assert key_index.key_hash(sample["index_key"]) == sample["index_hash"]
+    assert index_keys.key_hash(sample["index_key"]) == sample["index_hash"]
 
 
 @given(st.lists(st.tuples(st.text(max_size=10), st.text(max_size=40)), min_size=1, max_size=20))
 def test_many_hashes_at_once_are_the_single_ones(pairs: list[tuple[str, str]]) -> None:
-    found = key_index.hashes(
+    found = index_keys.hashes(
         [string_hash(p) & 0xFFFFFFFF for p, _ in pairs], [k.encode("utf-8", "replace") for _, k in pairs]
     )
     wanted = [string_hash(p + k.encode("utf-8", "replace").decode()) for p, k in pairs]

@@ -8,6 +8,8 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rocketspark.broker import inner_batches, names, redelivery
 from rocketspark.broker.arrivals import Arrivals
@@ -32,6 +34,8 @@ from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.routes import Answer, Routes
 
+# Two hex digits for each byte.
+_HEX = np.frombuffer(b"".join([b"%02X" % i for i in range(256)]), np.uint16)
 _PACK_LENGTHS = struct.Struct(">ii").pack
 
 
@@ -246,14 +250,31 @@ class SendHandler:
             )
         if topic.startswith(names.RETRY_PREFIX):
             raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {topic}")
-        try:
-            items = batch.decode(body)
-        except RecordError as e:
-            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {e}") from e
-        if not items:
-            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
-        if b"UNIQ_KEY" in pairs and inner_batches.has_batch_queues(self._topic_table[topic]):
-            return self._send_inner_batch(peer, request, queue_id, pairs, body, len(items))
+        layout = batch.scan(body)
+        items: list[batch.BatchItem] = []
+        is_inner = b"UNIQ_KEY" in pairs and inner_batches.has_batch_queues(self._topic_table[topic])
+        if layout is not None and not is_inner:
+            taken = self._intake.accept_layout(
+                topic,
+                queue_id,
+                layout,
+                sys_flag=request.ext.sys_flag,
+                born_time_ms=request.ext.born_time_ms,
+                born_host=peer.packed_host,
+            )
+            if taken is not None:
+                positions, queue_offset, end = taken
+                return self._answer_batch(peer, request, queue_id, queue_offset, self._ids(positions), end, pairs)
+        if layout is None or not is_inner:
+            try:
+                items = batch.decode(body)
+            except RecordError as e:
+                raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {e}") from e
+            if not items:
+                raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
+        if is_inner:
+            count = len(items) if layout is None else layout.message_count
+            return self._send_inner_batch(peer, request, queue_id, pairs, body, count)
         accepted = self._intake.accept_batch(
             topic,
             queue_id,
@@ -263,10 +284,31 @@ class SendHandler:
             born_host=peer.packed_host,
         )
         ids = b",".join(b"%b%016X" % (self._host_hex, position) for position, _, _ in accepted)
+        return self._answer_batch(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
+
+    def _answer_batch(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        queue_id: int,
+        queue_offset: int,
+        ids: bytes,
+        end: int,
+        pairs: dict[bytes, bytes],
+    ) -> bytes | None:
         if self._sync_flush and pairs.get(b"WAIT") != b"false":
-            self._answer_when_durable(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
+            self._answer_when_durable(peer, request, queue_id, queue_offset, ids, end, pairs)
             return None
-        return self._answer(0, request, queue_id, accepted[0][1], ids, pairs)
+        return self._answer(0, request, queue_id, queue_offset, ids, pairs)
+
+    def _ids(self, positions: NDArray[np.int64]) -> bytes:
+        """The broker's ids of records, with commas between."""
+        host = self._host_hex
+        rows = np.empty((len(positions), len(host) + 17), np.uint8)
+        rows[:, : len(host)] = np.frombuffer(host, np.uint8)
+        rows[:, len(host) : -1] = _HEX[positions.astype(">i8").view(np.uint8).reshape(-1, 8)].view(np.uint8)
+        rows[:, -1] = ord(",")
+        return rows.tobytes()[:-1]
 
     def _send_inner_batch(
         self,

@@ -1,0 +1,104 @@
+"""Brokers without sockets: what they answer and what they store can be compared byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import settings as broker_settings
+
+from rocketspark.broker import intake, server
+from rocketspark.broker.handlers import plain_sends
+from rocketspark.broker.handlers import send as send_handler
+from rocketspark.broker.server import BrokerServer
+from rocketspark.protocol import frames
+from rocketspark.transport.peer import Peer
+
+NOW = int(time.time())
+HOST = bytes.fromhex("7f00000100002a9f")
+
+
+class Wire(asyncio.Transport):
+    """Takes what a peer writes."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__()
+        self.host = host
+        self.written = b""
+        self.writes = 0
+        self.closed = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return (self.host, 40_000) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.written += data
+        self.writes += 1
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+    def replies(self) -> dict[int, bytes]:
+        return {frames.decode(whole).opaque: whole for whole in split(self.written)}
+
+
+def split(stream: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(stream):
+        end = at + 4 + int.from_bytes(stream[at : at + 4], "big")
+        yield stream[at:end]
+        at = end
+
+
+class Broker:
+    """A broker with a store of its own, and connections to it that are no sockets."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        self.root = root
+        self.server = BrokerServer(broker_settings(root, **changes))
+
+    async def start(self) -> Broker:
+        await self.server.start()
+        return self
+
+    def connect(self, host: str = "127.0.0.1") -> tuple[Peer, Wire]:
+        peer, wire = Peer(self.server._server._routes, language="JAVA"), Wire(host)
+        peer.connection_made(wire)
+        return peer, wire
+
+    def files(self) -> dict[str, bytes]:
+        """What the store holds, settled."""
+        store = self.server.store
+        store.flush_indexes()
+        found = {}
+        for folder in ("commitlog", "consumequeue", "index"):
+            for path in sorted((self.root / folder).rglob("*")):
+                if path.is_file():
+                    name = "index" if folder == "index" else str(path.relative_to(self.root))
+                    found[name] = path.read_bytes().rstrip(b"\0")
+        return found
+
+
+def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers stamp the same store time and address, so that their files can be compared."""
+    monkeypatch.setattr(intake, "time", lambda: NOW)
+    monkeypatch.setattr(plain_sends, "time", lambda: NOW)
+    monkeypatch.setattr(server, "pack_host", lambda host, port: HOST)
+    monkeypatch.setattr(send_handler, "any_queue", lambda count: 0)
