@@ -26,6 +26,7 @@ COMMANDS = [
     ["outbox", "resend"],
     ["outbox", "drop"],
     ["outbox", "relay"],
+    ["pipeline", "archive"],
 ]
 NOBODY = "127.0.0.1:1"
 
@@ -42,7 +43,10 @@ def test_every_command_has_a_help_with_an_example_that_begins_with_it(
     assert f"rocketspark {' '.join(command)} " in example[1] + " "
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] in ("topic", "produce", "outbox")], ids=" ".join)
+WITH_JSON = [c for c in COMMANDS if c[0] in ("topic", "produce", "outbox", "pipeline")]
+
+
+@pytest.mark.parametrize("command", WITH_JSON, ids=" ".join)
 def test_what_a_script_reads_can_be_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     main.run([*command, "--help"])
     assert "--json" in capsys.readouterr().out

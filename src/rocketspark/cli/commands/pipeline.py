@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from rocketspark.cli.commands.pipelines import trace
+from rocketspark.cli.commands.pipelines import archive, trace
 
 app = typer.Typer(help="Run a pipeline on Spark: archive, replay, watch and mend topics.", no_args_is_help=True)
 app.command("trace")(trace.trace)
+app.command("archive")(archive.archive)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -16,8 +18,20 @@ if TYPE_CHECKING:
     from rocketspark.spark.pipelines.progress import Progress
 
 __all__ = [
-    *("NAMESRV_DEFAULT", "AccessKey", "Conf", "Json", "Master", "Namespace", "Namesrv", "Options", "Remote"),
-    *("SecretKey", "SecurityToken", "connect", "finish", "start"),
+    "NAMESRV_DEFAULT",
+    "AccessKey",
+    "Conf",
+    "Json",
+    "Master",
+    "Namespace",
+    "Namesrv",
+    "Options",
+    "Remote",
+    "SecretKey",
+    "SecurityToken",
+    "connect",
+    "finish",
+    "start",
 ]
 
 _SPARK = "Spark"
@@ -25,7 +39,7 @@ _CLUSTER = "Cluster"
 Master = Annotated[
     str,
     typer.Option(
-        help="Spark's master: local[4], spark://host:7077; from SPARK_MASTER, else local[[*]].",
+        help="Spark's master: local[4], spark://host:7077; from SPARK_MASTER, else all cores here.",
         show_default=False,
         rich_help_panel=_SPARK,
     ),

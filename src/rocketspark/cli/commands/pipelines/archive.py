@@ -1,0 +1,86 @@
+"""`pipeline archive`: topics to Parquet files by topic and hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    NAMESRV_DEFAULT,
+    AccessKey,
+    Conf,
+    Json,
+    Master,
+    Namespace,
+    Namesrv,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+)
+
+
+def archive(
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="Topics; none with `-o topicPattern=REGEX`.", show_default=False)
+    ] = None,
+    to: Annotated[
+        Path, typer.Option("-t", "--to", help="The archive's folder, which driver and executors share.")
+    ] = Path("archive"),
+    once: Annotated[bool, typer.Option("--once", help="End when all is archived that was there at the start.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new messages.")] = 60,
+    tags: Annotated[str, typer.Option(help='Only messages with one of these tags: "A || B".')] = "*",
+    start_at: Annotated[
+        str, typer.Option("--start", help="Where a new archive begins: earliest, latest or JSON by queue.")
+    ] = "earliest",
+    batch_rows: Annotated[int, typer.Option(min=1, help="Messages in a micro-batch at most.")] = 1_000_000,
+    compact: Annotated[bool, typer.Option(help="Merge the files of hours that are over.")] = True,
+    close_after: Annotated[float, typer.Option(min=0, help="Seconds after its end that an hour is merged.")] = 300,
+    keep_replaced: Annotated[
+        float, typer.Option(min=0, help="Seconds that merged files stay for readers that began before.")
+    ] = 3600,
+    file_mb: Annotated[int, typer.Option(min=1, help="Size of merged files.")] = 256,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    option: Options = None,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once.
+
+    Goes on where the folder's last run ended, whatever ended that. Runs until Ctrl-C, or with --once until all is
+    archived. Any Parquet reader may read the folder meanwhile.
+
+    Example: `rocketspark pipeline archive orders payments --to /data/archive --once`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, option)
+    options = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
+    where = where._replace(options=options | dict(where.options))
+    with start("archive", master, remote, conf) as (spark, progress):
+        from rocketspark.spark.pipelines import archive as pipeline
+
+        result = pipeline.run(
+            spark,
+            where,
+            topics or [],
+            to,
+            once=once,
+            interval_s=interval,
+            batch_rows=batch_rows,
+            compact=compact,
+            close_after_s=close_after,
+            keep_replaced_s=keep_replaced,
+            file_bytes=file_mb << 20,
+            progress=progress,
+        )
+    finish(result, progress, json=json, ends=once)
