@@ -27,6 +27,8 @@ COMMANDS = [
     ["outbox", "drop"],
     ["outbox", "relay"],
     ["pipeline", "archive"],
+    ["pipeline", "restore"],
+    ["pipeline", "replay"],
 ]
 NOBODY = "127.0.0.1:1"
 

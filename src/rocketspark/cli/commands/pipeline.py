@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from rocketspark.cli.commands.pipelines import archive, trace
+from rocketspark.cli.commands.pipelines import archive, restore, trace
 
 app = typer.Typer(help="Run a pipeline on Spark: archive, replay, watch and mend topics.", no_args_is_help=True)
 app.command("trace")(trace.trace)
 app.command("archive")(archive.archive)
+app.command("restore")(restore.restore)
+app.command("replay")(restore.replay)

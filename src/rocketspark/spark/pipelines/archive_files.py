@@ -201,7 +201,7 @@ class Archive:
         return made
 
     def _write(self, manifest: Manifest) -> None:
-        _replace(self.folder / STATE / "manifest.json", msgspec.json.encode(manifest))
+        replace_file(self.folder / STATE / "manifest.json", msgspec.json.encode(manifest))
         self.manifest = manifest
         self._tell_spark()
 
@@ -223,7 +223,7 @@ class Archive:
         content = b"\n".join([b"v1", *map(msgspec.json.encode, lines)])
         path = self.folder / SPARK_LOG
         if not path.exists() or path.read_bytes() != content:
-            _replace(path, content)
+            replace_file(path, content)
 
     def _show(self, folders: Iterable[str]) -> None:
         """Have the open folders hold what counts."""
@@ -302,7 +302,7 @@ def open_archive(folder: Path | str) -> Iterator[Archive]:
         yield archive
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that any moment finds the old or the new content, a power failure included."""
     fresh = path.with_name(f".{path.name}.tmp")
     with fresh.open("wb") as file:

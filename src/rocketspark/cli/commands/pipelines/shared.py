@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ __all__ = [
     "connect",
     "finish",
     "start",
+    "time_ms",
 ]
 
 _SPARK = "Spark"
@@ -104,6 +106,17 @@ def connect(
     from rocketspark.spark.pipelines.connection import Connection, pairs
 
     return Connection(namesrv, namespace, access_key, secret_key, security_token, pairs(options, "--option"))
+
+
+def time_ms(text: str | None, option: str) -> int | None:
+    """A time such as 2026-11-21T06 or 2026-11-21T06:30+01:00 (UTC unless it says otherwise) in ms since 1970."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: a time such as 2026-11-21T06:30 is needed", param_hint=option) from None
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 @contextmanager

@@ -1,0 +1,146 @@
+"""`pipeline restore` and `pipeline replay`: from an archive, or a topic's past, into a topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    NAMESRV_DEFAULT,
+    AccessKey,
+    Conf,
+    Json,
+    Master,
+    Namespace,
+    Namesrv,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+    time_ms,
+)
+
+Since = Annotated[str | None, typer.Option(help="Only rows stored since: 2026-11-21T06 (UTC), 2026-11-21T06:30+01:00.")]
+Until = Annotated[str | None, typer.Option(help="Only rows stored before.")]
+Tags = Annotated[str, typer.Option(help='Only rows with one of these tags: "A || B".')]
+Rate = Annotated[float | None, typer.Option(min=0.001, help="Rows per second at most.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")]
+Again = Annotated[bool, typer.Option("--again", help="Send all once more, whatever earlier runs sent.")]
+Create = Annotated[bool, typer.Option(help="Make the target topic if it is not there.")]
+
+
+def restore(
+    archive: Annotated[Path, typer.Argument(help="The archive's folder.", show_default=False)],
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="Topics of the archive; all if none is named.", show_default=False)
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("-t", "--to", help="The target topic, for one topic; else the same name.")
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    tags: Tags = "*",
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    again: Again = False,
+    create: Create = True,
+    state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else in the archive.")] = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Send an archive's rows back into topics: keys, tags, properties and the order of each queue are kept.
+
+    Stopped or killed, the same command goes on and sends nothing twice. Each message tells in its properties where it
+    was before (originPlace, originMessageId, originBornTime, originStoreTime).
+
+    Example: `rocketspark pipeline restore /data/archive orders --to orders-again --since 2026-11-21T06 --rate 5000`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token)
+    options = _options(since, until, tags, rate, dry_run, again, create, state)
+    if to is not None and len(topics or ()) > 1:
+        raise typer.BadParameter("one topic can be given another name, not several", param_hint="--to")
+    with start("restore", master, remote, conf) as (spark, progress):
+        from rocketspark.spark.pipelines import restore as pipeline
+
+        names = topics or pipeline.topics_of(archive)
+        if to is not None and len(names) > 1:
+            raise typer.BadParameter(f"the archive holds {', '.join(names)}: name one of them", param_hint="--to")
+        results = []
+        wanted: list[str | None] = [*names] or [None]
+        for topic in wanted:
+            if not progress.stop.asked:
+                results.append(pipeline.restore(spark, archive, where, topic, to, progress=progress, **options))
+    finish(results[0] if len(results) == 1 else {"restored": results}, progress, json=json)
+
+
+def replay(
+    topic: Annotated[str, typer.Argument(help="The topic whose past is sent.", show_default=False)],
+    to: Annotated[str, typer.Option("-t", "--to", help="The target topic.", show_default=False)],
+    since: Since = None,
+    until: Until = None,
+    tags: Tags = "*",
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    again: Again = False,
+    create: Create = True,
+    state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else .rocketspark/replays.")] = None,
+    to_namesrv: Annotated[str, typer.Option(help="NameServers of the target, if it is another cluster.")] = "",
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    option: Options = None,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Send what a topic holds, or a time range of it, into another topic (or the same once more).
+
+    What is sent is fixed when it first runs. Stopped or killed, the same command goes on and sends nothing twice.
+
+    Example: `rocketspark pipeline replay orders --to orders-test --since 2026-11-21T06 --until 2026-11-21T07`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, option)
+    options = _options(since, until, tags, rate, dry_run, again, create, state)
+    target = where._replace(namesrv=to_namesrv) if to_namesrv else None
+    with start("replay", master, remote, conf) as (spark, progress):
+        from rocketspark.spark.pipelines import restore as pipeline
+
+        result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **options)
+    finish(result, progress, json=json)
+
+
+def _options(
+    since: str | None,
+    until: str | None,
+    tags: str,
+    rate: float | None,
+    dry_run: bool,
+    again: bool,
+    create: bool,
+    state: Path | None,
+) -> dict[str, Any]:
+    return {
+        "since_ms": time_ms(since, "--since"),
+        "until_ms": time_ms(until, "--until"),
+        "tags": tags,
+        "rate": rate,
+        "dry_run": dry_run,
+        "again": again,
+        "create": create,
+        "state": state,
+    }

@@ -1,0 +1,330 @@
+"""What executors do for a restore: read spans of source queues and send them to one target queue, in order. Rule: one
+batch is on its way at a time, and before anything is sent again the target queue is asked whether it holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from rocketspark.client.outgoing import Outgoing
+from rocketspark.client.producer import AsyncProducer
+from rocketspark.errors import RocketSparkError, ServerError, TransportError
+from rocketspark.model import MessageQueue, namespace
+from rocketspark.protocol import properties
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message_ids import UniqueIdBlocks, unique_ids
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.encode import Items, encode
+from rocketspark.spark.options import parse_read
+from rocketspark.spark.pipelines import origin
+from rocketspark.spark.pipelines.archive_files import File
+from rocketspark.spark.pipelines.archive_tasks import read_segment
+from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.restore_plan import Queue, Span
+from rocketspark.spark.rows import Rows, parts
+from rocketspark.spark.stream_read import StreamReader
+
+BATCH_BYTES = 256 << 10
+SEND_TIMEOUT_MS = 10_000.0
+ATTEMPTS = 6
+# A send whose reply never came may still be carried out for so long; only then is it sent again.
+DOUBT_S = 3.0
+# How long a broker that does not answer is asked for that.
+LOOK_S = 60.0
+_NEEDED = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag".split()
+
+
+class Wanted(NamedTuple):
+    """Which rows: stored at or after `since_ms` and before `until_ms`, with one of `tags` (None: any)."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    tags: tuple[str, ...] | None = None
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that are wanted."""
+        times = batch.column("storeTime").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        if self.since_ms is not None:
+            kept = pc.greater_equal(times, self.since_ms * 1000)
+            batch, times = batch.filter(kept), times.filter(kept)
+        if self.until_ms is not None:
+            batch = batch.filter(pc.less(times, self.until_ms * 1000))
+        if self.tags is not None:
+            batch = batch.filter(pc.is_in(batch.column("tag"), value_set=pa.array(self.tags, pa.string())))
+        return batch
+
+
+class ArchiveSource:
+    """Rows of a topic in an archive."""
+
+    def __init__(self, root: Path, files: Sequence[File]) -> None:
+        self._root = root
+        self._files = files
+
+    def only(self, chunk: Sequence[Span]) -> ArchiveSource:
+        """The same with just the files that a chunk needs."""
+        files = [
+            file
+            for file in self._files
+            if any(
+                (part.broker, part.queue_id) == span.queue and part.end > span.first and part.first < span.end
+                for part in file.segments
+                for span in chunk
+            )
+        ]
+        return ArchiveSource(self._root, files)
+
+    def read(self, span: Span) -> Iterator[pa.RecordBatch]:
+        """The rows of a span, in order."""
+        found = [
+            (segment.first, file.path, number, file)
+            for file in self._files
+            for number, segment in enumerate(file.segments)
+            if (segment.broker, segment.queue_id) == span.queue
+            and segment.end > span.first
+            and segment.first < span.end
+        ]
+        for _, _, number, file in sorted(found, key=lambda one: one[:3]):
+            yield from read_segment(self._root, file, number, span.first, span.end)
+
+
+class TopicSource:
+    """Rows of a topic on its brokers."""
+
+    def __init__(self, where: Connection, topic: str) -> None:
+        self._where, self._topic = where, topic
+
+    def only(self, chunk: Sequence[Span]) -> TopicSource:
+        """Itself: it holds nothing."""
+        return self
+
+    def read(self, span: Span) -> Iterator[pa.RecordBatch]:
+        """The rows of a span, in order."""
+        reader = topic_reader(self._where, self._topic, READ_SCHEMA)
+        try:
+            yield from read_offsets(reader, self._topic, span.queue, span.first, span.end)
+        finally:
+            reader.stop()
+
+
+def topic_reader(where: Connection, topic: str, schema: StructType, **options: str) -> StreamReader:
+    """A reader of one topic, as a stream has it."""
+    given = {"startingOffsets": "earliest", **where.spark_options(), "topic": topic, **options}
+    return StreamReader(schema, parse_read(given, streaming=True))
+
+
+def offset_table(topic: str, offsets: dict[Queue, int]) -> dict[str, Any]:
+    """Offsets as a stream's JSON has them."""
+    table: dict[str, Any] = {topic: {}}
+    for (broker, queue_id), offset in offsets.items():
+        table[topic].setdefault(broker, {})[str(queue_id)] = offset
+    return table
+
+
+def queue_offsets(topic: str, table: dict[str, Any]) -> dict[Queue, int]:
+    """The offsets of a topic's queues in a stream's JSON."""
+    brokers = table.get(topic, {})
+    return {(broker, int(q)): offset for broker, queues in brokers.items() for q, offset in queues.items()}
+
+
+def read_offsets(reader: StreamReader, topic: str, queue: Queue, first: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Rows of one queue, in order."""
+    for partition in reader.partitions(offset_table(topic, {queue: first}), offset_table(topic, {queue: end})):
+        yield from reader.read(partition)
+
+
+class Share(NamedTuple):
+    """What goes to one target queue. `tail`: nothing of this restore that may be missing in `spans` is below it."""
+
+    target: Queue
+    tail: int
+    spans: tuple[Span, ...]
+
+
+class Told(msgspec.Struct):
+    """What a task did: rows sent, and rows that were there already."""
+
+    target: Queue
+    sent: int
+    skipped: int
+
+
+class SendTask:
+    """Task i sends share i; with `dry` it only counts."""
+
+    def __init__(
+        self,
+        source: ArchiveSource | TopicSource,
+        where: Connection,
+        topics: tuple[str, str],
+        restore_id: str,
+        wanted: Wanted,
+        shares: Sequence[Share],
+        dry: bool,
+    ) -> None:
+        self._source, self._where, self._topics, self._id = source, where, topics, restore_id
+        self._wanted, self._shares, self._dry = wanted, shares, dry
+        self.count = len(shares)
+
+    def __call__(self, number: int) -> Iterator[Told]:
+        share = self._shares[number]
+        rows = (self._wanted.of(batch) for span in share.spans for batch in self._source.read(span) if batch.num_rows)
+        if self._dry:
+            yield Told(share.target, sum(batch.num_rows for batch in rows), 0)
+            return
+        topic, to = self._topics
+        with asyncio.Runner() as runner:
+            sender = runner.run(_opened(self._where, to, share.target, share.tail, self._id))
+            try:
+                for batch in rows:
+                    for part in parts(batch) if batch.num_rows else ():
+                        runner.run(sender.send(with_origin(part, topic, self._id)))
+            finally:
+                runner.run(sender.close())
+        yield Told(share.target, sender.sent, sender.skipped)
+
+
+def with_origin(batch: pa.RecordBatch, topic: str, restore_id: str) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+    """Rows as a write has them, and the texts of the properties that tell where each was before."""
+    columns = {name: batch.column(name) for name in _NEEDED}
+    texts = {name: columns[name].cast(pa.string()) for name in ("broker", "queueId", "queueOffset")}
+    place = pc.binary_join_element_wise(pa.scalar(topic), *texts.values(), "/")
+    times = (columns[name].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()) for name in ("bornTime", "storeTime"))
+    born, stored = (column.cast(pa.string()) for column in times)
+    labels = dict(
+        zip(origin.NAMES, (pa.array([restore_id] * len(place)), place, columns["messageId"], born, stored), strict=True)
+    )
+    pairs = columns["properties"]
+    key = pc.map_lookup(pairs, properties.SHARDING_KEY, "last")
+    if pc.any(pc.is_in(pairs.keys, value_set=pa.array(origin.NAMES))).as_py():
+        # Replayed once more: only where it was last is told.
+        kept = [[(k, v) for k, v in row or () if k not in origin.NAMES] for row in pairs.to_pylist()]
+        pairs = pa.array(kept, pa.map_(pa.string(), pa.string()))
+    rows = {"body": columns["body"], "tag": columns["tag"], "keys": columns["keys"], "properties": pairs}
+    return pa.record_batch({**rows, "shardingKey": key, "flag": columns["flag"]}), labels
+
+
+class QueueSender:
+    """Sends rows to one queue, one batch at a time, and none that is there."""
+
+    def __init__(self, where: Connection, topic: str, target: Queue, tail: int, restore_id: str) -> None:
+        self._producer = AsyncProducer(
+            where.namesrv,
+            "SPARK_RESTORE",
+            send_timeout_ms=SEND_TIMEOUT_MS,
+            namespace=where.namespace,
+            access_key=where.access_key or None,
+            secret_key=where.secret_key or None,
+            security_token=where.security_token or None,
+        )
+        self._where, self._topic, self._target, self._id = where, topic, target, restore_id
+        self._queue = MessageQueue(topic, *target)
+        self._wire_topic = namespace.wrap(where.namespace, topic)
+        self._tail = tail
+        self._there: set[str] = set()
+        self._ids = UniqueIdBlocks()
+        self.sent = self.skipped = 0
+
+    async def start(self) -> None:
+        await self._producer.start()
+        await asyncio.to_thread(self._look)
+
+    async def close(self) -> None:
+        await self._producer.close()
+
+    def _look(self) -> None:
+        """Note what the queue holds of this restore from `tail` on."""
+        schema = StructType([READ_SCHEMA["queueOffset"], READ_SCHEMA["properties"]])
+        # What a kill left over may be compressed, or from any producer: only properties are read.
+        reader = topic_reader(Connection(*self._where[:5]), self._topic, schema)
+        try:
+            newest = queue_offsets(self._topic, _newest(reader))
+            end = newest.get(self._target, self._tail)
+            for batch in read_offsets(reader, self._topic, self._target, self._tail, end):
+                pairs = batch.column("properties")
+                of_this = pc.equal(pc.map_lookup(pairs, origin.RESTORE_ID, "last"), self._id)
+                places = pc.map_lookup(pairs.filter(of_this.fill_null(False)), origin.ORIGIN_PLACE, "last")
+                self._there.update(places.to_pylist())
+            self._tail = max(self._tail, end)
+        finally:
+            reader.stop()
+
+    async def send(self, made: tuple[pa.RecordBatch, dict[str, pa.Array]]) -> None:
+        """Send rows that are not there, in order. Raises what the broker refuses, or that it cannot be reached."""
+        batch, labels = made
+        places = labels[origin.ORIGIN_PLACE]
+        if self._there:
+            absent = pc.invert(pc.is_in(places, value_set=pa.array(sorted(self._there), pa.string())))
+            self.skipped += batch.num_rows - (pc.sum(absent).as_py() or 0)
+            batch, labels = batch.filter(absent), {name: column.filter(absent) for name, column in labels.items()}
+            places = places.filter(absent)
+        if not batch.num_rows:
+            return
+        rows = Rows(batch, self._topic)
+        rows.texts.update(labels)
+        items = encode(rows, self._ids)
+        at = 0
+        while at < items.count:
+            end = int(np.searchsorted(items.starts, int(items.starts[at]) + BATCH_BYTES, "right")) - 1
+            end = max(at + 1, min(end, items.count))
+            await self._deliver(self._outgoing(items, at, end), places[at].as_py())
+            self.sent += end - at
+            at = end
+
+    def _outgoing(self, items: Items, at: int, end: int) -> Outgoing:
+        if end - at == 1:
+            return items.outgoing(at, self._wire_topic)
+        outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
+        body = bytes(items.data[items.starts[at] : items.starts[end]])
+        return Outgoing(self._wire_topic, body, outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
+
+    async def _deliver(self, out: Outgoing, first_place: str) -> None:
+        """Have a batch stored once: all its rows or none are, so its first one tells."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._producer.send_packed(out, None, self._queue, SEND_TIMEOUT_MS, 1)
+                return
+            except (TransportError, ServerError, RocketSparkError) as e:
+                if attempt == ATTEMPTS or not e.retriable:
+                    raise
+            if await self._came(first_place):
+                return
+
+    async def _came(self, place: str) -> bool:
+        """Whether what had no good reply is there after all."""
+        give_up_s, since_s = time.monotonic() + LOOK_S, None
+        while True:
+            try:
+                await asyncio.to_thread(self._look)
+            except RocketSparkError:
+                if time.monotonic() > give_up_s:
+                    raise
+            else:
+                since_s = time.monotonic() if since_s is None else since_s
+                if place in self._there:
+                    return True
+                if time.monotonic() - since_s >= DOUBT_S:
+                    return False
+            await asyncio.sleep(0.3)
+
+
+def _newest(reader: StreamReader) -> dict[str, Any]:
+    """The next offset of every queue, as a stream's JSON."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    return reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+
+
+async def _opened(where: Connection, topic: str, target: Queue, tail: int, restore_id: str) -> QueueSender:
+    sender = QueueSender(where, topic, target, tail, restore_id)
+    await sender.start()
+    return sender
