@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import socket
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -36,14 +37,24 @@ def create_topic(broker: str, topic: str, queues: int) -> None:
     asyncio.run(create())
 
 
-def fill(broker: str, topic: str, count: int, *, queues: int, body_bytes: int = 128) -> float:
+def fill(
+    broker: str,
+    topic: str,
+    count: int,
+    *,
+    queues: int,
+    body_bytes: int = 128,
+    body_of: Callable[[int], bytes] | None = None,
+) -> float:
     """Create the topic and send `count` messages, the batches to each queue in turn; seconds it took.
 
-    Raises ConnectionError if the broker refuses one.
+    `body_of`: the body of each by its number; else all have the same of `body_bytes`. Raises ConnectionError if the
+    broker refuses one.
     """
     create_topic(broker, topic, queues)
     prefix = secrets.token_hex(12).upper()
-    body = b"x" * body_bytes
+    same = b"x" * body_bytes
+    body_of = body_of or (lambda number: same)
     started = time.perf_counter()
     with socket.create_connection(parse_address(broker), 10) as s:
         s.settimeout(30)
@@ -65,7 +76,7 @@ def fill(broker: str, topic: str, count: int, *, queues: int, body_bytes: int = 
 
             for number, first in enumerate(range(0, count, BATCH_COUNT)):
                 items = [
-                    batch.BatchItem(0, body, f"UNIQ_KEY\x01{prefix}{i:08X}\x02WAIT\x01true\x02".encode())
+                    batch.BatchItem(0, body_of(i), f"UNIQ_KEY\x01{prefix}{i:08X}\x02WAIT\x01true\x02".encode())
                     for i in range(first, min(first + BATCH_COUNT, count))
                 ]
                 header = SendHeader(

@@ -7,7 +7,6 @@ and by Spark on local[2]; processor seconds of the broker, the JVM and Python's 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import statistics
 import sys
@@ -18,86 +17,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.fill import fill, queue_counts
 from bench.peers import cpu_seconds, end_rows, ours
 from bench.plan import Plan
 from bench.report import Row, show
 from rocketspark.arrow import records
-from rocketspark.client import requests
 from rocketspark.model import MessageQueue
-from rocketspark.protocol import batch
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import SendHeader
 from rocketspark.spark.fetch import Piece, fetch
-from rocketspark.spark.link import Link
 from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import parse_read
-from rocketspark.transport.dial import dial
 
 TOPIC = "bench-spark"
 BODY_BYTES = 128
-BATCH_ROWS = 1000
 # What the Kafka connector's rows have too, but for its key.
 COLUMNS = ["topic", "queueId", "queueOffset", "storeTime", "body"]
 SCHEMA = "topic string, queueId int, queueOffset long, storeTime timestamp, body binary"
 
 
-def create_topic(broker: str, queues: int) -> None:
-    """Create the topic on the broker."""
-
-    async def create() -> None:
-        peer = await dial(broker)
-        await requests.create_topic(peer, TOPIC, read_queue_count=queues, write_queue_count=queues)
-        peer.close()
-
-    asyncio.run(create())
-
-
-def load(broker: str, rows: int, queues: int) -> float:
-    """Send the rows as batches, a few in flight; seconds it took."""
-    link = Link(broker, timeout_ms=30_000)
-    started = time.perf_counter()
-    waiting = 0
-    filler = os.urandom(BODY_BYTES)
-    for number, first in enumerate(range(0, rows, BATCH_ROWS)):
-        items = [
-            batch.BatchItem(0, (b"%d:" % i + filler)[:BODY_BYTES], b"UNIQ_KEY\x01%032X\x02WAIT\x01true\x02" % i)
-            for i in range(first, min(first + BATCH_ROWS, rows))
-        ]
-        header = SendHeader(
-            producer_group="bench",
-            topic=TOPIC,
-            queue_id=number % queues,
-            sys_flag=0,
-            born_time_ms=int(time.time() * 1000),
-            flag=0,
-            properties=f"UNIQ_KEY\x01{number:032X}\x02WAIT\x01true\x02",
-            batch=True,
-        )
-        link.send(RequestCode.SEND_BATCH_MESSAGE, header, batch.encode(items))
-        waiting += 1
-        while waiting > 8:
-            waiting -= check(link)
-    while waiting:
-        waiting -= check(link)
-    link.close()
-    return time.perf_counter() - started
-
-
-def check(link: Link) -> int:
-    """Take replies; how many there were."""
-    replies = link.receive()
-    for reply in replies:
-        if reply.code:
-            raise SystemExit(f"loading failed: code {reply.code}, {reply.remark}")
-    return len(replies)
-
-
 def pieces(namesrv: str, broker: str, rows: int, queues: int, **options: str) -> Iterator[Piece]:
     """Every piece of the topic, queue after queue."""
     parsed = parse_read({"namesrv": namesrv, "topic": TOPIC, **options}, streaming=False)
-    batches = -(-rows // BATCH_ROWS)
-    for queue_id in range(queues):
-        count = min(rows, sum(BATCH_ROWS for i in range(batches) if i % queues == queue_id))
+    for queue_id, count in enumerate(queue_counts(rows, queues)):
         yield from fetch(Range(MessageQueue(TOPIC, "", queue_id), 0, count), (broker,), parsed)
 
 
@@ -216,8 +156,8 @@ def run(plan: Plan) -> list[Row]:
 def measure(runs: int = 3, rows: int = 2_000_000, queues: int = 4) -> list[Row]:
     """The same with these sizes."""
     with ours() as servers:
-        create_topic(servers.broker, queues)
-        found = [Row("load, batches of 1000", rows / load(servers.broker, rows, queues), None, "rows/s")]
+        loaded_s = fill(servers.broker, TOPIC, rows, queues=queues, body_bytes=BODY_BYTES)
+        found = [Row("load, in batches", rows / loaded_s, None, "rows/s")]
 
         def source() -> Iterator[Piece]:
             return pieces(servers.namesrv, servers.broker, rows, queues)

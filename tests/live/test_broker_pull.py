@@ -209,6 +209,27 @@ def test_a_pull_takes_no_more_than_the_limits(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("run_rows", [1, 3, 200])
+def test_a_bulk_pull_brings_what_single_pulls_bring(tmp_path: Path, run_rows: int) -> None:
+    """Records that lie together, and ones among those of another queue: in parts, or copied to one."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            for start in range(0, 600, run_rows):
+                for queue_id in (0, 1):
+                    rows = [BatchItem(0, b"%d-%d" % (queue_id, n) * 40, b"") for n in range(start, start + run_rows)]
+                    code = RequestCode.SEND_BATCH_MESSAGE
+                    (await send(peer, batch.encode(rows), TOPIC, queue_id, code=code)).raise_for_code("send")
+            for queue_id in (0, 1):
+                single = [m for at in range(0, 600, 32) for m in await pulled(peer, TOPIC, queue_id, at)]
+                bulk = await pulled(peer, TOPIC, queue_id, bulk=True, count_max=4096)
+                assert [m.body for m in bulk] == [b"%d-%d" % (queue_id, n) * 40 for n in range(600)]
+                assert bulk == single
+
+    run(main())
+
+
 def test_a_scan_that_matches_nothing_ends_and_says_where_to_go_on(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
@@ -14,6 +16,7 @@ from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
 from rocketspark.model import MessageQueue, subscribe
 from rocketspark.protocol import batch, sysflags
 from rocketspark.spark import fetch as fetching
+from rocketspark.spark import link
 from rocketspark.spark.fetch import DataLost, fetch
 from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import parse_read
@@ -71,11 +74,48 @@ def test_every_row_once_and_in_order(ways: dict[str, Any]) -> None:
 
 
 def test_rows_beyond_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.spark.link.BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(link, "BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(link, "_used", deque(maxlen=4))
     with running(FakeBroker(make_records(5000), shuffle=True)) as broker:
         # Replies of 300 rows are far larger than the buffer, those of 50 are smaller.
         assert read(broker, 0, 5000, maxMessagesPerPull=300) == list(range(5000))
         assert read(broker, 0, 5000, maxMessagesPerPull=50) == list(range(5000))
+
+
+def test_pieces_that_are_kept_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(link, "_used", deque(maxlen=4))
+    options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T", "maxMessagesPerPull": "50"}, streaming=False)
+    with running(FakeBroker(make_records(3000))) as broker:
+        kept = []
+        for _ in range(2):
+            for piece in fetch(Range(QUEUE, 0, 3000), (broker.address,), options):
+                # Every third is kept beyond the next, as raw records or by an array over them; the others go.
+                if len(kept) % 3 == 0:
+                    kept.append((piece.first, piece.end, np.frombuffer(piece.buffer, np.uint8), piece.spans))
+                else:
+                    kept.append((piece.first, piece.end, None, []))
+        for first, end, data, spans in kept:
+            if data is not None:
+                found = records.decode(data, spans, ["queueOffset"]).column(0).to_pylist()
+                assert found == list(range(first, end))
+
+
+def test_a_buffer_is_used_again_once_nobody_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(link, "_used", deque(maxlen=4))
+    buffer = link._buffer(0)
+    marked = id(buffer)
+    buffer[:4] = b"mark"
+    link._used.append(buffer)
+    view = memoryview(buffer)[10:]
+    del buffer
+    assert bytes(link._buffer(0)[:4]) == bytes(4)
+    view.release()
+    assert len(link._buffer(2000)) == 2000
+    again = link._buffer(1000)
+    assert (id(again), bytes(again[:4])) == (marked, b"mark")
+    assert not link._used
 
 
 def test_pulls_ask_for_what_the_broker_gives() -> None:

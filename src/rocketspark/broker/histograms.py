@@ -19,6 +19,7 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.store.store import Store
+from rocketspark.transport.messages import Parts
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.routes import Answer, Handler, Routes, Run
 
@@ -139,6 +140,8 @@ class RequestTimes:
                     self._later(peer, request, began)
             elif isinstance(answer, bytes):
                 self._took(request, _code_of(answer), began)
+            elif isinstance(answer, Parts):
+                self._took(request, _code_of(answer.head), began)
             else:
                 return self._awaited(answer, request, began)
             return answer

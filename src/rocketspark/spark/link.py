@@ -6,6 +6,8 @@ Lean on purpose: bodies of pulls are decoded straight from the receive buffer, s
 from __future__ import annotations
 
 import socket
+import sys
+from collections import deque
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +21,8 @@ from rocketspark.transport.messages import request
 
 BUFFER_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 3.0
+# The buffers that were filled last, by any connection of this process: a bound on what it keeps of them.
+_used: deque[bytearray] = deque(maxlen=4)
 
 
 class LinkReply(NamedTuple):
@@ -41,7 +45,7 @@ class Link:
         self._signer = signer
         self._timeout_ms = timeout_ms
         self._opaque = 0
-        self._buffer = bytearray(BUFFER_BYTES)
+        self._buffer = _buffer(0)
         self._filled = 0
         self._taken = 0
         host, port = parse_address(address)
@@ -128,9 +132,11 @@ class Link:
         needed = 4 + int.from_bytes(self._buffer[self._taken : self._taken + 4], "big") if held >= 4 else 8
         if self._taken + needed <= len(self._buffer) and self._filled < len(self._buffer):
             return
-        fresh = bytearray(max(BUFFER_BYTES, needed))
-        fresh[:held] = memoryview(self._buffer)[self._taken : self._filled]
+        full = self._buffer
+        fresh = _buffer(needed)
+        fresh[:held] = memoryview(full)[self._taken : self._filled]
         self._buffer, self._filled, self._taken = fresh, held, 0
+        _used.append(full)
 
     def _lost(self, error: OSError | None) -> ConnectionLost:
         reason = error.strerror or error if error else "closed by the other side"
@@ -139,3 +145,23 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+        _used.append(self._buffer)
+        self._buffer = bytearray()
+        self._filled = self._taken = 0
+
+
+def _buffer(least: int) -> bytearray:
+    """A buffer of at least so many bytes: one that was used and that nobody refers to any more, or a new one.
+
+    New memory costs more than what is received into it: each of its pages is cleared twice and faulted in.
+    """
+    for _ in range(len(_used)):
+        try:
+            found = _used.popleft()
+        except IndexError:
+            break
+        # Replies, views and arrays over a buffer refer to it: here it is only this name, and the call.
+        if sys.getrefcount(found) == 2 and len(found) >= least:
+            return found
+        _used.append(found)
+    return bytearray(max(BUFFER_BYTES, least))

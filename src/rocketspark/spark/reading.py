@@ -20,6 +20,7 @@ from rocketspark.spark.offsets import Offsets, Range, place, split
 from rocketspark.spark.options import EARLIEST, LATEST, AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.topics import assigned_of, check_all_there
+from rocketspark.spark.workers import settle
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -155,6 +156,7 @@ def read_partition(partition: InputPartition, schema: StructType, options: ReadO
     """The rows of a partition, as Arrow batches of some 16,000 rows."""
     if not isinstance(partition, QueuePartition):
         return  # PySpark's stand-in where there is no partition.
+    settle()
     with plain_errors():
         columns = wanted_columns(schema)
         target = arrow_schema(schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,22 @@ class Reply(NamedTuple):
                 self.code, self.remark, address=self.address, doing=doing, retriable=verdict(self.code).retriable
             )
         return self
+
+
+class Parts:
+    """A reply's frame whose body is written from where it lies: a large one is not copied into one with its head.
+
+    `size`: bytes of all. What the body's views show must stay as it is until it is written.
+    """
+
+    __slots__ = ("body", "head", "size")
+
+    def __init__(self, head: bytes, body: Sequence[memoryview]) -> None:
+        self.head, self.body = head, body
+        self.size = len(head) + sum(map(len, body))
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def request(

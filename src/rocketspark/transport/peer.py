@@ -20,7 +20,7 @@ from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message_ids import pack_host
 from rocketspark.transport.asking import Asking
-from rocketspark.transport.messages import Reply, reply
+from rocketspark.transport.messages import Parts, Reply, reply
 from rocketspark.transport.overload import SLICE, Overload
 from rocketspark.transport.routes import Answer, Handler, Route, Routes
 
@@ -65,7 +65,8 @@ class Peer(Asking):
         self._splitter = frames.Splitter()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] | None = None
+        # Of bytes, and of Parts where a handler answered so.
+        self._out: list[Any] | None = None
         self._soon: list[bytes] = []
         # What came in one read: what is yet to be served of it, and what waits for a later turn.
         self._received: Iterator[tuple[int, bytes, bytes]] = iter(())
@@ -263,7 +264,7 @@ class Peer(Asking):
                                 self._held = list(rest)
                                 return
         except FrameError as e:
-            self._flush(out)
+            self._flush(out, apart=large > 0)
             self._drop_broken(e)
             return
         finally:
@@ -273,21 +274,21 @@ class Peer(Asking):
         log.warning("%s sent a broken frame: %s; connection closed", self.address, error)
         self.close()
 
-    def _flush(self, out: list[bytes], *, apart: bool = False) -> None:
+    def _flush(self, out: list[Any], *, apart: bool = False) -> None:
         """Write the replies at once; `apart`: large ones, a copy into one would cost more than several buffers."""
         self._out = None
         if self._soon:
             out, self._soon = [*self._soon, *out], []
         if out and self._transport is not None:
             if apart:
-                self._transport.writelines(out)
+                self._transport.writelines(_buffers(out))
             else:
                 self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             out.clear()
 
     # -- requests of the other side ------------------------------------------------------------------------------
 
-    def _serve(self, route: Route, header: bytes, body: bytes) -> bytes | None:
+    def _serve(self, route: Route, header: bytes, body: bytes) -> bytes | Parts | None:
         """A request by its route, its header decoded in one pass."""
         try:
             request = route[0].decode(header)
@@ -301,7 +302,7 @@ class Peer(Asking):
             return self._failed(request, e)
         return answer if type(answer) is bytes and not request.flag & 2 else self._finish(request, answer)
 
-    def _take(self, serialization: int, header: bytes, body: bytes) -> bytes | None:
+    def _take(self, serialization: int, header: bytes, body: bytes) -> bytes | Parts | None:
         """Any frame: replies to us, binary headers, unknown codes and broken requests."""
         frame: Frame | None = None
         if serialization == frames.JSON:
@@ -340,14 +341,14 @@ class Peer(Asking):
             return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=text, language=self._language)
         return self._run(route[2], request, body)
 
-    def _run(self, handler: Handler, request: Request[Any], body: bytes) -> bytes | None:
+    def _run(self, handler: Handler, request: Request[Any], body: bytes) -> bytes | Parts | None:
         try:
             return self._finish(request, handler(self, request, body))
         except Exception as e:
             return self._failed(request, e)
 
-    def _finish(self, request: Request[Any], answer: Answer) -> bytes | None:
-        if answer is None or isinstance(answer, bytes):
+    def _finish(self, request: Request[Any], answer: Answer) -> bytes | Parts | None:
+        if answer is None or isinstance(answer, bytes | Parts):
             return None if request.flag & frames.ONEWAY_FLAG else answer
         task = self.loop.create_task(self._await(request, answer))
         self._tasks.add(task)
@@ -449,3 +450,12 @@ class Peer(Asking):
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
         await asyncio.shield(self._closed)
+
+
+def _buffers(out: list[Any]) -> Iterator[bytes | memoryview]:
+    for each in out:
+        if type(each) is Parts:
+            yield each.head
+            yield from each.body
+        else:
+            yield each

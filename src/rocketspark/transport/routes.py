@@ -9,13 +9,13 @@ import msgspec
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.headers import Header, NoHeader, Request
-from rocketspark.transport.messages import Reply
+from rocketspark.transport.messages import Parts, Reply
 from rocketspark.transport.overload import Overload
 
 if TYPE_CHECKING:
     from rocketspark.transport.peer import Peer
 
-Answer = bytes | None | Coroutine[Any, Any, bytes | None]
+Answer = bytes | Parts | None | Coroutine[Any, Any, bytes | None]
 Handler = Callable[["Peer", Request[Any], bytes], Answer]
 Route = tuple["msgspec.json.Decoder[Any]", type[Header], Handler]
 # Serves frames of one code right from what was read: (peer, data, from where, replies) to where the first frame begins

@@ -19,12 +19,12 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
 from rocketspark.transport.dial import dial
-from rocketspark.transport.messages import Reply, reply
+from rocketspark.transport.messages import Parts, Reply, reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.routes import Routes
 from rocketspark.transport.server import Server
 
-ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED, WORK = 1, 2, 3, 4, 5, 6, 7, 8, 9
+ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED, WORK, PARTED = 1, 2, 3, 4, 5, 6, 7, 8, 9, 4001
 
 
 class Pair:
@@ -43,12 +43,19 @@ class Pair:
         routes.add(NEVER, lambda peer, request, body: None)
         routes.add(LATER, self.later)
         routes.add(BIG, lambda peer, request, body: reply(request.opaque, body=self.big))
+        routes.add(PARTED, self.parted)
         routes.add(TYPED, self.typed, headers.QueueHeader)
         self.server = Server(routes, on_close=self.closed.append)
 
     def echo(self, peer: Peer, request: Any, body: bytes) -> bytes:
         self.seen.append((request.code, body))
         return reply(request.opaque, header={"said": "yes"}, body=body)
+
+    def parted(self, peer: Peer, request: Any, body: bytes) -> Parts:
+        whole = reply(request.opaque, body=self.big)
+        cut = len(whole) - len(self.big)
+        body_view = memoryview(self.big)
+        return Parts(whole[:cut], (body_view[:700_001], body_view[700_001:]))
 
     async def slow(self, peer: Peer, request: Any, body: bytes) -> bytes:
         await self.release.wait()
@@ -420,12 +427,13 @@ def test_a_peer_that_does_not_read_is_not_read_from_and_then_closed(
     assert "does not read its replies" in caplog.text
 
 
-def test_pipelined_requests_with_large_replies_wait_for_the_reader() -> None:
+@pytest.mark.parametrize("code", [BIG, PARTED])
+def test_pipelined_requests_with_large_replies_wait_for_the_reader(code: int) -> None:
     async def main() -> None:
         async with pair() as (made, _), raw(made.server) as (reader, writer):
             count = 60
             for n in range(count):
-                writer.write(frames.encode(Frame(code=BIG, opaque=n)))
+                writer.write(frames.encode(Frame(code=code, opaque=n)))
             writer.write(frames.encode(Frame(code=ECHO, opaque=count, body=b"last")))
             (asking,) = [p for p in made.server.peers if p.remote_port == writer.get_extra_info("sockname")[1]]
             await until(lambda: not asking.is_writable)
@@ -485,6 +493,23 @@ def test_a_peer_that_reads_slowly_gets_everything() -> None:
                 answer = await frame_of(reader)
                 assert (answer.opaque, len(answer.body)) == (n, 1 << 20)
             await until(lambda: all(p.is_writable for p in made.server.peers))
+
+    run(main())
+
+
+def test_replies_in_parts_keep_their_place_among_others() -> None:
+    async def main() -> None:
+        async with pair() as (made, _), raw(made.server) as (reader, writer):
+            made.big = bytes(range(256)) * 4096
+            # Whole, in parts and refused, in one read; then a broken frame, before which all is answered.
+            codes = [ECHO, PARTED, REFUSE, PARTED, ECHO, PARTED]
+            sent = b"".join(frames.encode(Frame(code=code, opaque=n)) for n, code in enumerate(codes))
+            one_way = frames.encode(Frame(code=PARTED, opaque=9, flag=frames.ONEWAY_FLAG))
+            writer.write(sent + one_way + struct.pack(">ii", 12, 8) + b"no JSON.")
+            found = [await frame_of(reader) for _ in codes]
+            assert [f.opaque for f in found] == list(range(len(codes)))
+            assert [f.body == made.big for f in found] == [code == PARTED for code in codes]
+            assert await reader.read() == b""
 
     run(main())
 
