@@ -38,8 +38,8 @@ class FakeBroker:
 
     `count_max`: messages per pull at most; `scan_max`: messages looked at per filtered pull; `oldest`: offsets before
     it are gone; `shuffle`: replies to pulls that came together are sent last first; `drop_after`: the connection is
-    cut after that many pulls, once; `refuse`: a code that every pull is answered with; `overreach`: a filtered pull
-    looks beyond what was asked.
+    cut after that many pulls, once; `refuse`: a code that every pull is answered with; `refuse_sql`: those with an
+    expression; `overreach`: a filtered pull looks beyond what was asked.
     """
 
     def __init__(self, records: list[bytes], **ways: Any) -> None:
@@ -50,6 +50,7 @@ class FakeBroker:
         self.shuffle: bool = ways.pop("shuffle", False)
         self.drop_after: int | None = ways.pop("drop_after", None)
         self.refuse: int | None = ways.pop("refuse", None)
+        self.refuse_sql: int | None = ways.pop("refuse_sql", None)
         self.hidden_for: int = ways.pop("hidden_for", 0)
         assert not ways, ways
         self.pulls: list[PullHeader] = []
@@ -94,6 +95,10 @@ class FakeBroker:
 
         if self.refuse is not None:
             return told(self.refuse, 0)
+        if self.refuse_sql is not None and header.expression_type == "SQL92":
+            return reply(
+                opaque, self.refuse_sql, remark="The broker does not support consumer to filter message by SQL92"
+            )
         if at < self.oldest:
             return told(ResponseCode.PULL_OFFSET_MOVED, self.oldest)
         if at > end:

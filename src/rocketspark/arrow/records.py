@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from rocketspark.arrow.columns import COLUMNS, Ints, at, constant, gather, numbers, schema_of, times
 from rocketspark.arrow.properties import Properties, split_keys
+from rocketspark.arrow.wanted import EVERYTHING, Wanted
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol import compression, properties, record, sysflags
@@ -99,6 +100,7 @@ def decode(
     offset_first: int = 0,
     offset_end: int = OFFSET_END,
     tags: frozenset[str] = frozenset(),
+    wanted: Wanted = EVERYTHING,
     ascending: bool = False,
     check_crc: bool = False,
 ) -> pa.RecordBatch:
@@ -112,6 +114,7 @@ def decode(
         topic: the topic of all records where the caller knows it, which saves reading it.
         offset_first, offset_end: rows whose queue offset is outside [first, end) are left out.
         tags: if given, only rows with one of these tags; the broker's own filter lets other tags of equal hash pass.
+        wanted: what else a row must be; columns of other rows are not decoded.
         ascending: a row whose queue offset does not come after that of every row before it is left out: for a queue
             that was read in pieces which may overlap.
         check_crc: compare the bodies with their CRC (adds 0.2 us a row).
@@ -122,10 +125,12 @@ def decode(
     if starts is None:
         found = [find_records(buffer, span) for span in ([(0, len(buffer))] if spans is None else spans)]
         starts = np.concatenate(found) if found else np.zeros(0, np.int64)
+    if tags:
+        wanted = wanted._replace(tags=tags if wanted.tags is None else tags & wanted.tags)
     rows = _Rows(buffer, starts, broker, topic)
     if (rows.sys_flags & _INNER == _INNER).any():
         return _decode_slowly(
-            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, tags, ascending
+            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, wanted, ascending
         )
     rows.check(crc=check_crc)
     offsets = rows.number(record.AT_QUEUE_OFFSET, ">i8")
@@ -136,13 +141,11 @@ def decode(
     if outside.any():
         rows = rows.only(~outside)
     try:
-        if tags:
-            found = rows.tag()
-            rows = rows.only(np.asarray(pc.is_in(found, pa.array(sorted(tags), pa.string()))))
+        rows = rows.chosen(wanted)
         arrays = [rows.column(name) for name in columns]
     except (_NoQuickWay, pa.ArrowInvalid):
         return _decode_slowly(
-            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, tags, ascending
+            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, wanted, ascending
         )
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
 
@@ -173,6 +176,37 @@ class _Rows:
     def only(self, chosen: Ints) -> _Rows:
         """The rows for which `chosen` is true."""
         return self if chosen.all() else _Rows(self._buffer, self._starts[chosen], self._broker, self._topic)
+
+    def chosen(self, wanted: Wanted) -> _Rows:
+        """The rows that are wanted."""
+        rows = self
+        if not wanted.any_time:
+            stored = self.number(_AT_STORE_TIME + self._born_host_extra, ">i8").astype(np.int64) * 1000
+            rows = rows.only((stored >= wanted.stored_us[0]) & (stored <= wanted.stored_us[1]))
+        if wanted.tags is not None:
+            rows = rows.only(np.asarray(pc.is_in(rows.tag(), pa.array(sorted(wanted.tags), pa.string()))))
+        if wanted.key is not None:
+            rows = rows.only(rows.with_key(wanted.key))
+        if wanted.accepts_record is not None:
+            rows = rows.only(rows.accepted(wanted.accepts_record))
+        return rows
+
+    def with_key(self, key: str) -> Ints:
+        """Which rows have a key."""
+        found = self._properties.find(properties.KEYS)
+        # Most have no such text in their keys at all; the others are cut at blanks.
+        holding = np.array(pc.fill_null(pc.match_substring(found, key), False), bool)
+        places = np.flatnonzero(holding)
+        cut = split_keys(found.take(pa.array(places))).to_pylist()
+        holding[places] = [key in keys for keys in cut]
+        return holding
+
+    def accepted(self, accepts: Callable[[bytes], bool]) -> Ints:
+        """Which rows' stored properties a test accepts; some us each."""
+        _, _, _, topic_end, ends = self._parts
+        view = memoryview(self._buffer)
+        places = zip((topic_end + 2).tolist(), ends.tolist(), strict=True)
+        return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)
 
     def number(self, where: int | Ints, kind: str) -> Ints:
         """A big-endian field, `where` bytes after each record's start."""
@@ -378,7 +412,7 @@ def _decode_slowly(
     broker: str,
     offset_first: int,
     offset_end: int,
-    tags: frozenset[str],
+    wanted: Wanted,
     ascending: bool,
 ) -> pa.RecordBatch:
     """Every kind of record, one by one: 20 us each."""
@@ -392,8 +426,7 @@ def _decode_slowly(
     if ascending:
         tops = itertools.accumulate((m.queue_offset for m in messages), max, initial=offset_first - 1)
         messages = [m for m, top in zip(messages, tops, strict=False) if m.queue_offset > top]
-    if tags:
-        messages = [m for m in messages if m.tag in tags]
+    messages = [m for m in messages if wanted.takes(m)]
     arrays = [pa.array([_VALUES[name](m) for m in messages], COLUMNS[name]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
 

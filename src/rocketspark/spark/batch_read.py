@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from rocketspark.arrow.wanted import INT64_MAX, INT64_MIN
 from rocketspark.errors import ConfigError
 from rocketspark.spark import store_read
 from rocketspark.spark.cluster import Cluster
-from rocketspark.spark.offsets import Offsets
+from rocketspark.spark.filtering import RowFilter
+from rocketspark.spark.offsets import Offsets, Range
 from rocketspark.spark.options import AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.pushdown import Pushed, push
 from rocketspark.spark.reading import ends, open_cluster, plan, queues_of, read_partition, starts
 from rocketspark.spark.store_read import StorePartition, Stores
 
@@ -24,6 +28,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = schema
         self._options = options
+        self._rows = RowFilter.of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
@@ -31,12 +36,14 @@ class BatchReader(DataSourceReader):
             if self._options.store is not None:
                 stores = Stores(self._options.store, self._options)
                 try:
-                    return list(store_read.plan(stores, *self._ends(stores), self._options))
+                    narrow = partial(self._narrow, stores)
+                    return list(store_read.plan(stores, *self._ends(stores), self._options, narrow))
                 finally:
                     stores.close()
             cluster = open_cluster(self._options)
             try:
-                return list(plan(cluster, *self._ends(cluster), self._options))
+                narrow = partial(self._narrow, cluster)
+                return list(plan(cluster, *self._ends(cluster), self._options, self._rows, narrow))
             finally:
                 cluster.close()
 
@@ -56,8 +63,48 @@ class BatchReader(DataSourceReader):
                 )
         return first, end
 
+    def _narrow(self, cluster: Cluster | Stores, ranges: list[Range]) -> list[Range]:
+        return ranges
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; runs on an executor."""
         if isinstance(partition, StorePartition):
-            return store_read.read_partition(partition, self._schema, self._options)
-        return read_partition(partition, self._schema, self._options)
+            return store_read.read_partition(partition, self._schema, self._options, self._rows)
+        return read_partition(partition, self._schema, self._options, self._rows)
+
+
+class PushingReader(BatchReader):
+    """Leaves out what the filters of a query leave out.
+
+    PySpark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off.
+    """
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        super().__init__(schema, options)
+        self._pushed = Pushed()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Takes what it can; returns what Spark must still apply."""
+        self._pushed, rest = push(filters)
+        self._rows = self._rows.narrowed(self._pushed)
+        return rest
+
+    def _narrow(self, cluster: Cluster | Stores, ranges: list[Range]) -> list[Range]:
+        kept = self._pushed.narrow(ranges)
+        return self._within_time(cluster, kept) if kept else kept
+
+    def _within_time(self, cluster: Cluster | Stores, ranges: list[Range]) -> list[Range]:
+        """Without offsets that lie before or after the store times wanted.
+
+        A queue's store times ascend but where a clock was set back by some S, so the first offset stored at T - S or
+        later has nothing of T or later before it, and the first one stored after T + S nothing up to T behind it.
+        """
+        wanted, slack = self._rows.stored_us, self._options.clock_set_back_ms
+        queues = {r.queue for r in ranges}
+        if wanted.first > INT64_MIN:
+            starts = cluster.offsets_at(queues, max(0, -(-wanted.first // 1000) - slack))
+            ranges = [r._replace(first=max(r.first, starts[r.queue])) for r in ranges]
+        if wanted.last < INT64_MAX:
+            ends = cluster.offsets_at(queues, max(0, wanted.last // 1000 + slack + 1))
+            ranges = [r._replace(end=min(r.end, ends[r.queue])) for r in ranges]
+        return [r for r in ranges if r.first < r.end]

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 TIMEOUT_MS = 5000.0
 ATTEMPTS = 3
+_DELAYED_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
 class Bounds(NamedTuple):
@@ -48,6 +49,7 @@ class Cluster:
     def __init__(self, namesrv: str, *, group: str = READER_GROUP, access: Access | None = None) -> None:
         self._access = access or Access()
         self._group = self._access.wire(group)
+        self._filters: dict[tuple[str, str], bool] = {}
         self._runner = asyncio.Runner()
         self._routes = self._run(self._make_routes(namesrv.split(";"), self._access))
         self._connections = self._run(self._make_connections(self._access))
@@ -156,6 +158,28 @@ class Cluster:
             messages = record.decode_messages(pulled.records, queue.broker_name)
             return next((m.store_time_ms for m in messages if m.queue_offset >= offset), math.inf)
         return -math.inf if pulled.header.next_offset > offset else math.inf
+
+    def filters_each_message(self, queue: MessageQueue) -> bool:
+        """Whether the filter of the queue's broker sees every message by itself, so that it loses none that matches.
+
+        It does not where a record is a batch (topics with queue.type=BatchCQ), nor for the tags of delayed messages,
+        whose units hold a time instead (rule: CommitLog, 5.x).
+        """
+        if queue.topic == _DELAYED_TOPIC:
+            return False
+        key = queue.topic, queue.broker_name
+        if key not in self._filters:
+            self._filters[key] = self._run(_again(partial(self._has_plain_queues, queue)))
+        return self._filters[key]
+
+    async def _has_plain_queues(self, queue: MessageQueue) -> bool:
+        broker, queue = await self._broker_of(queue)
+        try:
+            config = await requests.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+        except ServerError as e:
+            # Brokers before 5.0 know neither the request nor such topics; who may not ask reads everything.
+            return e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        return config is not None and config.attributes.get("queue.type") != "BatchCQ"
 
     def addresses(self, broker_name: str, topic: str) -> tuple[str, ...]:
         """Where a broker can be read, its master first. Raises ConfigError for one that is not known."""

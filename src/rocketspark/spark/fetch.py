@@ -6,18 +6,23 @@ less than asked (Apache RocketMQ: 32 messages by default): the rest is asked aga
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from rocketspark.errors import RocketSparkError, ServerError, TransportError
-from rocketspark.model.subscription import ALL, TAG
+from rocketspark.model import Subscription
+from rocketspark.model.subscription import SQL92
 from rocketspark.protocol import headers, sysflags
 from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import PullHeader, PullReply
+from rocketspark.spark.filtering import EVERY_MESSAGE, RowFilter
 from rocketspark.spark.link import Link, LinkReply
 from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import ReadOptions
+
+log = logging.getLogger("rocketspark.spark")
 
 ROWS_PER_PIECE = 16_384
 ROWS_IN_FLIGHT = 16_384
@@ -39,6 +44,10 @@ class DataLost(RocketSparkError):
             f"messages {at} to {found} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
             f" {queue.broker_name!r} are gone ({why}); set failOnDataLoss to false to go on without them"
         )
+
+
+class _FilterRefused(Exception):
+    """The broker does not filter by expressions, or not by this one."""
 
 
 class Piece(NamedTuple):
@@ -66,20 +75,29 @@ class _Pull:
         self.waits = 0
 
 
-def fetch(source: Range, addresses: tuple[str, ...], options: ReadOptions) -> Iterator[Piece]:
+def fetch(
+    source: Range, addresses: tuple[str, ...], options: ReadOptions, asked: Subscription | None = None
+) -> Iterator[Piece]:
     """The pieces of a range, read from the first of `addresses` that answers.
 
+    `asked`: what the broker is asked for; it may send more. By default what the options say. A broker that refuses to
+    filter is asked for everything.
     A lost connection is made again and the reading goes on; after 4 attempts without progress the error is raised.
     Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
     """
     at = source.first
     attempt = 0
+    asked = RowFilter.of(options).asked() if asked is None else asked
     while at < source.end:
         try:
-            for piece in _Fetcher(source._replace(first=at), addresses[attempt % len(addresses)], options):
+            address = addresses[attempt % len(addresses)]
+            for piece in _Fetcher(source._replace(first=at), address, options, asked):
                 at = piece.end
                 attempt = 0
                 yield piece
+        except _FilterRefused as e:
+            log.info("%s; everything is read, and filtered here", e)
+            asked = EVERY_MESSAGE
         except (TransportError, ServerError) as e:
             attempt += 1
             if not e.retriable or attempt >= ATTEMPTS:
@@ -90,7 +108,8 @@ def fetch(source: Range, addresses: tuple[str, ...], options: ReadOptions) -> It
 class _Fetcher:
     """One connection's reading of a range."""
 
-    def __init__(self, source: Range, address: str, options: ReadOptions) -> None:
+    def __init__(self, source: Range, address: str, options: ReadOptions, wanted: Subscription) -> None:
+        self._wanted = wanted
         self._source = source
         self._address = address
         self._options = options
@@ -138,9 +157,9 @@ class _Fetcher:
             sys_flag=sysflags.PULL_SUBSCRIPTION,
             commit_offset=0,
             suspend_ms=0,
-            subscription=self._options.tags,
+            subscription=self._wanted.expression,
             subscription_version=0,
-            expression_type=TAG,
+            expression_type=self._wanted.expression_type,
             bytes_max=self._options.bytes_per_pull_max,
             broker_name=queue.broker_name,
             bulk=True,
@@ -153,12 +172,14 @@ class _Fetcher:
         if reply.code == ResponseCode.SUCCESS:
             after = headers.decode_ext(PullReply, reply.ext).next_offset
             self._answer(pull, reply, max(after, pull.first + 1))
-        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._options.tags != ALL:
+        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and not self._wanted.is_all:
             self._answer(pull, None, max(headers.decode_ext(PullReply, reply.ext).next_offset, pull.first + 1))
         elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
             self._skip(pull, headers.decode_ext(PullReply, reply.ext), reply.remark or "")
         elif reply.code == ResponseCode.PULL_NOT_FOUND:
             self._wait(pull, headers.decode_ext(PullReply, reply.ext))
+        elif self._wanted.expression_type == SQL92 and _refuses(reply):
+            raise _FilterRefused(reply.remark)
         else:
             raise ServerError(
                 reply.code,
@@ -227,3 +248,10 @@ class _Fetcher:
             if pull.end - self._pulls[0].first >= ROWS_PER_PIECE:
                 return count + 1
         return len(self._pulls)
+
+
+def _refuses(reply: LinkReply) -> bool:
+    """Whether the broker refuses the expression: it has enablePropertyFilter off, or is older than what it uses."""
+    if reply.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+        return True
+    return reply.code == ResponseCode.SYSTEM_ERROR and "does not support consumer to filter" in (reply.remark or "")

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from rocketspark.client import validate
-from rocketspark.errors import ConfigError, MessageIllegal
+from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
+from rocketspark.filters import sql92
 from rocketspark.model import subscribe
 from rocketspark.protocol.compression import KINDS
 from rocketspark.spark.access import Access
@@ -41,6 +42,8 @@ class AtTime(NamedTuple):
 Where = str | OffsetTable | AtTime
 
 READER_GROUP = "SPARK_READER"
+# ntpd never sets a clock back by more than 1000 s.
+CLOCK_SET_BACK_MS = 1_200_000
 
 MESSAGE_BYTES_MAX = 4 << 20
 
@@ -75,6 +78,10 @@ class ReadOptions(NamedTuple):
     bytes_per_pull_max: int
     check_crc: bool
     store: StorePaths | None = None
+    sql: str | None = None
+    key: str | None = None
+    push_down: bool | None = None
+    clock_set_back_ms: int = CLOCK_SET_BACK_MS
 
 
 class WriteOptions(NamedTuple):
@@ -101,6 +108,7 @@ _READ_NAMES = (
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
     *("store", "brokerName", "storePathCommitLog"),
+    *("sql", "key", "pushDownPredicate", "clockSetBackMs"),
 )
 _WRITE_NAMES = (
     *_ACCESS_NAMES,
@@ -141,6 +149,10 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         bytes_per_pull_max=given.number("maxBytesPerPull", 1 << 20, 1) or 1,
         check_crc=given.truth("checkCrc", store is not None),
         store=store,
+        sql=given.expression("sql"),
+        key=given.key("key"),
+        push_down=given.truth("pushDownPredicate", False) if given.text("pushDownPredicate", "") else None,
+        clock_set_back_ms=given.number("clockSetBackMs", CLOCK_SET_BACK_MS, 0) or 0,
     )
     if not streaming and parsed.starting == LATEST:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
@@ -273,6 +285,20 @@ class _Given:
                 'option topic is missing: .option("topic", "name"), several with a comma; or topicPattern, or assign'
             )
         return topics, None, None
+
+    def expression(self, name: str) -> str | None:
+        """An SQL92 expression that compiles."""
+        text = self.text(name, "")
+        try:
+            return sql92.compile(text).expression if text else None
+        except FilterIllegal as e:
+            raise ConfigError(f"option {name}: {e}") from None
+
+    def key(self, name: str) -> str | None:
+        text = self.text(name, "")
+        if len(text.split()) > 1:
+            raise ConfigError(f"option {name} is {text!r}: keys hold no blank; name one key")
+        return text or None
 
     def choice(self, name: str, *choices: str) -> str:
         """One of some words, the first by default."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import pyarrow as pa
@@ -12,10 +12,11 @@ from pyspark.sql.types import StructType
 
 from rocketspark.arrow import records
 from rocketspark.errors import ConfigError
-from rocketspark.model import MessageQueue, subscribe
+from rocketspark.model import MessageQueue
 from rocketspark.spark.cluster import Bounds, Cluster
 from rocketspark.spark.columns import arrow_schema, wanted_columns
 from rocketspark.spark.fetch import DataLost, fetch
+from rocketspark.spark.filtering import EVERY_MESSAGE, RowFilter
 from rocketspark.spark.offsets import Offsets, Range, place, split
 from rocketspark.spark.options import EARLIEST, LATEST, AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
@@ -23,6 +24,9 @@ from rocketspark.spark.topics import assigned_of, check_all_there
 from rocketspark.spark.workers import settle
 
 log = logging.getLogger("rocketspark.spark")
+
+# Leaves out of ranges what holds no message that is wanted.
+Narrow = Callable[[list[Range]], list[Range]]
 
 
 class Queues(Protocol):
@@ -42,13 +46,14 @@ class Queues(Protocol):
 
 
 class QueuePartition(InputPartition):
-    """Queue offsets [first, end) of one queue, and where its broker is."""
+    """Queue offsets [first, end) of one queue, where its broker is, and whether it tells messages apart by filters."""
 
-    def __init__(self, source: Range, addresses: tuple[str, ...]) -> None:
+    def __init__(self, source: Range, addresses: tuple[str, ...], filters: bool = True) -> None:
         queue = source.queue
         self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
         self.first, self.end = source.first, source.end
         self.addresses = addresses
+        self.filters = filters
 
     @property
     def source(self) -> Range:
@@ -116,11 +121,26 @@ def _newest(bounds: dict[MessageQueue, Bounds]) -> Offsets:
     return {queue: found.next for queue, found in bounds.items()}
 
 
-def plan(cluster: Cluster, first: Offsets, end: Offsets, options: ReadOptions) -> list[QueuePartition]:
-    """Partitions for the offsets from `first` up to `end`; see `ranges`."""
-    found = ranges(cluster, first, end, options)
-    parts = split(found, options.partitions_min, options.rows_per_partition_max)
-    return [QueuePartition(part, cluster.addresses(part.queue.broker_name, part.queue.topic)) for part in parts]
+def plan(
+    cluster: Cluster,
+    first: Offsets,
+    end: Offsets,
+    options: ReadOptions,
+    rows: RowFilter | None = None,
+    narrow: Narrow = list,
+) -> list[QueuePartition]:
+    """Partitions for the offsets from `first` up to `end`; see `ranges`.
+
+    `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them.
+    """
+    parts = split(narrow(ranges(cluster, first, end, options)), options.partitions_min, options.rows_per_partition_max)
+    asked = (RowFilter.of(options) if rows is None else rows).asked()
+    found = []
+    for part in parts:
+        addresses = cluster.addresses(part.queue.broker_name, part.queue.topic)
+        filters = asked.is_all or cluster.filters_each_message(part.queue)
+        found.append(QueuePartition(part, addresses, filters))
+    return found
 
 
 def ranges(cluster: Queues, first: Offsets, end: Offsets, options: ReadOptions) -> list[Range]:
@@ -152,16 +172,20 @@ def lost(gone: Range, why: str, options: ReadOptions) -> None:
     log.warning("%s", error)
 
 
-def read_partition(partition: InputPartition, schema: StructType, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, as Arrow batches of some 16,000 rows."""
+def read_partition(
+    partition: InputPartition, schema: StructType, options: ReadOptions, rows: RowFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`."""
     if not isinstance(partition, QueuePartition):
         return  # PySpark's stand-in where there is no partition.
     settle()
     with plain_errors():
         columns = wanted_columns(schema)
         target = arrow_schema(schema)
-        tags = subscribe("", options.tags).tags
-        for piece in fetch(partition.source, partition.addresses, options):
+        rows = RowFilter.of(options) if rows is None else rows
+        wanted = rows.wanted()
+        asked = rows.asked() if partition.filters else EVERY_MESSAGE
+        for piece in fetch(partition.source, partition.addresses, options, asked):
             if not piece.spans:
                 continue
             batch = records.decode(
@@ -172,7 +196,7 @@ def read_partition(partition: InputPartition, schema: StructType, options: ReadO
                 topic=partition.topic,
                 offset_first=piece.first,
                 offset_end=piece.end,
-                tags=tags,
+                wanted=wanted,
                 ascending=True,
                 check_crc=options.check_crc,
             )

@@ -12,10 +12,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.batch_read import BatchReader
+from rocketspark.spark.batch_read import BatchReader, PushingReader
 from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
 from rocketspark.spark.options import parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.pushdown import pushing
 from rocketspark.spark.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.write import BatchWriter, StreamWriter
 
@@ -36,7 +37,8 @@ class RocketMQDataSource(DataSource):
         """For spark.read. Raises ConfigError."""
         with plain_errors():
             wanted_columns(schema)
-            return BatchReader(schema, parse_read(self.options, streaming=False))
+            options = parse_read(self.options, streaming=False)
+            return PushingReader(schema, options) if options.push_down and pushing() else BatchReader(schema, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For spark.readStream. What is wrong with the options is raised by the reader: PySpark hides what is here."""

@@ -15,14 +15,14 @@ from pyspark.sql.types import StructType
 
 from rocketspark.arrow import records
 from rocketspark.errors import ConfigError, StoreError
-from rocketspark.model import MessageQueue, subscribe
-from rocketspark.model.java import string_hash
+from rocketspark.model import MessageQueue
 from rocketspark.spark.cluster import Bounds
 from rocketspark.spark.columns import arrow_schema, wanted_columns
+from rocketspark.spark.filtering import RowFilter
 from rocketspark.spark.offsets import Offsets, Range, split
 from rocketspark.spark.options import ReadOptions, StorePaths
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.reading import lost, ranges
+from rocketspark.spark.reading import Narrow, lost, ranges
 from rocketspark.spark.topics import matching
 from rocketspark.store.frozen import Frozen
 from rocketspark.store.log_read import LogRow
@@ -125,13 +125,18 @@ class Stores:
             store.close()
 
 
-def plan(stores: Stores, first: Offsets, end: Offsets, options: ReadOptions) -> list[StorePartition]:
+def plan(
+    stores: Stores, first: Offsets, end: Offsets, options: ReadOptions, narrow: Narrow = list
+) -> list[StorePartition]:
     """Partitions for the offsets from `first` up to `end`, none of which reads much more than 128 MiB.
 
+    `narrow` leaves out what holds no message that is wanted.
     Raises DataLost if offsets are not in the store and `fail_on_data_loss` is set; else those are left out.
     """
     parts = []
-    for part in split(ranges(stores, first, end, options), options.partitions_min, options.rows_per_partition_max):
+    for part in split(
+        narrow(ranges(stores, first, end, options)), options.partitions_min, options.rows_per_partition_max
+    ):
         rows_max = None
         if options.rows_per_partition_max is None:
             rows_max = max(1, int(PARTITION_BYTES_MAX / stores.bytes_per_message(part.queue)))
@@ -139,12 +144,15 @@ def plan(stores: Stores, first: Offsets, end: Offsets, options: ReadOptions) -> 
     return [stores.partition(part) for part in parts]
 
 
-def read_partition(partition: StorePartition, schema: StructType, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, as Arrow batches of some 16,000 rows."""
+def read_partition(
+    partition: StorePartition, schema: StructType, options: ReadOptions, rows: RowFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, as Arrow batches of some 16,000 rows; `rows`: by default those of the options."""
     with plain_errors():
         columns = wanted_columns(schema)
         target = arrow_schema(schema)
-        tags = subscribe("", options.tags).tags
+        rows = RowFilter.of(options) if rows is None else rows
+        wanted = rows.wanted()
         queue = partition.queue
         source = MessageQueue(partition.topic, partition.broker_name, queue.queue_id)
 
@@ -156,7 +164,7 @@ def read_partition(partition: StorePartition, schema: StructType, options: ReadO
         files = LogRow(partition.log_directories)
         try:
             reader = RecordReader(queue, files, gone, check_crc=options.check_crc)
-            for piece in reader.pieces(frozenset(map(string_hash, tags)) if tags else None):
+            for piece in reader.pieces(rows.codes()):
                 batch = records.decode(
                     piece.buffer,
                     columns=columns,
@@ -165,7 +173,7 @@ def read_partition(partition: StorePartition, schema: StructType, options: ReadO
                     topic=partition.topic,
                     offset_first=queue.first,
                     offset_end=queue.next,
-                    tags=tags,
+                    wanted=wanted,
                 )
                 if batch.num_rows:
                     yield batch if batch.schema.equals(target) else batch.cast(target)
