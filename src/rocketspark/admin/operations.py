@@ -47,6 +47,20 @@ class TopicState(msgspec.Struct, frozen=True):
         return sum(q.message_count for q in self.queues)
 
 
+class QueueProgress(msgspec.Struct, frozen=True):
+    """How far a group is in a queue; `committed` None: it never committed there."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    committed: int | None
+
+    @property
+    def lag(self) -> int:
+        """Messages that are there and not consumed yet."""
+        return max(0, self.max_offset - max(self.committed or 0, self.min_offset))
+
+
 class BrokerState(msgspec.Struct, frozen=True, order=True):
     """One broker process; `broker_id` 0 is the master of its name."""
 
@@ -60,6 +74,7 @@ class Operations(AsyncClient):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
+    `access_key`, `secret_key`, `security_token`: every request is signed with them.
 
     >>> async with Operations("127.0.0.1:9876") as operations:
     ...     print(await operations.list_topics())
@@ -67,8 +82,24 @@ class Operations(AsyncClient):
 
     kind = "operations object"
 
-    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = requests.TIMEOUT_MS) -> None:
-        super().__init__(namesrv, {"timeout_ms": timeout_ms})
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        *,
+        timeout_ms: float = requests.TIMEOUT_MS,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        security_token: str | None = None,
+    ) -> None:
+        super().__init__(
+            namesrv,
+            {
+                "timeout_ms": timeout_ms,
+                "access_key": access_key,
+                "secret_key": secret_key,
+                "security_token": security_token,
+            },
+        )
         self._timeout_ms = timeout_ms
         self._routes = self._instance.routes
 
@@ -194,6 +225,31 @@ class Operations(AsyncClient):
         self._routes.forget(topic)
         return [b.broker_name for b in route.brokers]
 
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    async def list_groups(self, topic: str) -> list[str]:
+        """Consumer groups that subscribe to a topic, or have offsets there, sorted. Raises RouteNotFound."""
+        route = await self._routes.refresh(validate.check_topic(topic))
+        peers = [await self._broker(broker.master) for broker in route.brokers if broker.master]
+        found = await asyncio.gather(
+            *(requests.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
+        )
+        return sorted(set().union(*found))
+
+    async def show_progress(self, group: str, topic: str) -> list[QueueProgress]:
+        """How far a group is in each queue of a topic. Raises RouteNotFound, or what a broker raises."""
+        route = await self._routes.refresh(validate.check_topic(topic))
+        return list(await asyncio.gather(*(self._progress(group, q) for q in route.read_queues())))
+
+    async def _progress(self, group: str, queue: MessageQueue) -> QueueProgress:
+        # The end first: what is committed meanwhile is no less.
+        state = await self._queue_state(queue)
+        peer = await self._broker(await self._routes.find_readable(queue))
+        committed = await requests.query_consumer_offset(
+            peer, queue, group, zero_if_not_found=False, timeout_ms=self._timeout_ms
+        )
+        return QueueProgress(queue, state.min_offset, state.max_offset, committed)
+
     # -- brokers -------------------------------------------------------------------------------------------------
 
     async def cluster_info(self) -> list[BrokerState]:
@@ -219,7 +275,9 @@ class SyncOperations(Facade[Operations]):
     show_topic = blocking(Operations.show_topic)
     create_topic = blocking(Operations.create_topic)
     delete_topic = blocking(Operations.delete_topic)
+    list_groups = blocking(Operations.list_groups)
+    show_progress = blocking(Operations.show_progress)
     cluster_info = blocking(Operations.cluster_info)
 
 
-__all__ = ["BrokerState", "Operations", "QueueState", "SyncOperations", "TopicState"]
+__all__ = ["BrokerState", "Operations", "QueueProgress", "QueueState", "SyncOperations", "TopicState"]

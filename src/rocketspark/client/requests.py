@@ -387,6 +387,14 @@ async def consumer_list(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT
     return java_json.decode(reply.body, bodies.ConsumerList).consumer_id_list
 
 
+async def groups_of_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
+    """Groups that subscribe to the topic, or have offsets there, on this broker."""
+    header = headers.TopicHeader(topic=topic)
+    reply = await broker.request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"groups of topic {topic!r}")
+    return java_json.decode(reply.body, bodies.GroupList).group_list
+
+
 async def lock(
     broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
 ) -> set[MessageQueue]:

@@ -152,6 +152,12 @@ class TopicList(Body, omit_defaults=True):
     broker_addr: str | None = None
 
 
+class GroupList(Body, omit_defaults=True):
+    """Reply of QUERY_TOPIC_CONSUME_BY_WHO; a HashSet on the Java side."""
+
+    group_list: list[str] = []
+
+
 class SubscriptionBody(Body):
     """One subscription in a heartbeat. `code_set` holds the tags' hash codes."""
 

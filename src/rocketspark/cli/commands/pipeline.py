@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from rocketspark.cli.commands.pipelines import archive, restore, trace
+from rocketspark.cli.commands.pipelines import archive, audit, restore, trace
 
 app = typer.Typer(help="Run a pipeline on Spark: archive, replay, watch and mend topics.", no_args_is_help=True)
+app.command("audit")(audit.audit)
 app.command("trace")(trace.trace)
 app.command("archive")(archive.archive)
 app.command("restore")(restore.restore)

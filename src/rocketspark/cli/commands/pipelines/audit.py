@@ -1,0 +1,137 @@
+"""`pipeline audit`: what was produced against what was consumed, or one place's messages against another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    AccessKey,
+    Conf,
+    Master,
+    Namespace,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+)
+from rocketspark.cli.commands.pipelines.times import From, To, moment
+from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+
+_COMPARE = "Comparing two places"
+
+
+def audit(
+    topics: Annotated[list[str], typer.Argument(help="Topics.", show_default=False)],
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-g",
+            "--group",
+            help="A group that ought to have consumed; may be repeated. By default all that have offsets.",
+            show_default=False,
+        ),
+    ] = None,
+    begin: From = "",
+    end: To = "",
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A finding that is in order: missing, lost, duplicates, unconsumed, dead; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    max_lag: Annotated[int, typer.Option(min=0, help="So many unconsumed messages of a group are in order.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, max=10_000, help="How many messages to name of each kind.")] = 10,
+    against: Annotated[
+        str, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
+    ] = "",
+    against_archive: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare with what this archive holds of the topic, or of --against.",
+            show_default=False,
+            rich_help_panel=_COMPARE,
+        ),
+    ] = None,
+    against_namesrv: Annotated[
+        str,
+        typer.Option(
+            help="NameServers of --against, if it is elsewhere.", show_default=False, rich_help_panel=_COMPARE
+        ),
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="id: ids and contents; content: contents alone, for copies with new ids.", rich_help_panel=_COMPARE
+        ),
+    ] = "id",
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    options: Options = None,
+    json: Json = False,
+) -> None:
+    """Count what topics hold and what groups made of it: gaps, duplicates, what is not consumed, dead letters.
+
+    Ends with 0 if all is in order, 3 if not, 1 for an error, 2 for wrong usage. With --against or --against-archive
+    the messages of two places are compared: counts, and checksums of ids, bodies, tags, keys and properties.
+
+    Example: `rocketspark pipeline audit orders --group billing --from 24h`
+
+    Example: `rocketspark pipeline audit orders --against orders-restored`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    from_ms, to_ms = moment("--from", begin), moment("--to", end)
+    comparing = bool(against or against_archive)
+    if comparing and len(topics) > 1:
+        raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")
+    if comparing and (groups or ignore or max_lag):
+        raise typer.BadParameter("--group, --ignore and --max-lag have no meaning with it", param_hint="--against")
+    if against_namesrv and (not against or against_archive):
+        raise typer.BadParameter("name the topic there with --against", param_hint="--against-namesrv")
+    if by not in ("id", "content"):
+        raise typer.BadParameter(f"{by!r}: id or content is needed", param_hint="--by")
+    from rocketspark.errors import UsageError
+    from rocketspark.spark.pipelines import audit as pipeline
+    from rocketspark.spark.pipelines import audit_figures, compare
+    from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
+
+    try:
+        audit_figures.check_kinds(ignore or ())
+    except UsageError as e:
+        raise typer.BadParameter(str(e), param_hint="--ignore") from None
+    with start("audit", master, remote, conf) as (spark, progress):
+        if comparing:
+            there = where._replace(namesrv=against_namesrv) if against_namesrv else where
+            other = compare.Side(there, against or topics[0], against_archive)
+            one = compare.Side(where, topics[0])
+            compared = compare.run(
+                spark, one, other, by=by, from_ms=from_ms, to_ms=to_ms, samples=samples, progress=progress
+            )
+            finish(compared, progress, json=json, code=EXIT_DONE if compared.ok else EXIT_FOUND)
+            return
+        report = pipeline.run(
+            spark,
+            where,
+            topics,
+            groups=groups or (),
+            from_ms=from_ms,
+            to_ms=to_ms,
+            ignore=ignore or (),
+            max_lag=max_lag,
+            samples=samples,
+            progress=progress,
+        )
+        code = EXIT_DONE if report.ok else EXIT_FOUND
+        finish(report if json else pipeline.summary(report), progress, json=json, code=code)
