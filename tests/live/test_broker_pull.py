@@ -241,6 +241,9 @@ def test_a_scan_that_matches_nothing_ends_and_says_where_to_go_on(tmp_path: Path
             following = reply.header(PullReply).next_offset
             # 16 000 bytes of the queue's units are looked at.
             assert (reply.code, following) == (20, 800)
+            nothing = await pull(peer, bulk=True, subscription="b")
+            at_end = await pull(peer, TOPIC, 0, 1001, bulk=True)
+            assert [(r.code, r.body) for r in (nothing, at_end)] == [(20, b""), (19, b"")]
             assert [m.body for m in await pulled(peer, TOPIC, 0, following, subscription="b")] == [b"wanted"]
 
     run(main())

@@ -115,7 +115,7 @@ class PullHandler:
             self._hold(peer, request, codes, accepts, topic_sys_flag)
             return None
         self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
-        if h.bulk and read.size >= PART_BYTES_MIN * len(read.records):
+        if h.bulk and read.count and read.size >= PART_BYTES_MIN * len(read.records):
             # From the log's pages right into the socket: a copy of a MiB in between costs as much as all the rest.
             return Parts(self._head(request, read, topic_sys_flag), read.records)
         return self._answer(request, read, topic_sys_flag)
