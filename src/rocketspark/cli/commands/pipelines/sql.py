@@ -1,0 +1,73 @@
+"""`pipeline sql`: a file of sources, SQL steps and sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    AccessKey,
+    Conf,
+    Master,
+    Namespace,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+)
+from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+
+
+def sql(
+    file: Annotated[Path, typer.Argument(help="The pipeline: a .yaml or .sql file.", show_default=False)],
+    variable: Annotated[
+        list[str] | None,
+        typer.Option("--var", help="What ${name} stands for in the file, name=value; may be repeated."),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="Folder or URL where streams keep their place; FILE.checkpoints if not given.")
+    ] = "",
+    interval: Annotated[
+        float | None,
+        typer.Option(min=0, help="Go on for ever, a micro-batch every so many seconds; else all there is now."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and show what it would do.")] = False,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    options: Options = None,
+    json: Json = False,
+) -> None:
+    """Run a pipeline that a file describes: sources, SQL steps, sinks; no Python needed.
+
+    Example: `rocketspark pipeline sql totals.yaml --var day=2026-01-31`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    from rocketspark.spark.pipelines import sql as pipeline
+    from rocketspark.spark.pipelines.connection import pairs
+    from rocketspark.spark.pipelines.sql_file import read_plan
+
+    plan = read_plan(file, pairs(variable, "--var"))
+    with start("sql", master, remote, conf) as (spark, progress):
+        if dry_run:
+            finish(pipeline.dry_run(spark, plan, where), progress, json=json)
+            return
+        result = pipeline.run(
+            spark,
+            plan,
+            where,
+            checkpoint=checkpoint or f"{file}.checkpoints",
+            interval_s=interval,
+            progress=progress,
+        )
+        finish(result, progress, json=json, ends=interval is None)

@@ -1,0 +1,164 @@
+"""`pipeline sql`: topics through SQL into topics and files, from a YAML file and from statements, and declared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.standalone import environment
+from tests.spark.topics import bodies_of, messages_of
+
+from rocketspark import Message, Producer
+from rocketspark.cli.main import run as cli
+from rocketspark.errors import RocketSparkError
+from rocketspark.spark.pipelines import sql
+from rocketspark.spark.pipelines.sql_file import parse_sql, parse_yaml
+from rocketspark.testing import Cluster
+
+PLAN = """
+sources:
+  - name: orders
+    topic: {source}
+    stream: true
+    json: "id INT, shop STRING, price DOUBLE"
+    options: {{startingOffsets: earliest}}
+  - {{name: shops, format: parquet, path: {folder}/shops}}
+steps:
+  - name: named
+    sql: >
+      SELECT value.id AS id, value.price AS price, shops.city AS city, orders.tag AS tag
+      FROM orders JOIN shops ON value.shop = shops.shop WHERE value.price > 2
+sinks:
+  - {{name: dear, from: named, topic: {target}}}
+  - {{name: files, from: named, format: parquet, path: {folder}/out, partition_by: [city]}}
+  - {{name: cities, sql: "SELECT city FROM shops", format: json, path: {folder}/cities}}
+"""
+
+
+def fill(producer: Producer, topic: str, first: int, count: int) -> None:
+    producer.send_batch(
+        [
+            Message(topic=topic, body=json.dumps({"id": i, "shop": "ab"[i % 2], "price": float(i)}).encode(), tag="new")
+            for i in range(first, first + count)
+        ]
+    )
+
+
+def test_streams_and_batches_go_on_where_they_were(
+    spark: SparkSession, cluster: Cluster, producer: Producer, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    source, target = make_topic(), make_topic()
+    spark.createDataFrame([("a", "Wien"), ("b", "Köln")], "shop string, city string").coalesce(1).write.parquet(
+        f"{tmp_path}/shops"
+    )
+    plan = parse_yaml(PLAN.format(source=source, target=target, folder=tmp_path), "plan")
+    fill(producer, source, 0, 5)
+    first = sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
+    assert [tuple(result) for result in first.sinks] == [
+        ("cities", f"json {tmp_path}/cities", 2, 1),
+        ("dear", f"rocketmq {target}", 5, 1),
+        ("files", f"parquet {tmp_path}/out", 5, 1),
+    ]
+    fill(producer, source, 5, 2)
+    again = sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
+    assert [result.rows for result in again.sinks] == [2, 2, 2]
+    cities = {0: "Wien", 1: "Köln"}
+    wanted = [{"id": i, "price": float(i), "city": cities[i % 2]} for i in range(3, 7)]
+    found = messages_of(cluster.namesrv, target)
+    assert sorted((json.loads(m.body) for m in found), key=lambda row: row["id"]) == wanted
+    assert {m.tag for m in found} == {"new"}
+    rows = spark.read.parquet(f"{tmp_path}/out").orderBy("id").collect()
+    assert [(r.id, r.price, r.city, r.tag) for r in rows] == [(w["id"], w["price"], w["city"], "new") for w in wanted]
+    assert spark.read.json(f"{tmp_path}/cities").count() == 2
+
+
+def test_the_command_runs_statements(
+    spark: SparkSession,
+    cluster: Cluster,
+    load: Callable[..., Any],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, target = make_topic(), make_topic()
+    load(source, 60)
+    file = tmp_path / "tags.sql"
+    file.write_text(
+        "CREATE SOURCE m USING rocketmq OPTIONS (topic '${topic}', tags 'A || B');\n"
+        f"CREATE SINK counts USING rocketmq OPTIONS (topic '{target}') AS\n"
+        "SELECT concat(tag, '=', count(*)) AS body, tag FROM m GROUP BY tag;\n"
+    )
+    common = ["pipeline", "sql", str(file), "--var", f"topic={source}", "-n", cluster.namesrv, "--json"]
+    assert cli([*common, "--dry-run"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sinks"] == [{"sink": "counts", "to": f"rocketmq {target}", "kind": "batch"}]
+    assert told["views"][0]["name"] == "m"
+    assert "storeTime:timestamp" in told["views"][0]["columns"]
+    assert bodies_of(cluster.namesrv, target) == []
+    assert cli(common) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sinks"] == [{"sink": "counts", "to": f"rocketmq {target}", "rows": 2, "batches": 1}]
+    assert bodies_of(cluster.namesrv, target) == [b"A=16", b"B=16"]
+    assert cli(["pipeline", "sql", str(file), "-n", cluster.namesrv]) == 1
+    assert "${topic} has no value: give it with --var topic=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("view", "sink", "error"),
+    [
+        ("SELECT nothing FROM m", "SELECT * FROM v", "step v: [UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+        ("SELECT body FROM m", "SELECT * FROM w", "sink s: [TABLE_OR_VIEW_NOT_FOUND]"),
+        ("SELECT queueOffset FROM m", "SELECT * FROM v", "sink s: no column is left for the body"),
+    ],
+)
+def test_mistakes_name_the_part(
+    spark: SparkSession, cluster: Cluster, topic: str, view: str, sink: str, error: str
+) -> None:
+    plan = parse_sql(
+        f"CREATE SOURCE m USING rocketmq OPTIONS (topic '{topic}'); CREATE VIEW v AS {view};"
+        f"CREATE SINK s USING rocketmq OPTIONS (topic 'x') AS {sink}",
+        "p",
+    )
+    with pytest.raises(RocketSparkError) as caught:
+        sql.dry_run(spark, plan, cluster.namesrv)
+    assert error in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_as_a_declarative_pipeline(
+    cluster: Cluster, load: Callable[..., Any], make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    source, target = make_topic(), make_topic()
+    sent = load(source, 40)
+    (tmp_path / "tags.sql").write_text(
+        f"CREATE STREAMING SOURCE m USING rocketmq OPTIONS (topic '{source}', startingOffsets 'earliest');\n"
+        "CREATE VIEW tagged AS SELECT body, tag FROM STREAM m WHERE tag = 'A';\n"
+        f"CREATE SINK copies USING rocketmq OPTIONS (topic '{target}') AS SELECT * FROM STREAM tagged;\n"
+    )
+    (tmp_path / "graph.py").write_text(
+        "from rocketspark.spark.pipelines.declarative import define\n"
+        f"define({str(tmp_path / 'tags.sql')!r}, {cluster.namesrv!r})\n"
+    )
+    (tmp_path / "spark-pipeline.yml").write_text(
+        f"name: tags\nstorage: file://{tmp_path}/storage\nlibraries:\n  - glob:\n      include: graph.py\n"
+    )
+    settings = ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
+    settings += ["--conf", "spark.ui.enabled=false", "--conf", "spark.connect.grpc.binding.address=127.0.0.1"]
+    program = Path(sys.modules["pyspark"].__file__ or "").parent / "bin" / "spark-pipelines"
+    done = subprocess.run(
+        [str(program), "run", *settings, "--spec", str(tmp_path / "spark-pipeline.yml")],
+        cwd=tmp_path,
+        env=environment() | {"SPARK_TESTING": "1", "PYSPARK_DRIVER_PYTHON": sys.executable, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert bodies_of(cluster.namesrv, target) == sorted(m.body for m in sent.values() if m.tag == "A")
