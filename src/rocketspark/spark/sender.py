@@ -32,6 +32,8 @@ from rocketspark.spark.targets import Target, targets
 BATCH_ROWS_MAX = 0x7FFF
 # Rows that go alone are small, at times: no more of them are in flight.
 IN_FLIGHT_MAX = 1024
+# How a row goes. What no batch may hold: large or compressed rows go alone, those for a later time too.
+_BATCHED, _ALONE, _LATE = np.int8(0), np.int8(1), np.int8(2)
 
 
 def send_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> int:
@@ -106,16 +108,16 @@ class Sender:
         for part in parts(batch):
             rows = Rows(part, self._options.topic)
             items = encode(rows, self._ids)
-            alone = self._alone(rows, items)
+            manners = self._manners(rows, items)
             found = await targets(rows, self._find_queues)
             if len(found) == 1 and found[0][1] is None:
-                await self._take(found[0][0], items, alone, 0, items.count)
+                await self._take(found[0][0], items, manners, 0, items.count)
                 continue
             order = np.concatenate([group for _, group in found if group is not None])
-            items, alone, at = items.take(order), None if alone is None else alone[order], 0
+            items, manners, at = items.take(order), None if manners is None else manners[order], 0
             for target, group in found:
                 assert group is not None
-                await self._take(target, items, alone, at, at + len(group))
+                await self._take(target, items, manners, at, at + len(group))
                 at += len(group)
         await self._settle()
 
@@ -125,24 +127,26 @@ class Sender:
             await self._flush(target)
         await self._settle()
 
-    def _alone(self, rows: Rows, items: Items) -> NDArray[np.bool_] | None:
-        """Which rows no batch may hold: late, large or compressed ones; None if there is none."""
+    def _manners(self, rows: Rows, items: Items) -> NDArray[np.int8] | None:
+        """How each row goes: in a batch, alone, or late; None if all go in batches."""
         alone = np.diff(items.starts) > self._options.batch_bytes_max
-        if rows.delayed is not None:
-            alone |= rows.delayed
         if self._options.compression:
             alone |= np.diff(offsets_of(rows.bodies)) > self._packing.over_bytes
-        return alone if alone.any() else None
+        if rows.delayed is not None:
+            return np.where(rows.delayed, _LATE, np.where(alone, _ALONE, _BATCHED))
+        return np.where(alone, _ALONE, _BATCHED) if alone.any() else None
 
-    async def _take(self, target: Target, items: Items, alone: NDArray[np.bool_] | None, at: int, end: int) -> None:
+    async def _take(self, target: Target, items: Items, manners: NDArray[np.int8] | None, at: int, end: int) -> None:
         """Take items [at, end), which go to one target."""
-        if alone is not None:
-            for row in (np.flatnonzero(alone[at:end]) + at).tolist():
-                # Behind what its queue has gathered.
+        if manners is not None:
+            topic = self._options.access.wire(target.topic)
+            for row in (np.flatnonzero(manners[at:end]) + at).tolist():
                 await self._gather(target, items, at, row)
-                await self._flush(target)
-                topic = self._options.access.wire(target.topic)
-                await self._submit(target, self._compressed(items.outgoing(row, topic)))
+                if manners[row] == _ALONE:
+                    # Behind what its queue has gathered; a late one comes later anyway.
+                    await self._flush(target)
+                out = self._compressed(items.outgoing(row, topic))
+                await self._submit(target, out, in_order=manners[row] == _ALONE)
                 at = row + 1
         await self._gather(target, items, at, end)
 
@@ -186,8 +190,8 @@ class Sender:
         out = Outgoing(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
         await self._submit(target, out)
 
-    async def _submit(self, target: Target, out: Outgoing) -> None:
-        """Have it sent, behind what goes to the same queue; waits while too much is in flight."""
+    async def _submit(self, target: Target, out: Outgoing, *, in_order: bool = True) -> None:
+        """Have it sent, `in_order` behind what goes to the same queue; waits while too much is in flight."""
         size = len(out.body)
         while self._in_flight and (
             self._in_flight_bytes + size > self._bytes_max or len(self._in_flight) >= IN_FLIGHT_MAX
@@ -199,8 +203,10 @@ class Sender:
             await self._producer.send_packed(out, None, None, None)
             return
         is_free = target.queue is None and target.broker is None
-        task = asyncio.ensure_future(self._deliver(self._last.get(queue), out, queue, is_free))
-        self._last[queue] = task
+        before = self._last.get(queue) if in_order else None
+        task = asyncio.ensure_future(self._deliver(before, out, queue, is_free))
+        if in_order:
+            self._last[queue] = task
         self._in_flight.add(task)
         self._in_flight_bytes += size
         task.add_done_callback(partial(self._end, size))

@@ -62,17 +62,19 @@ async def targets(rows: Rows, find_queues: FindQueues) -> list[tuple[Target, NDA
     for numbers, size in ((brokers.numbers, len(brokers.values)), (ids.numbers, len(ids.values))):
         code = code * size + numbers
     code = code * (int(sharded.max(initial=-1)) + 2) + sharded + 1
-    if not rows.count:
-        return []
-    if (code == code[0]).all():
-        return [(await _target(rows, 0, topics, ids, brokers, sharded, find_queues), None)]
+    if (code == code[:1]).all():
+        return [(await _target(rows, 0, topics, ids, brokers, sharded, find_queues), None)] if rows.count else []
     # Few targets are the rule: small numbers are sorted quicker by far.
     order = np.argsort(code.astype(np.uint16) if code.max() < 1 << 16 else code, kind="stable")
     code = code[order]
     starts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
+    found: dict[Target, list[NDArray[np.int64]]] = {}
+    for group in np.split(order, starts[1:]):
+        target = await _target(rows, int(group[0]), topics, ids, brokers, sharded, find_queues)
+        found.setdefault(target, []).append(group)
+    # A queue may be named in several ways: its rows keep their order all the same.
     return [
-        (await _target(rows, int(group[0]), topics, ids, brokers, sharded, find_queues), group)
-        for group in np.split(order, starts[1:])
+        (target, groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups))) for target, groups in found.items()
     ]
 
 
