@@ -102,15 +102,17 @@ def topic(cluster: Cluster, make_topic: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="session")
 def make_topic(cluster: Cluster) -> Callable[..., str]:
-    """make_topic(queues=2, brokers=2, name=None): a topic on the first brokers, known to the NameServer."""
+    """make_topic(queues=2, brokers=2, name=None, attributes=""): a topic on the first brokers, which is routed."""
 
-    def make(queues: int = 2, brokers: int = 2, name: str | None = None) -> str:
+    def make(queues: int = 2, brokers: int = 2, name: str | None = None, attributes: str = "") -> str:
         topic = name or f"t-{uuid.uuid4().hex[:12]}"
 
         async def create() -> None:
             for address in cluster.brokers[:brokers]:
                 peer = await dial(address)
-                await requests.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
+                await requests.create_topic(
+                    peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes
+                )
                 peer.close()
             namesrv = await dial(cluster.namesrv)
             while len((await requests.fetch_route(namesrv, topic)).read_queues()) < queues * brokers:

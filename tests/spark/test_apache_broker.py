@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
@@ -32,3 +34,23 @@ def test_write_and_read_exactly(spark: SparkSession, apache: ApacheCluster) -> N
     tagged = read.option("tags", "t1 || t2").load().select("tag").collect()
     assert len(tagged) == sum(i % 3 != 0 for i in range(COUNT))
     assert {r.tag for r in tagged} == {"t1", "t2"}
+
+
+def test_delivery_times_order_and_compression(spark: SparkSession, apache: ApacheCluster) -> None:
+    """Late rows go to the official broker's own timer topic, the others keep their order in the queue they name."""
+    target = {"namesrv": apache.namesrv, "topic": "spark-apache-late"}
+    first = spark.createDataFrame([("first", 0)], "body string, number int")
+    first.select("body").write.format("rocketmq").options(**target).mode("append").save()
+    tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    rows = [(f"{i:05d}" + "x" * (6000 if i % 100 == 50 else 0), None, 0) for i in range(500)]
+    rows[250] = ("late", tomorrow, 0)
+    frame = spark.createDataFrame(rows, "body string, deliverTime timestamp, queueId int").coalesce(1)
+    ways = {"compression": "zlib", "maxBatchBytes": "4000"}
+    frame.write.format("rocketmq").options(**target, **ways).mode("append").save()
+    read = spark.read.format("rocketmq").options(**target)
+    found = read.load().where("queueId = 0 and body <> 'first'").orderBy("queueOffset").collect()
+    assert [bytes(r.body).decode() for r in found] == [body for body, late, _ in rows if late is None]
+    assert [bool(r.sysFlag & 1) for r in found] == [len(body) > 4096 for body, late, _ in rows if late is None]
+    (waiting,) = read.option("topic", "rmq_sys_wheel_timer").load().where("body = 'late'").collect()
+    assert waiting.properties["REAL_TOPIC"] == "spark-apache-late"
+    assert waiting.properties["TIMER_DELIVER_MS"] == str(int(tomorrow.timestamp() * 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,75 @@ def test_large_body_and_delay_go_alone(table: Table, topic: str) -> None:
     assert [bytes(r.body) for r in held if r.properties["REAL_TOPIC"] == topic] == [b"late"]
 
 
+def test_delivery_times(table: Table, topic: str) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    rows = [
+        ("past", None, now - timedelta(hours=1)),
+        ("at once", 0, None),
+        ("soon", 1500, None),
+        ("hour", 3_600_000, None),
+        ("tomorrow", None, now + timedelta(days=1)),
+    ]
+    frame = table.spark.createDataFrame(rows, "body string, delayMs long, deliverTime timestamp")
+    table.write(frame.coalesce(1), topic)
+    waiting = {bytes(r.body): r.properties for r in table.read("rmq_sys_wheel_timer") if r.topic and r.body}
+    hour, tomorrow = waiting[b"hour"], waiting[b"tomorrow"]
+    assert (hour["TIMER_DELAY_MS"], hour["REAL_TOPIC"]) == ("3600000", topic)
+    assert tomorrow["TIMER_DELIVER_MS"] == str(int(now.timestamp() + 86_400) * 1000)
+    found: set[str] = set()
+    while "soon" not in found:
+        found = {bytes(r.body).decode() for r in table.read(topic)}
+    assert found == {"past", "at once", "soon"}
+
+
+def test_several_topics_and_tasks_without_rows(table: Table, make_topic: Topics) -> None:
+    topics = [make_topic() for _ in range(3)]
+    rows = [(f"{i}", topics[i % 3], f"t{i}") for i in range(7)]
+    frame = table.spark.createDataFrame(rows, "body string, topic string, tag string")
+    # More tasks than rows.
+    table.write(frame.repartition(12), None)
+    for number, name in enumerate(topics):
+        assert sorted(bytes(r.body).decode() for r in table.read(name)) == [str(i) for i in range(number, 7, 3)]
+    empty = table.spark.createDataFrame([], "body string")
+    table.write(empty, topics[0])
+    table.write(empty, "no-such-topic-" + topics[0])
+    assert len(table.read(topics[0])) == 3
+
+
+def test_a_topic_of_one_queue_keeps_a_task_s_order(table: Table, make_topic: Topics) -> None:
+    topic = make_topic(queues=1, brokers=1)
+    # Now and then a row too large for a batch.
+    text = F.col("id").cast("string")
+    body = F.when(F.col("id") % 4000 == 7, F.rpad(text, 9000, "x")).otherwise(text)
+    table.write(table.spark.range(20_000).coalesce(1).select(body.alias("body")), topic, maxBatchBytes=4000)
+    bodies = [bytes(r.body).rstrip(b"x") for r in table.read(topic)]
+    assert bodies == [b"%d" % i for i in range(20_000)]
+
+
+def test_a_topic_with_batch_queues_takes_inner_batches(table: Table, make_topic: Topics) -> None:
+    topic = make_topic(queues=1, brokers=1, attributes="+queue.type=BatchCQ")
+    frame = (
+        table.spark.range(3000)
+        .coalesce(1)
+        .select(F.format_string("body %d", "id").alias("body"), F.format_string("t%d", F.col("id") % 3).alias("tag"))
+    )
+    table.write(frame, topic, maxBatchBytes="1000000")
+    rows = table.read(topic)
+    assert [(bytes(r.body), r.tag, r.queueOffset) for r in rows] == [
+        (b"body %d" % i, f"t{i % 3}", i) for i in range(3000)
+    ]
+    # One record for all.
+    assert len({r.logPosition for r in rows}) == 1
+
+
+def test_compression_and_a_broker_s_queues(table: Table, topic: str) -> None:
+    rows = [("a" * 10_000, "broker-b"), ("small", "broker-b"), ("c" * 5000, "broker-a")]
+    frame = table.spark.createDataFrame(rows, "body string, broker string")
+    table.write(frame, topic, compression="zstd")
+    found = {bytes(r.body).decode(): (r.broker, bool(r.sysFlag & 1)) for r in table.read(topic)}
+    assert found == {"a" * 10_000: ("broker-b", True), "small": ("broker-b", False), "c" * 5000: ("broker-a", True)}
+
+
 def test_stream_write(
     table: Table, cluster: Cluster, make_topic: Topics, load: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -154,6 +224,16 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("SELECT CAST(NULL AS STRING) AS body", {}, "no body"),
     ("SELECT 'x' AS body, 9 AS queueId", {}, "names queue 9"),
     ("SELECT 'x' AS body, 'k' AS shardingKey", {"topic": "absent"}, "does not exist"),
+    ("SELECT 'x' AS body, 'broker-z' AS broker", {}, "names broker 'broker-z', which has no queue"),
+    ("SELECT 'x' AS body, array('a b') AS keys", {}, "one with a blank"),
+    ("SELECT 'x' AS body, map('a', '') AS properties", {}, "'a' has no value"),
+    ("SELECT 'x' AS body, repeat('y', 40000) AS tag", {}, "32767 are allowed"),
+    ("SELECT 'x' AS body, -3 AS delayLevel", {}, "delayLevel is -3"),
+    ("SELECT 'x' AS body, 3 AS delayLevel, 5L AS delayMs", {}, "several of delayLevel, delayMs and deliverTime"),
+    ("SELECT 'x' AS body, now() + INTERVAL 100 DAYS AS deliverTime", {}, "should not be bigger than the max delay"),
+    ("SELECT 'x' AS body, 'tomorrow' AS deliverTime", {}, "column 'deliverTime' is string, not timestamp"),
+    ("SELECT 'x' AS body", {"compression": "gzip"}, "none or one of zlib, lz4, zstd is needed"),
+    ("SELECT 'x' AS body, CAST(NULL AS STRING) AS topic", {"topic": None}, "topic is null"),
 ]
 
 
