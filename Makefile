@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo check fix test demo bench soak clean
+.PHONY: help setup setup-python setup-demo check fix test demo bench bench-spark soak clean
 
 PYTHON ?=
 GO ?=
@@ -49,6 +49,9 @@ demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPA
 
 bench: setup ## measured beside the Java broker and client, ratios printed (PARTS="raw pull" OPTIONS="--quick --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench $(PARTS) $(OPTIONS)
+
+bench-spark: setup ## Spark's reads and writes beside its Kafka connector (PARTS="read write" OPTIONS="--quick --long --json FILE")
+	@exec $(WITH_JAVA) $(BIN)/python -m bench.spark_kafka $(PARTS) $(OPTIONS)
 
 soak: setup ## the long runs: kill cycles under load (CYCLES=N)
 	$(WITH_JAVA) SOAK_CYCLES=$(CYCLES) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0

@@ -86,7 +86,7 @@ def _run() -> None:
         parts[part] = {"seconds": taken, "load_average": load, "failed": failed}
         parts[part]["rows"] = [row._asdict() for row in rows]
         if arguments.json:
-            found = {"machine": _machine(), "plan": plan._asdict(), "parts": parts}
+            found = {"machine": machine(), "plan": plan._asdict(), "parts": parts}
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     if failures := [part for part, found in parts.items() if found["failed"]]:
         sys.exit(f"failed: {', '.join(failures)}")
@@ -113,7 +113,8 @@ def _allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """What the figures were found on."""
     return {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
 
 

@@ -60,7 +60,7 @@ def fetched_jars() -> Path:
             jars = Path(folder) / "jars"
             command = ["mvn", "-B", "-ntp", "-q", "-Dstyle.color=never", "-f", str(POM), "dependency:copy-dependencies"]
             command += ["-DincludeScope=runtime", f"-DoutputDirectory={jars}", f"-Dkafka.version={VERSION}"]
-            _fetch("Maven could not fetch Kafka's jars", command, {"JAVA_HOME": str(java_home())})
+            fetch("Maven could not fetch Kafka's jars", command, {"JAVA_HOME": str(java_home())})
             jars.rename(target)
     return target
 
@@ -82,12 +82,12 @@ def fetched_clients() -> Path:
                 "--target",
                 str(found),
             ]
-            _fetch("pip could not fetch Kafka's Python clients", [*command, *PACKAGES], {})
+            fetch("pip could not fetch Kafka's Python clients", [*command, *PACKAGES], {})
             found.rename(target)
     return target
 
 
-def _fetch(failure: str, command: list[str], variables: dict[str, str]) -> None:
+def fetch(failure: str, command: list[str], variables: dict[str, str]) -> None:
     if shutil.which(command[0]) is None:
         raise SystemExit(f"{failure}: there is no {command[0]}; run `make setup`")
     try:

@@ -1,0 +1,310 @@
+"""`make bench-spark`: format("rocketmq") beside Spark's own Kafka connector, same rows, same machine, in one run.
+
+Two Spark sessions on two cores each, two brokers; they take turns round by round, warm, and the ratio of a case is the
+median of its rounds' own. Bodies are compared by checksum, computed by Spark on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.java.apache import ask
+
+from bench.__main__ import machine
+from bench.fill import BATCH_COUNT, fill
+from bench.kafka_broker import VERSION, kafka
+from bench.peers import Servers, apache, ours
+from bench.plan import Plan
+from bench.report import Figure, Row, progress, rates_row, show
+from bench.spark_peers import KAFKA, ROCKETMQ, Peaks, Spark, Usage, settle, spark_session
+
+TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-written", "bench-spark-java", "bench-long"
+QUEUES = 4
+PARTITIONS = (1, 2, 4, 8)
+BODY_BYTES = 128
+UPDATE_BROKER_CONFIG = 25
+# What the Java broker is told to give at most in one pull, beside its defaults of 32 messages and 256 KiB.
+RAISED = b"maxTransferCountOnMessageInMemory=4096\nmaxTransferBytesOnMessageInMemory=1048576\n"
+DEFAULTS = b"maxTransferCountOnMessageInMemory=32\nmaxTransferBytesOnMessageInMemory=262144\n"
+CASES = {
+    "read": "batch read through the broker: five columns made and dropped",
+    "sum": "the same, with count and checksums of the bodies",
+    "stream": "stream with trigger AvailableNow, from start to end",
+    "parquet": "topic to Parquet",
+    "store": "the broker's store read directly, beside Kafka's read",
+    "write": "batch write from Parquet",
+    "partitions": "batch read of topics with 1, 2, 4 and 8 queues",
+    "java": "batch read from the Java RocketMQ broker, beside Kafka's read",
+    "long": "10 M messages read in bounded memory (only when asked for, or with --long)",
+}
+
+
+class Round(NamedTuple):
+    """One timed job: rows, seconds, processor seconds."""
+
+    rows: int
+    seconds: float
+    usage: Usage
+
+    @property
+    def figure(self) -> Figure:
+        """As a report takes it: the server is broker, JVM and Python together."""
+        return Figure(self.rows, self.seconds, sum(self.usage))
+
+
+class Side(NamedTuple):
+    """A session and the broker it reads."""
+
+    spark: Spark
+    servers: Servers
+
+    def do(self, job: str, topic: str, **given: Any) -> dict[str, Any]:
+        """A job on one of the broker's topics."""
+        return self.spark.do(job, **{"address": self.servers.namesrv, "topic": topic} | given)
+
+    def timed(self, rows: int, job: str, topic: str, **given: Any) -> Round:
+        """The same, timed; a job that tells how many rows it saw must have seen all."""
+        settle()
+        before = self.spark.usage(self.servers.pid)
+        found = self.do(job, topic, **given)
+        if found.get("rows", rows) != rows:
+            raise SystemExit(f"{job} of {self.spark.side} saw {found['rows']} rows, not {rows}")
+        return Round(rows, found["seconds"], self.spark.usage(self.servers.pid).since(before))
+
+
+def body_of(number: int) -> bytes:
+    """128 bytes that nothing packs well; Spark makes the same by sha2(number, 512)."""
+    return hashlib.sha512(b"%d" % number).hexdigest().encode()
+
+
+class Bench:
+    """The brokers, the sessions, and what was found so far."""
+
+    def __init__(self, plan: Plan, rows: int, folder: Path, mine: Side, theirs: Side | None) -> None:
+        self.plan, self.rows, self.folder = plan, rows, folder
+        self.mine, self.theirs = mine, theirs
+        self.runs = plan.rounds(5)
+        self.warm = plan.of(3, 1, 0)
+        self.found: list[Row] = []
+        self.where: dict[str, dict[str, dict[str, float]]] = {}
+        self.sums: dict[str, Any] = {}
+
+    # -- the measure
+
+    def compare(self, name: str, mine: dict[str, Any], theirs: dict[str, Any] | None = None, *, rows: int = 0) -> None:
+        """A job on both sides in turn, each after rounds that do not count; `theirs` where it is not the same."""
+        rows = rows or self.rows
+        theirs = theirs or mine
+        pairs: list[tuple[Round, Round | None]] = []
+        for number in range(self.warm + self.runs):
+            progress(f"{name}: round {number + 1 - self.warm} of {self.runs}")
+            first: Round | None = None
+            if self.theirs and number % 2:
+                first = self.theirs.timed(**{"rows": rows} | theirs)
+            found = self.mine.timed(**{"rows": rows} | mine)
+            if self.theirs and first is None:
+                first = self.theirs.timed(**{"rows": rows} | theirs)
+            pairs.append((found, first))
+        self._note(name, pairs[self.warm :])
+
+    def _note(self, name: str, pairs: list[tuple[Round, Round | None]]) -> None:
+        row = rates_row(name, "rows/s", [(o.figure, p.figure if p else None) for o, p in pairs])
+        show([row], heading=not self.found, peer="kafka")
+        self.found.append(row)
+        sides = {"ours": [o for o, _ in pairs], "kafka": [p for _, p in pairs if p]}
+        self.where[name] = {side: us_a_row(rounds) for side, rounds in sides.items() if rounds}
+        for side, used in self.where[name].items():
+            print(f"    {side:6} us a row: " + ", ".join(f"{k} {v:.3f}" for k, v in used.items()), flush=True)
+
+    def show(self, rows: list[Row]) -> None:
+        """Rows that stand for themselves."""
+        show(rows, heading=not self.found, peer="kafka")
+        self.found += rows
+
+    # -- what both sides read
+
+    def load(self) -> None:
+        """The same bodies to both sides, checked by what Spark makes of them."""
+        self._load_ours(TOPIC, self.rows, QUEUES)
+        self._load_kafka(TOPIC, self.rows, QUEUES)
+        sides = [side for side in (self.mine, self.theirs) if side]
+        found = [{k: v for k, v in side.do("check", TOPIC).items() if k != "seconds"} for side in sides]
+        self.sums = found[0]
+        if (found[0]["rows"], found[0]["bytes"]) != (self.rows, self.rows * BODY_BYTES) or found[0] != found[-1]:
+            raise SystemExit(f"the sides do not hold the same {self.rows} bodies: {found}")
+        print(f"  {self.rows:,} bodies of {BODY_BYTES} B on each side: crc32 and xxhash64 agree", flush=True)
+
+    def _load_ours(self, topic: str, rows: int, queues: int) -> None:
+        progress(f"our broker: {rows:,} messages to {topic}")
+        fill(self.mine.servers.broker, topic, rows, queues=queues, body_of=body_of)
+
+    def _load_kafka(self, topic: str, rows: int, queues: int) -> None:
+        if self.theirs:
+            progress(f"Kafka: {rows:,} messages to {topic}")
+            self.theirs.do("create", topic, queues=queues)
+            self.theirs.do("fill", topic, rows=rows, queues=queues, run=BATCH_COUNT)
+
+    # -- the cases
+
+    def read(self) -> None:
+        """Batch read."""
+        self.compare("batch read", {"job": "read", "topic": TOPIC})
+
+    def sum(self) -> None:
+        """Batch read that looks into each body."""
+        self.compare("batch read, checksums of bodies", {"job": "check", "topic": TOPIC})
+
+    def stream(self) -> None:
+        """Stream read."""
+        self.compare("stream read, AvailableNow", {"job": "stream", "topic": TOPIC})
+
+    def parquet(self) -> None:
+        """Topic to files."""
+        paths = [str(self.folder / side) for side in ("ours", "kafka")]
+        mine, theirs = ({"job": "parquet", "topic": TOPIC, "path": path} for path in paths)
+        self.compare("topic to Parquet", mine, theirs)
+
+    def store(self) -> None:
+        """The files themselves, at rest."""
+        options = {"store": str(self.mine.servers.store)}
+        mine = {"job": "read", "topic": TOPIC, "address": "", "options": options}
+        self.compare("store read directly", mine, {"job": "read", "topic": TOPIC})
+
+    def write(self) -> None:
+        """Files to a topic; afterwards the topic's checksums must be those of the files, once for each round."""
+        path = str(self.folder / "bodies")
+        self.mine.do("parquet", TOPIC, path=path)
+        self._load_ours(WRITTEN_TOPIC, 0, QUEUES)
+        if self.theirs:
+            self.theirs.do("create", WRITTEN_TOPIC, queues=QUEUES)
+        self.compare("batch write", {"job": "write", "topic": WRITTEN_TOPIC, "path": path})
+        times = self.warm + self.runs
+        for side in (self.mine, self.theirs):
+            if side:
+                found = side.do("check", WRITTEN_TOPIC)
+                if any(found[key] != times * self.sums[key] for key in ("rows", "bytes", "crc32")):
+                    raise SystemExit(f"{side.spark.side}: written were {found}, {times} times {self.sums} were given")
+
+    def partitions(self) -> None:
+        """How the rate grows."""
+        rows = self.rows // 2
+        for queues in PARTITIONS:
+            topic = f"{TOPIC}-{queues}"
+            self._load_ours(topic, rows, queues)
+            self._load_kafka(topic, rows, queues)
+            self.compare(
+                f"batch read, {queues} partition{'s' * (queues > 1)}", {"job": "read", "topic": topic}, rows=rows
+            )
+
+    def java(self) -> None:
+        """Our connector on the Java broker, as it is and with larger pulls allowed."""
+        rows = self.rows // 2
+        with apache() as servers:
+            progress(f"the Java broker: {rows:,} messages")
+            fill(servers.broker, JAVA_TOPIC, rows, queues=QUEUES, body_of=body_of)
+            mine = self.mine
+            self.mine = Side(mine.spark, servers)
+            try:
+                for name, config in (("32 a pull", DEFAULTS), ("4,096 a pull", RAISED)):
+                    if ask(servers.broker, UPDATE_BROKER_CONFIG, config).code:
+                        raise SystemExit("the Java broker did not take its settings")
+                    job = {"job": "read", "topic": JAVA_TOPIC, "rows": rows}
+                    self.compare(f"Java broker, {name}", job, {"job": "read", "topic": TOPIC})
+            finally:
+                self.mine = mine
+
+    def long(self) -> None:
+        """Many messages; how much memory each process took at most."""
+        rows = self.plan.of(10_000_000, 1_000_000, 10_000)
+        self._load_ours(LONG_TOPIC, rows, QUEUES)
+        with Peaks(self.mine.spark, self.mine.servers.pid) as peaks:
+            found = self.mine.timed(rows, "check", LONG_TOPIC)
+        self._note(f"batch read of {rows:,}", [(found, None)])
+        self.show([Row(f"  most memory (RssAnon): {name}", mib, None, "MiB") for name, mib in peaks.mib.items()])
+
+
+def us_a_row(rounds: list[Round]) -> dict[str, float]:
+    """Microseconds of processor time a row by who used it, the median of the rounds."""
+    used = {}
+    for at, name in enumerate(("broker", "JVM", "Python")):
+        used[name] = statistics.median(r.usage[at] / r.rows * 1e6 for r in rounds)
+    return used | {"all": statistics.median(sum(r.usage) / r.rows * 1e6 for r in rounds)}
+
+
+@contextmanager
+def sides(alone: bool, folder: Path) -> Iterator[tuple[Side, Side | None]]:
+    """Both brokers and both sessions; ours only if `alone`."""
+    with ExitStack() as stack:
+        progress("our broker and session")
+        servers = stack.enter_context(ours())
+        mine = Side(stack.enter_context(spark_session(ROCKETMQ, folder)), servers)
+        theirs = None
+        if not alone:
+            progress("Kafka's broker and session")
+            servers = stack.enter_context(kafka())
+            theirs = Side(stack.enter_context(spark_session(KAFKA, folder)), servers)
+            print(
+                f"  ours: PySpark {mine.spark.version}; Kafka {VERSION}, connector and PySpark {theirs.spark.version}"
+            )
+        yield mine, theirs
+
+
+def run(plan: Plan, only: tuple[str, ...] = (), rows: int = 0, report: Path | None = None) -> list[Row]:
+    """The cases, all but the long one by default; `report`: a JSON file that holds what is found so far."""
+    rows = rows or plan.of(2_000_000, 400_000, 2_000)
+    with (
+        tempfile.TemporaryDirectory(prefix="rocketspark-bench-spark-") as temporary,
+        sides(plan.alone, Path(temporary)) as (mine, theirs),
+    ):
+        bench = Bench(plan, rows, Path(temporary), mine, theirs)
+        bench.load()
+        for name in only or [name for name in CASES if name != "long" and not (plan.alone and name == "java")]:
+            getattr(bench, name)()
+            if report:
+                rows_found = [row._asdict() for row in bench.found]
+                whole = {"machine": machine(), "plan": plan._asdict(), "rows": rows_found, "us_a_row": bench.where}
+                report.write_text(json.dumps(whole, indent=1) + "\n")
+    return bench.found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark_kafka",
+        description='Measures format("rocketmq") beside Spark\'s Kafka connector; only ratios of one run count.',
+    )
+    parser.add_argument("cases", nargs="*", metavar="case", help="; ".join(f"{k}: {v}" for k, v in CASES.items()))
+    parser.add_argument("--rows", type=int, default=0, help="messages of 128 B on each side [default: 2,000,000]")
+    parser.add_argument("--runs", type=int, help="paired rounds per case, the median is shown [default: 5]")
+    parser.add_argument("--quick", action="store_true", help="400,000 rows, one round: to see that all is well")
+    parser.add_argument("--long", action="store_true", help="10 M messages too, and the memory they take")
+    parser.add_argument("--alone", action="store_true", help="without Kafka")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is found there too")
+    a = parser.parse_args()
+    unknown = [case for case in a.cases if case not in CASES]
+    if unknown:
+        parser.error(f"unknown case {unknown[0]!r}; there are {', '.join(CASES)}")
+    if a.rows < 0 or (a.runs is not None and a.runs < 1):
+        parser.error("--rows and --runs: at least 1 is needed")
+    cases = tuple(a.cases) or tuple(name for name in CASES if name != "long")
+    plan = Plan("quick" if a.quick else "full", a.runs, a.alone)
+    try:
+        run(plan, (*cases, *(("long",) if a.long and "long" not in cases else ())), a.rows, a.json)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    print(f"  load average {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

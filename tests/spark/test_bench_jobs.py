@@ -1,0 +1,38 @@
+"""The jobs that `make bench-spark` times, at a tiny size: they see every row. Speeds are not looked at."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+from bench.fill import fill
+from bench.spark_kafka import body_of
+from bench.spark_perf import ROCKETMQ, done
+
+from rocketspark.testing import Cluster
+
+
+def test_each_job_sees_every_row(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    rows = 1200
+    bodies = [body_of(number) for number in range(rows)]
+    expected = {"rows": rows, "bytes": 128 * rows, "crc32": sum(zlib.crc32(body) for body in bodies)}
+
+    def do(job: str, topic: str = "bench-jobs", **given: Any) -> dict[str, Any]:
+        found = done(spark, ROCKETMQ, {"job": job, "address": cluster.namesrv, "topic": topic, **given})
+        assert found.pop("seconds") > 0
+        return found
+
+    fill(cluster.brokers[0], "bench-jobs", rows, queues=2, body_of=body_of)
+    found = do("check")
+    assert {k: found[k] for k in expected} == expected
+    assert do("read") == {}
+    assert do("stream")["rows"] == rows
+    path = str(tmp_path / "bodies")
+    do("parquet", path=path)
+    # Written by Spark: from these files, and made by Spark itself, as Kafka's side gets them.
+    fill(cluster.brokers[0], "bench-jobs-written", 0, queues=2)
+    do("write", "bench-jobs-written", path=path)
+    fill(cluster.brokers[0], "bench-jobs-made", 0, queues=2)
+    do("fill", "bench-jobs-made", rows=rows, queues=2, run=500)
+    assert do("check", "bench-jobs-written") == do("check", "bench-jobs-made") == found
