@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import zlib
 
-_NAME = b"__CRC32#\x01"
-_ROOM = _NAME + b"0" * 10 + b"\x02"
+NAME = b"__CRC32#\x01"
+_ROOM = NAME + b"0" * 10 + b"\x02"
 BYTES = len(_ROOM)
 
 
 def without(stored: bytes) -> bytes:
     """Properties as stored, without a CRC, which is that of another record."""
-    at = stored.find(_NAME)
+    at = stored.find(NAME)
     while at > 0 and stored[at - 1] != 2:
-        at = stored.find(_NAME, at + 1)
+        at = stored.find(NAME, at + 1)
     if at < 0:
         return stored
     end = stored.find(b"\x02", at)
@@ -39,10 +39,10 @@ def sealed(record: bytes) -> bytes:
 def is_right(record: bytes | memoryview) -> bool:
     """Whether a record's CRC is right; one that has none passes."""
     stated = bytes(record[-BYTES:])
-    if not stated.startswith(_NAME) or not stated.endswith(b"\x02"):
+    if not stated.startswith(NAME) or not stated.endswith(b"\x02"):
         return True
     return stated == _property(record[:-BYTES])
 
 
 def _property(before: bytes | memoryview) -> bytes:
-    return _NAME + f"{zlib.crc32(before) & 0x7FFFFFFF:010d}"[::-1].encode() + b"\x02"
+    return NAME + f"{zlib.crc32(before) & 0x7FFFFFFF:010d}"[::-1].encode() + b"\x02"

@@ -24,6 +24,7 @@ from rocketspark.spark.options import ReadOptions, StorePaths
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.reading import Narrow, lost, ranges
 from rocketspark.spark.topics import matching
+from rocketspark.spark.workers import settle
 from rocketspark.store.frozen import Frozen
 from rocketspark.store.log_read import LogRow
 from rocketspark.store.queue_read import QueueFiles
@@ -148,6 +149,7 @@ def read_partition(
     partition: StorePartition, schema: StructType, options: ReadOptions, rows: RowFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a partition, as Arrow batches of some 16,000 rows; `rows`: by default those of the options."""
+    settle()
     with plain_errors():
         columns = wanted_columns(schema)
         target = arrow_schema(schema)
@@ -163,6 +165,7 @@ def read_partition(
 
         files = LogRow(partition.log_directories)
         try:
+            files.check_there()
             reader = RecordReader(queue, files, gone, check_crc=options.check_crc)
             for piece in reader.pieces(rows.codes()):
                 batch = records.decode(

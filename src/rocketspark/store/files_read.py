@@ -28,6 +28,7 @@ class FileRow:
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
+        self.directories = tuple(directories)
         found: dict[int, str] = {}
         for directory in directories:
             for name in listed(directory):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from rocketspark.errors import ConfigError
 from rocketspark.protocol import sysflags
 from rocketspark.store import checkpoint
 from rocketspark.store.files_read import listed, unreadable
 from rocketspark.store.log_read import LogRow, Whole
-from rocketspark.store.queue_read import NO_TAIL, QueueFiles, Tail, UnitRow
+from rocketspark.store.queue_read import NO_TAIL, Ints, QueueFiles, Tail, UnitRow
 
 # How much of the log before the safe position is read again, to notice a tail that was cut.
 VERIFY_BYTES = 1 << 20
@@ -53,6 +56,8 @@ class Frozen:
         self.log_directories = tuple(commit_logs) or (f"{root}/commitlog",)
         self.log = LogRow(self.log_directories)
         self.damages: list[Damage] = []
+        # Closed in good order: nobody writes, and its files are of one moment.
+        self._clean = not os.path.exists(f"{root}/abort")
         # Where the log ends, after `load`.
         self.log_end = 0
         self._folders = _queue_folders(root)
@@ -65,16 +70,22 @@ class Frozen:
         """Every queue of the wanted topics. Raises StoreError."""
         rows = {key: UnitRow(folder, batch) for key, (folder, batch) in self._folders.items() if wanted(key[0])}
         begin = self._begin(rows.values())
-        for _ in range(_TRIES):
+        tails = self._scan(begin, wanted)
+        if not self._clean and self.log_end < begin:
+            # The checkpoint is of another moment than the log.
+            begin = min(self._queues_end(self.log_end), self.log_end)
             tails = self._scan(begin, wanted)
-            found, earlier = self._join(rows, tails, begin)
+        found, earlier = self._join(rows, tails, begin)
+        for _ in range(_TRIES):
             if earlier is None or begin <= self.log.min_position:
                 break
             begin = max(min(earlier, begin), self.log.min_position)
+            tails = self._scan(begin, wanted)
+            found, earlier = self._join(rows, tails, begin)
         for topic, count in self._configured().items():
             if wanted(topic):
                 for queue_id in range(count):
-                    found.setdefault((topic, queue_id), QueueFiles(topic, queue_id, "", False, 0, 0, 0, 0, NO_TAIL))
+                    found.setdefault((topic, queue_id), QueueFiles(topic, queue_id, "", False, 0, 0, 0, NO_TAIL))
         for row in rows.values():
             row.close()
         return found
@@ -82,32 +93,38 @@ class Frozen:
     def _begin(self, rows: Iterable[UnitRow]) -> int:
         """From which log position on the queues are not relied on."""
         log = self.log
-        at = checkpoint.read(f"{self.root}/checkpoint").queues_position
         if not self._folders:
             return log.min_position
-        if not 0 < at <= log.end():
-            # Written by RocketMQ before 5.4, or newer than the log here: what has been put into queues.
-            every = [UnitRow(folder, batch) for folder, batch in self._folders.values()]
-            at = min(max(row.end_position(log.end()) for row in every), log.end())
-            for row in every:
-                row.close()
-        if os.path.exists(f"{self.root}/abort"):
+        at = checkpoint.read(f"{self.root}/checkpoint").queues_position
+        if at <= 0 or (at > log.end() and not self._clean):
+            # Written by RocketMQ before 5.4, or newer than the log here.
+            at = self._queues_end(log.end())
+        if not self._clean:
             # A broker runs or was killed, or this is a copy made meanwhile: its files may be of different moments.
             ends = [row.end_position(log.end()) for row in rows]
             newest = max([at, *ends])
             at = min([at, *(end for end in ends if newest - end <= LAG_BYTES_MAX)])
         return max(at, log.min_position)
 
-    def _scan(self, begin: int, wanted: Callable[[str], bool]) -> dict[QueueKey, list[Whole]]:
+    def _queues_end(self, below: int) -> int:
+        """The end of the newest record before a log position that is in a queue."""
+        newest = 0
+        for folder, batch in self._folders.values():
+            row = UnitRow(folder, batch)
+            newest = max(newest, row.end_position(below))
+            row.close()
+        return newest
+
+    def _scan(self, begin: int, wanted: Callable[[str], bool]) -> dict[QueueKey, _Found]:
         """The records in queues of wanted topics from log position `begin` on; sets `log_end` and `damages`."""
         log = self.log
-        sure = begin if os.path.exists(f"{self.root}/abort") else log.end()
-        index = log.index_of(begin)
-        start = log.boundary(max(begin - VERIFY_BYTES, log.starts[index])) if index >= 0 else None
-        if start is None or start > begin:
-            start = log.starts[index] if index >= 0 else log.min_position
+        index = max(log.index_of(min(begin, log.end())), 0)
+        start = log.starts[index] if log.starts else begin
+        near = max(begin - VERIFY_BYTES, start)
+        if near > start and (boundary := log.boundary(near)) is not None and boundary < begin:
+            start = boundary
         while True:
-            tails = self._tails(start, begin, sure, wanted)
+            tails = self._tails(start, begin, wanted)
             if log.end_found > start or start <= log.min_position:
                 break
             # Nothing here: the log ends earlier than the queues.
@@ -116,11 +133,11 @@ class Frozen:
         self.damages = [Damage(*found) for found in log.damages if found[1] > begin]
         return tails
 
-    def _tails(self, start: int, begin: int, sure: int, wanted: Callable[[str], bool]) -> dict[QueueKey, list[Whole]]:
+    def _tails(self, start: int, begin: int, wanted: Callable[[str], bool]) -> dict[QueueKey, _Found]:
         deleted = self._deleted()
         chosen: dict[bytes, str | None] = {}
-        tails: dict[QueueKey, list[Whole]] = defaultdict(list)
-        for found in self.log.scan(start, sure):
+        tails: dict[QueueKey, _Found] = defaultdict(_Found)
+        for found in self.log.scan(start, self.log.end() if self._clean else begin):
             if found.position < begin or found.sys_flag & sysflags.TRANSACTION_PREPARED:
                 continue
             if found.topic not in chosen:
@@ -128,33 +145,31 @@ class Frozen:
                 chosen[found.topic] = topic if wanted(topic) else None
             name = chosen[found.topic]
             if name is not None and found.position >= deleted.get(name, 0):
-                tails[name, found.queue_id].append(found)
+                tails[name, found.queue_id].add(found)
         return tails
 
     def _join(
-        self, rows: dict[QueueKey, UnitRow], tails: dict[QueueKey, list[Whole]], begin: int
+        self, rows: dict[QueueKey, UnitRow], tails: dict[QueueKey, _Found], begin: int
     ) -> tuple[dict[QueueKey, QueueFiles], int | None]:
         """The queues of files and log together, and from where the log has to be read if some lack messages between."""
         found: dict[QueueKey, QueueFiles] = {}
         earlier: int | None = None
-        below = min(begin, self.log_end)
+        # Files of a store that was closed belong together: what the log lacks there is lost, not yet to come.
+        below = begin if self._clean else min(begin, self.log_end)
         for key in rows.keys() | tails.keys():
-            row, tail = rows.get(key), tails.get(key, [])
-            batch = row.batch if row is not None else any(w.sys_flag & sysflags.INNER_BATCH for w in tail)
+            row, tail = rows.get(key), tails.get(key) or _Found()
+            batch = row.batch if row is not None else tail.batch
             first = end = end_position = 0
             if row is not None:
                 first, end, end_position = row.bounds(below, self.log.min_position)
-                if row.is_torn:
-                    earlier = min(end_position, begin if earlier is None else earlier)
-            joined, restarted, hole = _in_order(tail, end)
-            if hole:
+            table, restarted, hole = in_order(tail.table(), end)
+            if hole or (row is not None and row.is_torn):
                 earlier = min(end_position, begin if earlier is None else earlier)
             if restarted or first == end:
-                first = joined[0].queue_offset if joined else end
-                end = first
-            following = joined[-1].queue_offset + joined[-1].messages if joined else end
+                end = first = int(table[0, 0]) if len(table) else end
+            following = int(table[-1, 0] + table[-1, 1]) if len(table) else end
             folder = row.folder if row is not None else ""
-            found[key] = QueueFiles(*key, folder, batch, first, end, following, self.log.min_position, Tail.of(joined))
+            found[key] = QueueFiles(*key, folder, batch, first, end, following, Tail(table))
         return found, earlier
 
     def _configured(self) -> dict[str, int]:
@@ -177,28 +192,46 @@ class Frozen:
         self.log.close()
 
 
-def _in_order(tail: list[Whole], following: int) -> tuple[list[Whole], bool, bool]:
-    """(records in queue order, whether the queue began anew, whether messages lack), after those up to `following`.
+class _Found:
+    """Records of one queue in log order."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self.batch = False
+
+    def add(self, found: Whole) -> None:
+        self._numbers.extend((found.queue_offset, found.messages, found.position, found.size))
+        self.batch = self.batch or bool(found.sys_flag & sysflags.INNER_BATCH)
+
+    def table(self) -> Ints:
+        """Queue offset, messages, log position and size of each."""
+        return np.array(self._numbers, np.int64).reshape(-1, 4)
+
+
+def in_order(found: Ints, following: int) -> tuple[Ints, bool, bool]:
+    """(records in queue order, whether the queue began anew, whether messages lack before), of those after `following`.
 
     As recovery does it: a queue whose offsets begin at 0 again, and go on, is that of a topic made anew.
     """
-    joined: list[Whole] = []
+    ends = found[:, 0] + found[:, 1]
+    if len(found) and found[0, 0] == following and (found[1:, 0] == ends[:-1]).all():
+        return found, False, False
+    joined: list[int] = []
     restarted = hole = False
-    reborn: Whole | None = None
-    for found in tail:
-        offset = found.queue_offset
+    reborn = -1
+    for i, (offset, messages) in enumerate(found[:, :2].tolist()):
         if offset != following:
-            if reborn is not None and offset == reborn.messages:
-                joined, restarted, hole, reborn = [reborn], True, False, None
+            if reborn >= 0 and offset == found[reborn, 1]:
+                joined, restarted, hole, reborn = [reborn], True, False, -1
             elif offset < following:
                 if offset == 0:
-                    reborn = found
+                    reborn = i
                 continue
             elif not joined:
                 hole = True
-        joined.append(found)
-        following = offset + found.messages
-    return joined, restarted, hole
+        joined.append(i)
+        following = offset + messages
+    return found[joined], restarted, hole
 
 
 def _queue_folders(root: str) -> dict[QueueKey, tuple[str, bool]]:
@@ -208,7 +241,7 @@ def _queue_folders(root: str) -> dict[QueueKey, tuple[str, bool]]:
         for topic in listed(f"{root}/{name}"):
             for queue_id in listed(f"{root}/{name}/{topic}"):
                 folder = f"{root}/{name}/{topic}/{queue_id}"
-                if queue_id.isascii() and queue_id.isdigit() and listed(folder):
+                if queue_id.isascii() and queue_id.isdigit() and os.path.isdir(folder):
                     folders[topic, int(queue_id)] = (folder, batch)
     return folders
 

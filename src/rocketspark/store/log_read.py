@@ -5,12 +5,14 @@ A record is whole if its size, magic and parts fit, it states its own place and 
 
 from __future__ import annotations
 
+import os
+import platform
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rocketspark.errors import RecordError
+from rocketspark.errors import RecordError, StoreError
 from rocketspark.protocol import record, sysflags
 from rocketspark.store.batch_queue import inner_count
 from rocketspark.store.files_read import FileRow
@@ -47,6 +49,14 @@ class LogRow(FileRow):
         # Of the last scan: where it ended, and byte ranges between whole records that are none.
         self.end_found = self._stopped = 0
         self.damages: list[tuple[int, int]] = []
+
+    def check_there(self) -> None:
+        """Raise StoreError if none of the directories is here."""
+        if not any(os.path.isdir(directory) for directory in self.directories):
+            raise StoreError(
+                f"there is no directory {' nor '.join(self.directories)} on {platform.node()}: the driver and every"
+                " executor must see the store at the same path"
+            )
 
     @property
     def min_position(self) -> int:

@@ -6,7 +6,7 @@ A queue is what its files say up to an offset, and a tail of records that the lo
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rocketspark.store.batch_queue import BATCH_UNIT_BYTES
 from rocketspark.store.files_read import FileRow
-from rocketspark.store.log_read import LogRow, Whole
+from rocketspark.store.log_read import LogRow
 from rocketspark.store.queue import GAP_SIZE, UNIT_TYPE
 
 Ints = npt.NDArray[Any]
@@ -45,32 +45,28 @@ class Units(NamedTuple):
         return Units(self.offsets[chosen], self.counts[chosen], self.positions[chosen], self.sizes[chosen], codes)
 
 
-class Tail(NamedTuple):
-    """Records by the log alone: offsets, counts, positions, sizes as a compressed table, small enough to be sent."""
+class Tail:
+    """Records by the log alone: a table of their queue offset, messages, log position and size; sent compressed."""
 
-    rows: int
-    packed: bytes
+    __slots__ = ("table",)
 
-    @classmethod
-    def of(cls, found: Sequence[Whole]) -> Tail:
-        """The tail of records in queue order."""
-        table = np.array([(w.queue_offset, w.messages, w.position, w.size) for w in found], np.int64).reshape(-1, 4)
-        return cls.pack(table)
+    def __init__(self, table: Ints) -> None:
+        self.table = table
 
-    @classmethod
-    def pack(cls, table: Ints) -> Tail:
-        """The tail of a table of four columns."""
-        steps = np.diff(table, axis=0, prepend=np.zeros((1, 4), np.int64))
-        return cls(len(table), zlib.compress(np.ascontiguousarray(steps.T).tobytes(), 1))
+    def __len__(self) -> int:
+        return len(self.table)
 
-    def table(self) -> Ints:
-        """(offset, count, position, size) of each record."""
-        steps = np.frombuffer(zlib.decompress(self.packed), np.int64).reshape(4, self.rows).T
-        table: Ints = np.cumsum(steps, axis=0)
-        return table
+    def __reduce__(self) -> tuple[Callable[[int, bytes], Tail], tuple[int, bytes]]:
+        steps = np.diff(self.table, axis=0, prepend=np.zeros((1, 4), np.int64))
+        return _unpacked, (len(self.table), zlib.compress(np.ascontiguousarray(steps.T).tobytes(), 1))
 
 
-NO_TAIL = Tail.of(())
+def _unpacked(rows: int, packed: bytes) -> Tail:
+    steps = np.frombuffer(zlib.decompress(packed), np.int64).reshape(4, rows).T
+    return Tail(np.cumsum(steps, axis=0))
+
+
+NO_TAIL = Tail(np.zeros((0, 4), np.int64))
 
 
 class UnitRow(FileRow):
@@ -82,15 +78,16 @@ class UnitRow(FileRow):
         self.batch = batch
         self.is_torn = False
         self._type = BATCH_UNIT_TYPE if batch else UNIT_TYPE
+        self.width = self._type.itemsize
 
     def units(self, first: int, count: int) -> Ints:
         """Units from index `first` on, as many as there are of `count`, those that are not written too."""
-        width = self._type.itemsize
+        width = self.width
         raw = self.read(first * width, count * width)
         return np.frombuffer(raw, self._type, len(raw) // width)
 
     def _first(self) -> int:
-        return -(-self.starts[0] // self._type.itemsize) if self.starts else 0
+        return -(-self.starts[0] // self.width) if self.starts else 0
 
     def _written(self, units: Ints, below: int) -> Ints:
         good: Ints = (units["size"] > 0) & (units["position"] >= 0) & (units["position"] < below)
@@ -99,8 +96,11 @@ class UnitRow(FileRow):
         return good
 
     def end_index(self, below: int) -> int:
-        """The index after the last unit of a record before log position `below`; `_first` without any."""
-        width = self._type.itemsize
+        """The index after the last unit of a record before log position `below`; `_first` without any.
+
+        All of the file that holds it is looked at: where units lack before others it is the first that does.
+        """
+        width = self.width
         self.is_torn = False
         for i in reversed(range(len(self.starts))):
             first = -(-self.starts[i] // width)
@@ -108,18 +108,27 @@ class UnitRow(FileRow):
             if good.any():
                 count = len(good) - int(np.argmax(good[::-1]))
                 if not good[:count].all():
-                    # A page that never reached the disk: up to it only.
+                    # A page that never reached the disk.
                     self.is_torn = True
                     count = int(np.argmin(good))
                 return first + count
         return self._first()
 
     def end_position(self, below: int) -> int:
-        """The log position after the last record that the queue knows before `below`; 0 without any."""
-        index = self.end_index(below)
-        if index <= self._first():
-            return 0
-        last = self.units(index - 1, 1)[0]
+        """The log position after the last record that the queue knows before `below`; 0 without any. A quick search."""
+        low, high = self._first(), self.end() // self.width
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if len(unit) and self._written(unit, below)[0]:
+                low = middle + 1
+            else:
+                high = middle
+        return self._end_of(low - 1) if low > first else 0
+
+    def _end_of(self, index: int) -> int:
+        last = self.units(index, 1)[0]
         return 0 if last["size"] == GAP_SIZE else int(last["position"]) + int(last["size"])
 
     def bounds(self, below: int, min_position: int) -> tuple[int, int, int]:
@@ -136,9 +145,7 @@ class UnitRow(FileRow):
                 high = middle
             else:
                 low = middle + 1
-        torn = self.is_torn
-        end_position = self.end_position(below)
-        self.is_torn = torn
+        end_position = self._end_of(last - 1) if last > self._first() else 0
         if not self.batch:
             return low, last, end_position
         if last <= self._first():
@@ -151,7 +158,7 @@ class UnitRow(FileRow):
         """The index of the unit that holds a message, or of the first after it."""
         if not self.batch:
             return max(offset, self._first())
-        low, high = self._first(), self.end() // self._type.itemsize
+        low, high = self._first(), self.end() // self.width
         while low < high:
             middle = (low + high) // 2
             unit = self.units(middle, 1)
@@ -172,16 +179,13 @@ class QueueFiles(NamedTuple):
     first: int
     files_end: int
     next: int
-    min_position: int
     tail: Tail
 
     def part(self, first: int, end: int) -> QueueFiles:
         """What is needed to read the messages [first, end)."""
-        tail = NO_TAIL
-        if end > self.files_end and self.tail.rows:
-            table = self.tail.table()
-            chosen = (table[:, 0] < end) & (table[:, 0] + table[:, 1] > first)
-            tail = self.tail if chosen.all() else Tail.pack(table[chosen])
+        table = self.tail.table
+        begin = int(np.searchsorted(table[:, 0] + table[:, 1], first, "right"))
+        tail = Tail(table[begin : int(np.searchsorted(table[:, 0], end))])
         return self._replace(first=first, next=end, files_end=min(self.files_end, end), tail=tail)
 
     def units(self) -> Iterator[Units]:
@@ -192,11 +196,9 @@ class QueueFiles(NamedTuple):
                 yield from self._file_units(row)
             finally:
                 row.close()
-        if self.tail.rows:
-            offsets, counts, positions, sizes = self.tail.table().T
-            for at in range(0, self.tail.rows, _CHUNK_UNITS):
-                here = slice(at, at + _CHUNK_UNITS)
-                yield Units(offsets[here], counts[here], positions[here], sizes[here], None)
+        for at in range(0, len(self.tail), _CHUNK_UNITS):
+            offsets, counts, positions, sizes = self.tail.table[at : at + _CHUNK_UNITS].T
+            yield Units(offsets, counts, positions, sizes, None)
 
     def _file_units(self, row: UnitRow) -> Iterator[Units]:
         index = row.unit_of(self.first)
@@ -204,7 +206,12 @@ class QueueFiles(NamedTuple):
             count = _CHUNK_UNITS if self.batch else min(_CHUNK_UNITS, self.files_end - index)
             units = row.units(index, count)
             if not len(units):
-                return
+                # A file that is gone; those after it may be there.
+                following = [-(-start // row.width) for start in row.starts if start > index * row.width]
+                if not following or (not self.batch and following[0] >= self.files_end):
+                    return
+                index = following[0]
+                continue
             if self.batch:
                 offsets, counts = units["base"].astype(np.int64), units["count"].astype(np.int64)
             else:
@@ -234,19 +241,17 @@ class QueueFiles(NamedTuple):
                 if len(units) and 0 < units["size"][0] < GAP_SIZE:
                     sizes.append(units["size"][0] / (max(units["count"][0], 1) if self.batch else 1))
             row.close()
-        if self.tail.rows:
-            table = self.tail.table()
-            sizes += (table[:, 3] / table[:, 1]).tolist()
+        table = self.tail.table
+        sizes += (table[:, 3] / table[:, 1])[:: max(1, len(table) // _SIZES_SEEN)].tolist()
         return sum(sizes) / len(sizes) if sizes else 256.0
 
     def offset_at_time(self, time_ms: int, log: LogRow) -> int:
         """The first message stored at or after a time; `next` if none is. Store times must ascend along the queue."""
         row = UnitRow(self.folder, self.batch) if self.folder else None
-        table = self.tail.table()
         low, high = self.first, self.next
         while low < high:
             middle = (low + high) // 2
-            head = log.head(self._position(middle, row, table))
+            head = log.head(self._position(middle, row))
             if head is not None and head[1] >= time_ms:
                 high = middle
             else:
@@ -255,10 +260,11 @@ class QueueFiles(NamedTuple):
             row.close()
         return low
 
-    def _position(self, offset: int, row: UnitRow | None, table: Ints) -> int:
+    def _position(self, offset: int, row: UnitRow | None) -> int:
         """Where the record of a message lies; -1 if that is not known."""
         if offset < self.files_end and row is not None:
             unit = row.units(row.unit_of(offset), 1)
             return int(unit["position"][0]) if len(unit) else -1
+        table = self.tail.table
         index = int(np.searchsorted(table[:, 0], offset, "right")) - 1
         return int(table[index, 2]) if index >= 0 else -1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketspark.protocol import record, sysflags
+from rocketspark.protocol import record, record_crc, sysflags
 from rocketspark.store.log_read import RECORD_BYTES_MAX, LogRow
 from rocketspark.store.queue import GAP_SIZE
 from rocketspark.store.queue_ext import ADDRESS_MAX
@@ -99,6 +99,8 @@ class RecordReader:
         positions, sizes = units.positions, units.sizes
         between = positions[1:] - positions[:-1] - sizes[:-1]
         apart = (between < 0) | (between > _GAP_BYTES)
+        # A file that is gone must not take the next one's records with it.
+        apart |= np.diff(np.searchsorted(self._log.starts, positions, "right")) != 0
         steps = sizes.copy()
         steps[1:] += np.where(apart, 0, between)
         ends = np.cumsum(steps)
@@ -129,7 +131,10 @@ class RecordReader:
         good = self._proven(units, starts)
         if good.all():
             return Piece(self._buffer, starts, units.sizes)
-        self._tell(units, ~good, f"damaged in the log, near position {int(units.positions[int(np.argmin(good))])}")
+        # The log as it is by now: a broker may have removed files meanwhile.
+        gone = ~good & (units.positions < LogRow(self._log.directories).min_position)
+        self._tell(units, gone, "deleted")
+        self._tell(units, ~good & ~gone, "damaged, or cut off, in the log")
         return Piece(self._buffer, starts[good], units.sizes[good])
 
     def _proven(self, units: Units, starts: Ints) -> Ints:
@@ -178,7 +183,17 @@ class RecordReader:
             good &= self._at(after_topic - len(topic) + part, np.dtype(f"<u{width}")) == wanted
         if self._check_crc:
             good &= self._crcs_right(body, body_end, heads["crc"])
+            good &= self._record_crcs_right(starts, ends)
         return good
+
+    def _record_crcs_right(self, starts: Ints, ends: Ints) -> Ints:
+        """Whether the CRCs of whole records are right, where there are some (enabledAppendPropCRC)."""
+        right = np.ones(len(starts), np.bool_)
+        mark = int.from_bytes(record_crc.NAME[:8], "little")
+        view = memoryview(self._buffer)
+        for i in np.flatnonzero(self._at(ends - record_crc.BYTES, np.dtype("<u8")) == mark).tolist():
+            right[i] = record_crc.is_right(view[starts[i] : ends[i]])
+        return right
 
     def _at(self, places: Ints, kind: np.dtype) -> Ints:
         """What stands at places of the buffer; without a copy where they are equally far apart."""

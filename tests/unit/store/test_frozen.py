@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from rocketspark.errors import ConfigError, StoreError
 from rocketspark.protocol import record
 from rocketspark.store import Store
 from rocketspark.store.frozen import Frozen
 from rocketspark.store.log_read import LogRow
 from rocketspark.store.records_read import RecordReader
 
+NOW_MS = 1_700_000_000_000
+Send = Callable[..., tuple[int, int, int]]
 Golden = Any  # root, manifest, settings: see conftest
 Lost = list[tuple[str, int, int, int, str]]
 
@@ -71,6 +74,12 @@ def appended(store: Store) -> dict[tuple[str, int], list[bytes]]:
     return found
 
 
+def fill(store: Store, send: Send, count: int, first: int = 0, topic: str = "orders") -> None:
+    """Messages over three queues with bodies of many lengths."""
+    for i in range(first, first + count):
+        send(store, topic, i % 3, b"%d:" % i + b"x" * (i * 37 % 300), tag="AB"[i % 2], now_ms=NOW_MS + i)
+
+
 NAMES = ["store", "store_unclean", "store_ext"]
 
 
@@ -108,3 +117,204 @@ def test_without_consume_queues_the_log_says_the_same(golden: Callable[[str], Go
     shutil.rmtree(unpacked.root / "consumequeue")
     shutil.rmtree(unpacked.root / "batchconsumequeue", ignore_errors=True)
     assert read_all(unpacked.root) == expected
+
+
+def test_a_store_in_use_is_read_to_the_last_message(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    root = tmp_path / "s"
+    assert read_all(root) == {}
+    for count in (1, 5, 60, 400):
+        fill(store, send, count)
+        assert read_all(root) == appended(store)
+        store.flush_queues()
+        assert read_all(root) == appended(store)
+        store.flush_log()
+        store.flush_indexes()
+        store.write_checkpoint()
+        assert read_all(root) == appended(store)
+    expected = appended(store)
+    store.close()
+    assert read_all(root) == expected
+
+
+def test_reading_leaves_no_trace(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 300)
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_size, p.stat().st_blocks) for p in (tmp_path / "s").rglob("*")}
+    read_all(tmp_path / "s")
+    after = {p: (p.stat().st_mtime_ns, p.stat().st_size, p.stat().st_blocks) for p in (tmp_path / "s").rglob("*")}
+    assert after == before
+
+
+def test_what_retention_removed_is_not_there(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 600)
+    store.flush_log()
+    assert store.expire(NOW_MS + 300) > 0
+    found = read_all(tmp_path / "s")
+    assert found == appended(store)
+    assert 0 < len(found["orders", 0]) < 200
+    # Removed, but the queues do not know it yet.
+    oldest = min((tmp_path / "s" / "commitlog").iterdir())
+    oldest.unlink()
+    lacking = read_all(tmp_path / "s")
+    start = int(min((tmp_path / "s" / "commitlog").iterdir()).name)
+    kept = {key: [r for r in rows if record.decode(r).position >= start] for key, rows in found.items()}
+    assert lacking == kept
+
+
+def test_files_removed_between_planning_and_reading_are_reported(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 600)
+    frozen = Frozen(str(tmp_path / "s"))
+    queues = frozen.load(lambda topic: True)
+    files = LogRow(frozen.log_directories)
+    for path in sorted((tmp_path / "s" / "commitlog").iterdir())[:2]:
+        path.unlink()
+    start = int(min((tmp_path / "s" / "commitlog").iterdir()).name)
+    for key, queue in queues.items():
+        gone: list[tuple[int, int, str]] = []
+
+        def note(first: int, end: int, why: str, gone: list[tuple[int, int, str]] = gone) -> None:
+            gone.append((first, end, why))
+
+        pieces = RecordReader(queue, files, note, check_crc=True).pieces()
+        offsets = [record.decode(p.buffer, at).queue_offset for p in pieces for at in p.starts.tolist()]
+        first = next(o for o in range(queue.next) if store.queue_units(*key, o, 1)[0][0] >= start)
+        assert offsets == list(range(first, queue.next))
+        assert gone == [(0, first, "deleted")]
+    files.close()
+    frozen.close()
+
+
+def test_a_queue_that_lags_or_is_lost_is_made_up_from_the_log(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 100)
+    store.flush_queues()
+    older = tmp_path / "older"
+    shutil.copytree(tmp_path / "s" / "consumequeue", older)
+    fill(store, send, 200, 100)
+    expected = appended(store)
+    store.flush_log()
+    store.flush_queues()
+    store.flush_indexes()
+    store.write_checkpoint()
+    # One queue as it was, one lost, while the checkpoint says all is there; a copy made meanwhile may be so.
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "s", copy)
+    queues = copy / "consumequeue" / "orders"
+    shutil.rmtree(queues / "0")
+    shutil.copytree(older / "orders" / "0", queues / "0")
+    assert read_all(copy) == expected
+    shutil.rmtree(queues / "1")
+    send(store, "orders", 1, b"one more")
+    shutil.copytree(tmp_path / "s" / "commitlog", copy / "commitlog", dirs_exist_ok=True)
+    assert read_all(copy) == appended(store)
+
+
+def test_a_queue_longer_than_the_log_ends_with_it(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 150)
+    shorter = appended(store)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "s" / "commitlog", copy / "commitlog")
+    fill(store, send, 150, 150)
+    store.flush_log()
+    store.flush_queues()
+    store.flush_indexes()
+    store.write_checkpoint()
+    shutil.copytree(tmp_path / "s", copy, dirs_exist_ok=True, ignore=lambda folder, names: {"commitlog"} & set(names))
+    assert (copy / "abort").exists()
+    assert read_all(copy) == shorter
+
+
+def test_a_topic_deleted_and_made_anew(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 90)
+    store.delete_topic("orders")
+    assert read_all(tmp_path / "s") == {}
+    fill(store, send, 30, 90)
+    assert read_all(tmp_path / "s") == appended(store)
+    store.close()
+    shutil.rmtree(tmp_path / "s" / "consumequeue")
+    found = read_all(tmp_path / "s")
+    assert {key: len(rows) for key, rows in found.items()} == {("orders", i): 10 for i in range(3)}
+
+
+def test_a_log_in_several_directories(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 400)
+    store.close()
+    expected = read_all(tmp_path / "s")
+    for i, path in enumerate(sorted((tmp_path / "s" / "commitlog").iterdir())):
+        path.rename((tmp_path / f"disk-{i % 2}").mkdir(exist_ok=True) or tmp_path / f"disk-{i % 2}" / path.name)
+    (tmp_path / "s" / "commitlog").rmdir()
+    with pytest.raises(ConfigError, match="name it by the option storePathCommitLog"):
+        Frozen(str(tmp_path / "s"))
+    assert read_all(tmp_path / "s", (f"{tmp_path}/disk-0", f"{tmp_path}/disk-1")) == expected
+
+
+def test_a_torn_end_is_left_out_and_damage_within_is_told(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 300)
+    expected = appended(store)
+    end = store.written_position
+    last = max(store.queue_units("orders", q, store.queue_range("orders", q)[1] - 1, 1)[0][0] for q in range(3))
+    torn = tmp_path / "torn"
+    shutil.copytree(tmp_path / "s", torn)
+    overwrite(torn, end - 30, b"\0" * 30)
+    found = read_all(torn)
+    assert sum(map(len, found.values())) == 299
+    assert all(found[key] == rows[: len(found[key])] for key, rows in expected.items())
+    within = tmp_path / "within"
+    shutil.copytree(tmp_path / "s", within)
+    position = store.queue_units("orders", 1, 50, 1)[0][0]
+    assert position < last
+    overwrite(within, position + 100, b"damage")
+    for queues_there in (True, False):
+        lost: Lost = []
+        found = read_all(within, lost=lost)
+        assert [(topic, queue_id, first, end) for topic, queue_id, first, end, _ in lost] == [("orders", 1, 50, 51)]
+        assert found == {**expected, ("orders", 1): expected["orders", 1][:50] + expected["orders", 1][51:]}
+        frozen = Frozen(str(within))
+        frozen.load(lambda topic: True)
+        # What only the log can tell may have been any queue's.
+        assert [d.first for d in frozen.damages] == ([] if queues_there else [position])
+        frozen.close()
+        shutil.rmtree(within / "consumequeue", ignore_errors=True)
+
+
+def overwrite(root: Path, position: int, content: bytes) -> None:
+    """Bytes of the log of `root`, whose files are of 16 KiB, replaced."""
+    at = position % 16384
+    with (root / "commitlog" / f"{position - at:020d}").open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+WRONG = [
+    ("absent", "there is no directory .*/absent: give a broker's storePathRootDir, the folder with commitlog/"),
+    ("file", ".*/file is a file: give a broker's storePathRootDir"),
+    ("empty", ".*/empty holds no commitlog/: give a broker's storePathRootDir"),
+    ("parent", ".*/parent holds no commitlog/: the stores in it are .*/parent/broker-a"),
+]
+
+
+@pytest.mark.parametrize(("name", "says"), WRONG)
+def test_a_directory_that_is_no_store(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "file").write_text("no store")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "parent" / "broker-a" / "commitlog").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=says):
+        Frozen(str(tmp_path / name))
+
+
+def test_what_cannot_be_read_is_named(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 30)
+    store.close()
+    path = tmp_path / "s" / "commitlog" / f"{0:020d}"
+    path.unlink()
+    path.mkdir()  # Whoever runs the tests may read any file, but no folder as one.
+    with pytest.raises(StoreError, match=f"cannot read {path}: Is a directory; check its permissions"):
+        read_all(tmp_path / "s")
