@@ -103,7 +103,13 @@ def test_a_time_range_and_a_group_that_never_came(
     start, end = times[2], times[6] + 1
     within = [n for n, time in enumerate(times) if start <= time < end]
     report = audit.run(
-        spark, cluster.namesrv, [topic, other], groups=["slow", "absent"], from_ms=start, to_ms=end, ignore=["missing"]
+        spark,
+        cluster.namesrv,
+        [topic, other],
+        groups=["slow", "absent"],
+        since_ms=start,
+        until_ms=end,
+        ignore=["missing"],
     )
     slow, absent = (g for g in report.groups if g.topic == topic)
     assert (slow.produced, slow.consumed) == (len(within), sum(n < 4 for n in within))

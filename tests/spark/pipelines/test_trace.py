@@ -165,15 +165,15 @@ def test_only_what_lies_in_the_range_counts(
     topic = trace_topic(records)
     # These times are years before the traces are stored: the slack is as long.
     slack_ms = 20 * 365 * 86_400_000
-    range_ms = {"from_ms": T0 + 2000, "to_ms": T0 + 6000}
+    range_ms = {"since_ms": T0 + 2000, "until_ms": T0 + 6000}
     report = trace.run(spark, cluster.namesrv, topic=topic, slack_ms=slack_ms, **range_ms)
     # Sent at 2..5 s; received at 2.5 to 5.5 s, of which those sent at 1 s count too.
     assert [s.messages for s in report.sends] == [4]
     assert [(d.topic, d.messages, d.end_to_end_ms.p50) for d in report.deliveries] == [("orders", 4, 1500)]
     assert [s.message_id for s in report.slowest] == ["M1", "M2", "M3", "M4"]
-    nothing = trace.run(spark, cluster.namesrv, topic=topic, to_ms=T0, slack_ms=0)
+    nothing = trace.run(spark, cluster.namesrv, topic=topic, until_ms=T0, slack_ms=0)
     assert (nothing.trace_messages, nothing.records, nothing.malformed) == (0, {}, 0)
     found = (nothing.sends, nothing.deliveries, nothing.transactions, nothing.slowest, nothing.timeline)
     assert found == ([], [], [], [], [])
     with pytest.raises(UsageError, match="range is empty"):
-        trace.run(spark, cluster.namesrv, topic=topic, from_ms=5, to_ms=5)
+        trace.run(spark, cluster.namesrv, topic=topic, since_ms=5, until_ms=5)

@@ -61,19 +61,19 @@ def run(
     topics: Sequence[str],
     *,
     groups: Sequence[str] = (),
-    from_ms: int | None = None,
-    to_ms: int | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
     ignore: Collection[str] = (),
     max_lag: int = 0,
     samples: int = PLACES_MAX,
     progress: Progress = SILENT,
 ) -> AuditReport:
-    """Count what topics hold that was stored in [from_ms, to_ms), and what consumer groups made of it.
+    """Count what topics hold that was stored in [since_ms, until_ms), and what consumer groups made of it.
 
     Args:
         where: the cluster, or its NameServers "host:port;host:port".
         groups: those that ought to have consumed; by default all that have offsets in a topic.
-        from_ms, to_ms: ms since 1970; None is open.
+        since_ms, until_ms: ms since 1970; None is open.
         ignore: kinds of FINDINGS that are in order.
         max_lag: so many unconsumed messages of a group in a topic are in order.
         samples: how many gaps, duplicates and unconsumed messages are named, of each topic and group.
@@ -82,13 +82,13 @@ def run(
     """
     if not topics:
         raise UsageError("no topic is named: what is to be audited?")
-    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise UsageError(f"the time range is empty: it begins at {from_ms} ms and ends at {to_ms} ms")
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise UsageError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
     check_kinds(ignore)
     where = connection(where)
     progress.say("asking for queues and groups")
     scope = ask(where, list(dict.fromkeys(topics)), list(dict.fromkeys(groups)))
-    audit = _Audit(spark, where, scope, from_ms, to_ms, samples, progress)
+    audit = _Audit(spark, where, scope, since_ms, until_ms, samples, progress)
     return audit.run(ignore, max_lag)
 
 
@@ -153,13 +153,13 @@ class _Audit:
         spark: SparkSession,
         where: Connection,
         scope: Scope,
-        from_ms: int | None,
-        to_ms: int | None,
+        since_ms: int | None,
+        until_ms: int | None,
         samples: int,
         progress: Progress,
     ) -> None:
         self._spark, self._where, self._scope = spark, where, scope
-        self._from_ms, self._to_ms = from_ms, to_ms
+        self._since_ms, self._until_ms = since_ms, until_ms
         self._samples = samples
         self._progress = progress
         self._topics = list(scope.silent)
@@ -184,8 +184,8 @@ class _Audit:
         return AuditReport(
             ok=not findings,
             findings=findings,
-            from_ms=self._from_ms,
-            to_ms=self._to_ms,
+            since_ms=self._since_ms,
+            until_ms=self._until_ms,
             topics=topics,
             groups=groups,
             queues=queues,
@@ -196,10 +196,10 @@ class _Audit:
     def _read(self, columns: str, topics: Sequence[str]) -> DataFrame:
         """Messages of the range up to the ends that were asked for; holes are no error here, but a finding."""
         options = self._where.spark_options() | {"topic": ",".join(topics), "failOnDataLoss": "false"}
-        if self._from_ms is not None:
-            options["startingTimestamp"] = str(self._from_ms)
-        if self._to_ms is not None:
-            options["endingTimestamp"] = str(self._to_ms)
+        if self._since_ms is not None:
+            options["startingTimestamp"] = str(self._since_ms)
+        if self._until_ms is not None:
+            options["endingTimestamp"] = str(self._until_ms)
         elif ends := {q: bounds[1] for q, bounds in self._scope.bounds.items() if q.topic in topics}:
             options["endingOffsets"] = json.dumps(to_json(ends))
         return self._spark.read.format("rocketmq").options(**options).schema(columns).load()
@@ -242,7 +242,7 @@ class _Audit:
         return {MessageQueue(namespace.unwrap(space, r.topic), r.broker, r.queueId): r for r in counted.collect()}
 
     def _queues(self, by_queue: dict[MessageQueue, Row]) -> list[QueueFigures]:
-        whole = self._from_ms is None and self._to_ms is None
+        whole = self._since_ms is None and self._until_ms is None
         # Messages may have grown too old while they were read: those are not missing.
         oldest_now = _oldest(self._where, self._topics) if whole else {}
         found = []

@@ -126,8 +126,8 @@ class AuditReport(NamedTuple):
 
     ok: bool
     findings: list[Finding]
-    from_ms: int | None
-    to_ms: int | None
+    since_ms: int | None
+    until_ms: int | None
     topics: list[TopicFigures]
     groups: list[GroupFigures]
     queues: list[QueueFigures]

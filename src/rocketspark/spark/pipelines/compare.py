@@ -83,8 +83,8 @@ def run(
     other: Side,
     *,
     by: str = "id",
-    from_ms: int | None = None,
-    to_ms: int | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
     samples: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> CompareReport:
@@ -93,18 +93,18 @@ def run(
     Args:
         by: "id" compares ids and contents: the unique id, or that which a restored or resent message had before;
             "content" contents alone, for copies that have new ids.
-        from_ms, to_ms: only messages first stored in [from_ms, to_ms), ms since 1970; None is open.
+        since_ms, until_ms: only messages first stored in [since_ms, until_ms), ms since 1970; None is open.
         samples: how many differences of each kind are named.
 
     Raises UsageError, RouteNotFound, ConfigError for a folder that is no archive, and what a read raises.
     """
     if by not in BY:
         raise UsageError(f"by {by!r}: {' or '.join(BY)} is needed")
-    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise UsageError(f"the time range is empty: it begins at {from_ms} ms and ends at {to_ms} ms")
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise UsageError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
     progress.say(f"comparing {one} with {other}")
     sides = [
-        _normal(side.read(spark), by, from_ms, to_ms).withColumn("sign", F.lit(sign))
+        _normal(side.read(spark), by, since_ms, until_ms).withColumn("sign", F.lit(sign))
         for side, sign in ((one, 1), (other, -1))
     ]
     # One line for each id and content; 0 where both sides have as many.
@@ -176,14 +176,14 @@ def _hex(total: Any) -> str:
     return f"{int(total or 0) % (1 << 64):016x}"
 
 
-def _normal(rows: DataFrame, by: str, from_ms: int | None, to_ms: int | None) -> DataFrame:
+def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None) -> DataFrame:
     """Id, checksum and place of each message of the range."""
     pairs = F.col("properties")
     stored_ms = F.coalesce(pairs[origin.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
-    if from_ms is not None:
-        rows = rows.where(stored_ms >= from_ms)
-    if to_ms is not None:
-        rows = rows.where(stored_ms < to_ms)
+    if since_ms is not None:
+        rows = rows.where(stored_ms >= since_ms)
+    if until_ms is not None:
+        rows = rows.where(stored_ms < until_ms)
     message_id = F.coalesce(pairs[origin.ORIGIN_MESSAGE_ID], F.col("messageId"))
     return rows.select(
         (message_id if by == "id" else F.lit("")).alias("id"),

@@ -38,33 +38,33 @@ def run(
     where: Connection | str,
     *,
     topic: str = records.TOPIC,
-    from_ms: int | None = None,
-    to_ms: int | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
     slack_ms: int = SLACK_MS,
     slowest: int = 20,
     progress: Progress = SILENT,
 ) -> TraceReport:
-    """What the trace topic tells of sends, deliveries and transactions whose time is in [from_ms, to_ms).
+    """What the trace topic tells of sends, deliveries and transactions whose time is in [since_ms, until_ms).
 
     Args:
         where: the cluster, or its NameServers "host:port;host:port".
         topic: the trace topic; several with a comma.
-        from_ms, to_ms: ms since 1970; None is open.
-        slack_ms: traces are stored after what they tell of, and a delivery's send may lie before `from_ms`: trace
+        since_ms, until_ms: ms since 1970; None is open.
+        slack_ms: traces are stored after what they tell of, and a delivery's send may lie before `since_ms`: trace
             messages stored up to this much before and after the range are read too.
         slowest: how many messages are named, the slowest and the never consumed ones each.
 
     Raises RouteNotFound, DataLost and what else a read raises; UsageError for an empty range.
     """
-    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise UsageError(f"the time range is empty: it begins at {from_ms} ms and ends at {to_ms} ms")
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise UsageError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
     options = connection(where).spark_options() | {"topic": topic}
-    if from_ms is not None:
-        options["startingTimestamp"] = str(max(from_ms - slack_ms, 0))
-    if to_ms is not None:
-        options["endingTimestamp"] = str(max(to_ms + slack_ms, 0))
+    if since_ms is not None:
+        options["startingTimestamp"] = str(max(since_ms - slack_ms, 0))
+    if until_ms is not None:
+        options["endingTimestamp"] = str(max(until_ms + slack_ms, 0))
     messages = spark.read.format("rocketmq").options(**options).schema("body binary").load()
-    return _Job(messages, topic, from_ms, to_ms, slowest, progress).run()
+    return _Job(messages, topic, since_ms, until_ms, slowest, progress).run()
 
 
 def summary(report: TraceReport) -> dict[str, Any]:
@@ -139,10 +139,16 @@ class _Job:
     """The figures of one trace topic. `messages`: a frame with the column body."""
 
     def __init__(
-        self, messages: DataFrame, topic: str, from_ms: int | None, to_ms: int | None, slowest: int, progress: Progress
+        self,
+        messages: DataFrame,
+        topic: str,
+        since_ms: int | None,
+        until_ms: int | None,
+        slowest: int,
+        progress: Progress,
     ) -> None:
         self._messages, self._topic = messages, topic
-        self._from_ms, self._to_ms = from_ms, to_ms
+        self._since_ms, self._until_ms = since_ms, until_ms
         self._slowest = slowest
         self._progress = progress
 
@@ -181,8 +187,8 @@ class _Job:
         of_kind = {kind: sum(r.count_ for r in counts if r.kind == kind) for kind in known}
         return TraceReport(
             trace_topic=self._topic,
-            from_ms=self._from_ms,
-            to_ms=self._to_ms,
+            since_ms=self._since_ms,
+            until_ms=self._until_ms,
             first_ms=first_ms,
             last_ms=last_ms,
             trace_messages=of_kind[rows.MESSAGE],
@@ -200,10 +206,10 @@ class _Job:
     def _within(self, time: Column) -> Column:
         """True for what counts by its time."""
         within = time.isNotNull()
-        if self._from_ms is not None:
-            within &= time >= self._from_ms
-        if self._to_ms is not None:
-            within &= time < self._to_ms
+        if self._since_ms is not None:
+            within &= time >= self._since_ms
+        if self._until_ms is not None:
+            within &= time < self._until_ms
         return within
 
     def _counts(self, read: DataFrame) -> list[Row]:

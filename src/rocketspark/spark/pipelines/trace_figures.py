@@ -116,8 +116,8 @@ class TraceReport(NamedTuple):
     """All that was found. `records` by kind; `malformed` of them could not be read."""
 
     trace_topic: str
-    from_ms: int | None
-    to_ms: int | None
+    since_ms: int | None
+    until_ms: int | None
     first_ms: int | None
     last_ms: int | None
     trace_messages: int

@@ -88,8 +88,8 @@ def html(report: TraceReport) -> str:
 
 
 def _range(report: TraceReport) -> str:
-    begin = report.from_ms if report.from_ms is not None else report.first_ms
-    end = report.to_ms if report.to_ms is not None else report.last_ms
+    begin = report.since_ms if report.since_ms is not None else report.first_ms
+    end = report.until_ms if report.until_ms is not None else report.last_ms
     if begin is None or end is None:
         return "No traces."
     return f"{_time(begin)} to {_time(end)} UTC"

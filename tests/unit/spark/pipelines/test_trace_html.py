@@ -91,8 +91,8 @@ def report(name: str = "orders") -> TraceReport:
     )
     return TraceReport(
         trace_topic="RMQ_SYS_TRACE_TOPIC",
-        from_ms=None,
-        to_ms=None,
+        since_ms=None,
+        until_ms=None,
         first_ms=T0,
         last_ms=T0 + 3_600_000,
         trace_messages=900,

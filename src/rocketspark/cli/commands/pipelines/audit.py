@@ -20,7 +20,7 @@ from rocketspark.cli.commands.pipelines.shared import (
     finish,
     start,
 )
-from rocketspark.cli.commands.pipelines.times import From, To, moment
+from rocketspark.cli.commands.pipelines.times import Since, Until, moment
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
 _COMPARE = "Comparing two places"
@@ -37,8 +37,8 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    begin: From = "",
-    end: To = "",
+    since: Since = "",
+    until: Until = "",
     ignore: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,12 +87,12 @@ def audit(
     Ends with 0 if all is in order, 3 if not, 1 for an error, 2 for wrong usage. With --against or --against-archive
     the messages of two places are compared: counts, and checksums of ids, bodies, tags, keys and properties.
 
-    Example: `rocketspark pipeline audit orders --group billing --from 24h`
+    Example: `rocketspark pipeline audit orders --group billing --since 24h`
 
     Example: `rocketspark pipeline audit orders --against orders-restored`
     """
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
-    from_ms, to_ms = moment("--from", begin), moment("--to", end)
+    since_ms, until_ms = moment("--since", since), moment("--until", until)
     comparing = bool(against or against_archive)
     if comparing and len(topics) > 1:
         raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")
@@ -117,7 +117,7 @@ def audit(
             other = compare.Side(there, against or topics[0], against_archive)
             one = compare.Side(where, topics[0])
             compared = compare.run(
-                spark, one, other, by=by, from_ms=from_ms, to_ms=to_ms, samples=samples, progress=progress
+                spark, one, other, by=by, since_ms=since_ms, until_ms=until_ms, samples=samples, progress=progress
             )
             finish(compared, progress, json=json, code=EXIT_DONE if compared.ok else EXIT_FOUND)
             return
@@ -126,8 +126,8 @@ def audit(
             where,
             topics,
             groups=groups or (),
-            from_ms=from_ms,
-            to_ms=to_ms,
+            since_ms=since_ms,
+            until_ms=until_ms,
             ignore=ignore or (),
             max_lag=max_lag,
             samples=samples,

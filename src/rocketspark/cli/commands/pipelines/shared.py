@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.cli.commands.pipelines.times import moment
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
 if TYPE_CHECKING:
@@ -109,14 +109,8 @@ def connect(
 
 
 def time_ms(text: str | None, option: str) -> int | None:
-    """A time such as 2026-11-21T06 or 2026-11-21T06:30+01:00 (UTC unless it says otherwise) in ms since 1970."""
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r}: a time such as 2026-11-21T06:30 is needed", param_hint=option) from None
-    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    """A time, or how long ago, as `times` has it, in ms since 1970."""
+    return moment(option, text)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`--from` and `--to` of pipelines: a time, or how long ago."""
+"""`--since` and `--until` of pipelines: a time, or how long ago."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Annotated
 import typer
 
 _HELP = "2026-01-31T12:00Z (UTC where no zone is named), ms since 1970, or how long ago: 90s, 15m, 24h, 7d."
-From = Annotated[str, typer.Option("--from", help=f"Begin: {_HELP}", show_default=False)]
-To = Annotated[str, typer.Option("--to", help="End, not included; as --from.", show_default=False)]
+Since = Annotated[str, typer.Option("--since", help=f"Begin: {_HELP}", show_default=False)]
+Until = Annotated[str, typer.Option("--until", help="End, not included; as --since.", show_default=False)]
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def moment(option: str, text: str, now_ms: int | None = None) -> int | None:
-    """ms since 1970 of what an option says, None where it is not given. Raises ConfigError."""
-    text = text.strip()
+def moment(option: str, text: str | None, now_ms: int | None = None) -> int | None:
+    """ms since 1970 of what an option says, None where it is not given. Raises BadParameter."""
+    text = (text or "").strip()
     if not text:
         return None
-    if ago := re.fullmatch(r"(\d{1,9})([smhd])", text):
+    if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         return max(0, now_ms - int(ago[1]) * _UNITS_MS[ago[2]])
+    from rocketspark.errors import ConfigError
     from rocketspark.spark.options import time_ms
 
-    return time_ms(option, text)
+    try:
+        return time_ms(option, text)
+    except ConfigError:
+        wanted = "a time such as 2026-01-31T12:00, ms since 1970, or how long ago, such as 24h, is needed"
+        raise typer.BadParameter(f"{text!r}: {wanted}", param_hint=option) from None

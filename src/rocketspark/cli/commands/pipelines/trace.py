@@ -20,7 +20,7 @@ from rocketspark.cli.commands.pipelines.shared import (
     finish,
     start,
 )
-from rocketspark.cli.commands.pipelines.times import From, To, moment
+from rocketspark.cli.commands.pipelines.times import Since, Until, moment
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
 
@@ -28,8 +28,8 @@ def trace(
     topic: Annotated[
         str, typer.Option("-t", "--topic", help="The trace topic; several with a comma.")
     ] = "RMQ_SYS_TRACE_TOPIC",
-    begin: From = "",
-    end: To = "",
+    since: Since = "",
+    until: Until = "",
     html: Annotated[
         Path | None, typer.Option(help="Write the report with plots to this file (needs rocketspark[pipelines]).")
     ] = None,
@@ -53,10 +53,10 @@ def trace(
 
     Producers and consumers write the traces (trace=True in this client, enableTrace in the Java client).
 
-    Example: `rocketspark pipeline trace --from 24h --html trace.html`
+    Example: `rocketspark pipeline trace --since 24h --html trace.html`
     """
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
-    from_ms, to_ms = moment("--from", begin), moment("--to", end)
+    since_ms, until_ms = moment("--since", since), moment("--until", until)
     from rocketspark.errors import ConfigError
     from rocketspark.spark.pipelines import trace as pipeline
     from rocketspark.spark.pipelines import trace_html
@@ -72,8 +72,8 @@ def trace(
             spark,
             where,
             topic=topic,
-            from_ms=from_ms,
-            to_ms=to_ms,
+            since_ms=since_ms,
+            until_ms=until_ms,
             slack_ms=int(slack * 60_000),
             slowest=slowest,
             progress=progress,
