@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from rocketspark.spark.pipelines.archive_files import File
+from rocketspark.spark.pipelines.archive_files import File, Segment
 
 # Broker and queue id: a queue of the source or of the target topic.
 Queue = tuple[str, int]
@@ -37,23 +39,42 @@ def archived_spans(files: Iterable[File]) -> list[list[Span]]:
     Should a broker's clock have gone back, rows of a later hour may stand before those of an earlier one: they are
     sent with it, for the order of the queue goes before that of the hours.
     """
-    hours: dict[str, dict[Queue, list[tuple[int, int, int]]]] = defaultdict(lambda: defaultdict(list))
+    parts: dict[Queue, list[Segment]] = defaultdict(list)
+    last: dict[str, dict[Queue, int]] = defaultdict(dict)
     for file in files:
         for segment in file.segments:
-            hours[file.hour][segment.broker, segment.queue_id].append((segment.first, segment.end, segment.rows))
-    reached: dict[Queue, int] = {}
+            queue = (segment.broker, segment.queue_id)
+            parts[queue].append(segment)
+            last[file.hour][queue] = max(segment.end, last[file.hour].get(queue, 0))
+    counts = {queue: _Counts(segments) for queue, segments in parts.items()}
+    reached = {queue: min(segment.first for segment in segments) for queue, segments in parts.items()}
     found = []
-    for _, queues in sorted(hours.items()):
+    for _, queues in sorted(last.items()):
         spans = []
-        for queue, parts in sorted(queues.items()):
-            first, end = min(p[0] for p in parts), max(p[1] for p in parts)
-            first = max(min(first, reached.get(queue, first)), reached.get(queue, 0))
+        for queue, end in sorted(queues.items()):
+            first = reached[queue]
             if end > first:
-                spans.append(Span(queue, first, end, sum(p[2] for p in parts)))
+                spans.append(Span(queue, first, end, counts[queue].below(end) - counts[queue].below(first)))
                 reached[queue] = end
         if spans:
             found.append(spans)
     return found
+
+
+class _Counts:
+    """How many rows of a queue stand below an offset; within a segment by its share."""
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self._segments = sorted(segments)
+        self._firsts = [segment.first for segment in self._segments]
+        self._before = [0, *accumulate(segment.rows for segment in self._segments)]
+
+    def below(self, offset: int) -> int:
+        number = bisect_left(self._firsts, offset) - 1
+        if number < 0:
+            return 0
+        one = self._segments[number]
+        return self._before[number] + one.rows * (min(offset, one.end) - one.first) // (one.end - one.first)
 
 
 def chunks(groups: Iterable[Sequence[Span]], rows_max: int, sent: Mapping[Queue, int]) -> list[list[Span]]:
