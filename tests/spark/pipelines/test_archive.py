@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.spark.pipelines import archive
+from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.stream_read import StreamReader
 from rocketspark.testing import Cluster
 
-COLUMNS = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag".split()
-LATER_MS = 10 * 24 * 3_600_000
+COLUMNS = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag sysFlag".split()
 
 
 def rows_of(rows: DataFrame) -> list[Any]:
@@ -20,29 +28,144 @@ def rows_of(rows: DataFrame) -> list[Any]:
     return sorted((tuple(row) for row in rows.select("topic", *COLUMNS).collect()), key=lambda row: row[:4])
 
 
-def in_topic(spark: SparkSession, cluster: Cluster, topic: str) -> list[Any]:
-    return rows_of(spark.read.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic).load())
+def in_topic(spark: SparkSession, cluster: Cluster, *topics: str) -> list[Any]:
+    options = {"namesrv": cluster.namesrv, "topic": ",".join(topics)}
+    return rows_of(spark.read.format("rocketmq").options(**options).load())
 
 
 def later() -> int:
-    return archive.time.time_ns() // 1_000_000 + LATER_MS
+    """A time at which all hours of now are closed."""
+    return time.time_ns() // 1_000_000 + 10 * 24 * 3_600_000
+
+
+@contextmanager
+def time_zone(spark: SparkSession, name: str) -> Iterator[None]:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", name)
+    try:
+        yield
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
 
 
 def test_all_columns_of_every_message_are_there_once(
-    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
 ) -> None:
+    topic, other = make_topic(), make_topic(name=f"a%b|{tmp_path.name}")
     load(topic, 300)
+    load(other, 10)
     first = archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=100)
     assert (first.rows, first.batches, first.total_rows, first.stopped) == (300, 3, 300, False)
     load(topic, 50, first=300)
-    again = archive.run(spark, cluster.namesrv, [topic], tmp_path)
-    assert (again.rows, again.total_rows) == (50, 350)
-    assert archive.run(spark, cluster.namesrv, [topic], tmp_path).rows == 0
-    wanted = in_topic(spark, cluster, topic)
-    assert len(wanted) == 350
-    assert rows_of(spark.read.parquet(str(tmp_path))) == wanted
-    assert rows_of(archive.read(spark, tmp_path)) == wanted
-    compacted = archive.run(spark, cluster.namesrv, [topic], tmp_path, now_ms=later, keep_replaced_s=3600)
-    assert compacted.hours_compacted == len(archive.hours(tmp_path)) == compacted.files
-    assert rows_of(spark.read.parquet(str(tmp_path))) == wanted
-    assert rows_of(archive.read(spark, tmp_path)) == wanted
+    # A session far from UTC, and one topic more.
+    with time_zone(spark, "America/St_Johns"):
+        again = archive.run(spark, cluster.namesrv, [topic, other], tmp_path)
+    assert (again.rows, again.total_rows) == (60, 360)
+    assert archive.run(spark, cluster.namesrv, [topic, other], tmp_path).rows == 0
+    wanted = in_topic(spark, cluster, topic, other)
+    assert len(wanted) == 360
+    hours = {archive.Hour(*h)[:3] for h in archive.hours(tmp_path)}
+    by_hour = {(row[0], f"{row[10]:%Y-%m-%dT%H}") for row in wanted}
+    assert {h[:2] for h in hours} == by_hour
+    for rows in (spark.read.parquet(str(tmp_path)), archive.read(spark, tmp_path)):
+        assert rows_of(rows) == wanted
+        assert {(r.topic, r.hour) for r in rows.select("topic", "hour").distinct().collect()} == by_hour
+    merged = archive.run(spark, cluster.namesrv, [topic], tmp_path, now_ms=later)
+    assert merged.hours_compacted
+    assert merged.files == len(hours)
+    for rows in (spark.read.parquet(str(tmp_path)), archive.read(spark, tmp_path)):
+        assert rows_of(rows) == wanted
+
+
+def test_readers_notice_nothing_of_compaction(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    for first in range(0, 90, 30):
+        load(topic, 30, first=first)
+        archive.run(spark, cluster.namesrv, [topic], tmp_path)
+    old = spark.read.parquet(str(tmp_path))
+    seen: list[int] = []
+    over = threading.Event()
+
+    def list_and_read() -> None:
+        while not over.is_set():
+            try:
+                seen.append(ds.dataset(tmp_path, format="parquet", partitioning="hive").count_rows())
+            except FileNotFoundError:
+                seen.append(90)  # Listed before, opened after: told, and right when asked again.
+
+    reader = threading.Thread(target=list_and_read)
+    reader.start()
+    try:
+        merged = archive.run(spark, cluster.namesrv, [topic], tmp_path, now_ms=later)
+    finally:
+        over.set()
+        reader.join()
+    assert merged.hours_compacted == merged.files > 0
+    assert set(seen) == {90}
+    assert old.count() == spark.read.parquet(str(tmp_path)).count() == 90
+    assert ds.dataset(tmp_path, format="parquet", partitioning="hive").count_rows() == 90
+
+
+def test_a_batch_that_failed_is_archived_once_by_the_next_run(
+    spark: SparkSession,
+    cluster: Cluster,
+    topic: str,
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load(topic, 100)
+    commit = archive.Archive.commit
+
+    def fail(self: archive.Archive, written: Any, **rest: Any) -> Any:
+        if self.manifest.sequence == 2:
+            raise OSError("no room")
+        return commit(self, written, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive.Archive, "commit", fail)
+        with pytest.raises(OSError, match="no room"):
+            archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=40)
+    assert spark.read.parquet(str(tmp_path)).count() == 40
+    done = archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=40)
+    assert (done.rows, done.total_rows) == (60, 100)
+    assert rows_of(spark.read.parquet(str(tmp_path))) == in_topic(spark, cluster, topic)
+
+
+def test_what_may_pass_is_tried_again_and_stopping_is_heeded(
+    spark: SparkSession,
+    cluster: Cluster,
+    topic: str,
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load(topic, 60)
+    progress = Progress("archive")
+    monkeypatch.setattr(progress.stop, "wait", lambda seconds: waited.append(seconds) or progress.stop.asked)
+    waited: list[float] = []
+    partitions, failures = StreamReader.partitions, [NoReply("away"), NoReply("away")]
+
+    def plan(self: StreamReader, start: Any, end: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return partitions(self, start, end)
+
+    monkeypatch.setattr(StreamReader, "partitions", plan)
+    where = Connection(cluster.namesrv, options={"tags": "A"})
+    # Once all is there it waits for more: then it is asked to stop.
+    update = progress.update
+    monkeypatch.setattr(progress, "update", lambda *a, **k: (update(*a, **k), progress.stop.ask()))
+    done = archive.run(spark, where, [topic], tmp_path, once=False, interval_s=5, progress=progress)
+    assert waited == [1, 2]
+    assert (done.stopped, done.batches) == (True, 1)
+    tags = {row["tag"] for row in spark.read.parquet(str(tmp_path)).select("tag").collect()}
+    assert (tags, done.rows) == ({"A"}, sum(i % 5 != 4 and i % 3 == 0 for i in range(60)))
+
+
+def test_mistakes_are_told(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(RouteNotFound, match="no topic 'absent-topic'"):
+        archive.run(spark, cluster.namesrv, ["absent-topic"], tmp_path)
+    with pytest.raises(ConfigError, match="option topic"):
+        archive.run(spark, cluster.namesrv, [], tmp_path)

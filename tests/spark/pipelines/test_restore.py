@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
-from rocketspark.spark.pipelines import archive, origin, restore
+from rocketspark.errors import ConfigError, NoReply, RouteNotFound
+from rocketspark.model import MessageQueue
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.pipelines import archive, origin, restore, restore_tasks
+from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.restore_plan import Span
 from rocketspark.testing import Cluster
 
 KEPT = "broker queueId queueOffset tag keys body flag".split()
+BROKERS_OWN = {"UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER"}
 
 
-def rows_of(spark: SparkSession, cluster: Cluster, topic: str, *, own: bool = False) -> list[Any]:
-    """Rows by place: what a restore keeps, and the properties; own: without those that the restore added."""
+def rows_of(spark: SparkSession, cluster: Cluster, topic: str, *, restored: bool = False) -> list[Any]:
+    """Rows by place: what a restore keeps, properties too; restored: without the properties that tell of before."""
     rows = spark.read.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic).load()
-    left_out = {"UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER", *(origin.NAMES if own else ())}
+    left_out = BROKERS_OWN | (set(origin.NAMES) if restored else set())
     found = []
     for row in rows.select(*KEPT, "properties").collect():
         properties = {k: v for k, v in row["properties"].items() if k not in left_out}
@@ -26,28 +35,190 @@ def rows_of(spark: SparkSession, cluster: Cluster, topic: str, *, own: bool = Fa
 
 
 def test_a_restored_topic_equals_the_old_one(
-    spark: SparkSession,
-    cluster: Cluster,
-    topic: str,
-    make_topic: Callable[..., str],
-    load: Callable[..., Any],
-    tmp_path: Path,
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
 ) -> None:
     load(topic, 300)
     archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=120)
     copy = f"{topic}-copy"
     planned = restore.restore(spark, tmp_path, cluster.namesrv, to=copy, dry_run=True)
-    assert (planned.rows, planned.dry_run) == (300, True)
+    assert (planned.rows, planned.dry_run, sum(q.rows for q in planned.queues)) == (300, True, 300)
+    with pytest.raises(RouteNotFound):
+        restore.restore(spark, tmp_path, cluster.namesrv, to=copy, create=False)
     done = restore.restore(spark, tmp_path, cluster.namesrv, to=copy, chunk_rows=100)
-    assert (done.rows, done.already_there, done.stopped) == (300, 0, False)
-    assert rows_of(spark, cluster, copy, own=True) == rows_of(spark, cluster, topic)
+    assert (done.rows, done.already_there, done.stopped, done.chunks) == (300, 0, False, 3)
+    assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
     again = restore.restore(spark, tmp_path, cluster.namesrv, to=copy)
     assert (again.rows, again.restore_id) == (0, done.restore_id)
     load(topic, 20, first=300)
     archive.run(spark, cluster.namesrv, [topic], tmp_path)
     assert restore.restore(spark, tmp_path, cluster.namesrv, to=copy).rows == 20
-    assert rows_of(spark, cluster, copy, own=True) == rows_of(spark, cluster, topic)
-    replayed = restore.replay(spark, cluster.namesrv, topic, f"{topic}-again", tags="A || C", state=tmp_path / "s")
-    wanted = [row[3:] for row in rows_of(spark, cluster, topic) if row[3] in ("A", "C")]
-    assert replayed.rows == len(wanted)
-    assert sorted(row[3:] for row in rows_of(spark, cluster, f"{topic}-again", own=True)) == sorted(wanted)
+    assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
+
+
+def test_old_ids_and_times_are_told(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    load(topic, 30)
+    read = spark.read.format("rocketmq").option("namesrv", cluster.namesrv)
+    old = read.option("topic", topic).load().collect()
+    # Twice: only where a message was last is told.
+    restore.replay(spark, cluster.namesrv, topic, f"{topic}-1", state=tmp_path)
+    done = restore.replay(spark, cluster.namesrv, topic, f"{topic}-2", tags="A || C", state=tmp_path)
+    restore.replay(spark, cluster.namesrv, f"{topic}-1", f"{topic}-3", state=tmp_path)
+    ms = {r["messageId"]: [int(r[n].timestamp() * 1000) for n in ("bornTime", "storeTime")] for r in old}
+    places = {r["messageId"]: "/".join(str(r[n]) for n in ("topic", "broker", "queueId", "queueOffset")) for r in old}
+    found = read.option("topic", f"{topic}-2").load().collect()
+    assert done.rows == len(found) == sum(r["tag"] in ("A", "C") for r in old) > 0
+    for row in found:
+        told = row["properties"]
+        message_id = told[origin.ORIGIN_MESSAGE_ID]
+        assert told[origin.RESTORE_ID] == done.restore_id
+        assert told[origin.ORIGIN_PLACE] == places[message_id]
+        assert [int(told[n]) for n in (origin.ORIGIN_BORN_TIME, origin.ORIGIN_STORE_TIME)] == ms[message_id]
+        assert row["messageId"] != message_id
+    thrice = read.option("topic", f"{topic}-3").load().collect()
+    assert {r["properties"][origin.ORIGIN_PLACE].split("/")[0] for r in thrice} == {f"{topic}-1"}
+    assert len(thrice) == 30
+
+
+def test_a_chunk_that_was_cut_short_is_sent_once(
+    spark: SparkSession,
+    cluster: Cluster,
+    topic: str,
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load(topic, 120)
+    copy = f"{topic}-copy"
+    monkeypatch.setattr(restore, "QUIET_S", 0.05)
+    saves = 0
+    replace_file = restore.replace_file
+
+    def fail(*args: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 4:  # The second chunk is sent, and nobody noted it.
+            raise KeyboardInterrupt
+        replace_file(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "replace_file", fail)
+        with pytest.raises(KeyboardInterrupt):
+            restore.replay(spark, cluster.namesrv, topic, copy, chunk_rows=40, state=tmp_path)
+    assert len(rows_of(spark, cluster, copy)) == 80
+    # Smaller chunks than before: what is in doubt lies in several.
+    done = restore.replay(spark, cluster.namesrv, topic, copy, chunk_rows=15, state=tmp_path)
+    assert (done.rows, done.already_there) == (40, 40)
+    assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
+
+
+def test_fewer_queues_take_turns_and_each_order_is_kept(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    topic, narrow = make_topic(queues=3, brokers=1), make_topic(queues=2, brokers=1)
+    for queue in range(3):
+        load(topic, 20, first=100 * queue, queue=MessageQueue(topic, "broker-a", queue))
+    done = restore.replay(spark, cluster.namesrv, topic, narrow, chunk_rows=7, state=tmp_path)
+    assert {(q.source, q.target) for q in done.queues} == {
+        *{("broker-a/0", "broker-a/0"), ("broker-a/1", "broker-a/1"), ("broker-a/2", "broker-a/0")}
+    }
+    found = rows_of(spark, cluster, narrow)
+    numbers = {queue: [int(r[5].split(b":")[0]) for r in found if r[1] == queue] for queue in (0, 1)}
+    assert numbers[1] == list(range(100, 120))
+    assert [n for n in numbers[0] if n < 100] == list(range(20))
+    assert [n for n in numbers[0] if n >= 200] == list(range(200, 220))
+
+
+def test_a_time_range_and_a_rate(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    load(topic, 40)
+    archive.run(spark, cluster.namesrv, [topic], tmp_path)
+    times = sorted(
+        int(r["storeTime"].timestamp() * 1000) for r in archive.read(spark, tmp_path).select("storeTime").collect()
+    )
+    middle = times[20]
+    wanted = sum(t < middle for t in times)
+    where = Connection(cluster.namesrv)
+    before = restore.restore(spark, tmp_path, where, to=f"{topic}-b", until_ms=middle, dry_run=True)
+    after = restore.restore(spark, tmp_path, where, to=f"{topic}-b", since_ms=middle, dry_run=True)
+    assert (before.rows, after.rows) == (wanted, 40 - wanted)
+    live = restore.replay(spark, where, topic, f"{topic}-b", since_ms=middle, state=tmp_path / "s", dry_run=True)
+    assert live.rows == 40 - wanted
+    # Eight rows make a chunk; five chunks follow each other over 40 / 4 of the rate's seconds at least.
+    done = restore.restore(spark, tmp_path, where, to=f"{topic}-c", rate=20)
+    assert done.rows == 40
+    assert done.seconds >= 40 / 20 - 0.1
+    progress = Progress("restore")
+    progress.stop.ask()
+    stopped = restore.restore(spark, tmp_path, where, to=f"{topic}-d", progress=progress)
+    assert (stopped.rows, stopped.stopped) == (0, True)
+
+
+def test_mistakes_are_told(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="is no archive"):
+        restore.restore(spark, tmp_path, cluster.namesrv)
+    topics = sorted([make_topic(), make_topic()])
+    for topic in topics:
+        load(topic, 1)
+    archive.run(spark, cluster.namesrv, topics, tmp_path)
+    with pytest.raises(ConfigError, match=f"several topics: name one; there are: {', '.join(topics)}"):
+        restore.restore(spark, tmp_path, cluster.namesrv)
+    with pytest.raises(ConfigError, match="no topic 'absent'"):
+        restore.restore(spark, tmp_path, cluster.namesrv, "absent")
+    assert restore.topics_of(tmp_path) == topics
+
+
+def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
+    cluster: Cluster, topic: str, load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the sends get no reply; of those, half were carried out."""
+    monkeypatch.setattr(restore_tasks, "DOUBT_S", 0.0)
+    monkeypatch.setattr(restore_tasks, "BATCH_BYTES", 700)
+    queue = ("broker-a", 0)
+    load(topic, 40, queue=MessageQueue(topic, *queue))
+    where = Connection(cluster.namesrv)
+    rows = list(restore_tasks.TopicSource(where, topic).read(Span(queue, 0, 40, 40)))
+
+    async def send() -> None:
+        sender = restore_tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
+        await sender.start()
+        send_packed, calls = sender._producer.send_packed, 0
+
+        async def unreliable(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % 4 == 1:
+                raise NoReply("lost")
+            result = await send_packed(*args)
+            if calls % 4 == 3:
+                raise NoReply("late")
+            return result
+
+        monkeypatch.setattr(sender._producer, "send_packed", unreliable)
+        for batch in rows:
+            await sender.send(restore_tasks.with_origin(batch, topic, "restore-1"))
+        assert (sender.sent, sender.skipped) == (40, 0)
+        assert calls > 8
+        await sender.close()
+        # Another sender of the same restore finds all of it.
+        again = restore_tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
+        await again.start()
+        for batch in rows:
+            await again.send(restore_tasks.with_origin(batch, topic, "restore-1"))
+        assert (again.sent, again.skipped) == (0, 40)
+        await again.close()
+
+    asyncio.run(send())
+    reader = restore_tasks.topic_reader(where, topic, READ_SCHEMA)
+    try:
+        found = [
+            b.column("body").to_pylist() for b in restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 40)
+        ]
+        assert restore_tasks.queue_offsets(topic, restore_tasks._newest(reader))["broker-b", 1] == 40
+    finally:
+        reader.stop()
+    assert [body for bodies in found for body in bodies] == [b for r in rows for b in r.column("body").to_pylist()]
