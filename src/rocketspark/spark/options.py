@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -46,6 +47,10 @@ READER_GROUP = "SPARK_READER"
 CLOCK_SET_BACK_MS = 1_200_000
 
 MESSAGE_BYTES_MAX = 4 << 20
+
+AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
+# The commit topic and the group of the half messages are named after it.
+_TRANSACTIONAL_ID = re.compile("[A-Za-z0-9_-]{1,100}")
 
 
 class StorePaths(NamedTuple):
@@ -97,6 +102,8 @@ class WriteOptions(NamedTuple):
     attempts_max: int
     compression: str | None
     compress_over_bytes: int
+    transactional_id: str | None = None
+    commit_timeout_ms: int = 120_000
 
 
 _ACCESS_NAMES = ("namespace", "accessKey", "secretKey", "securityToken")
@@ -113,7 +120,7 @@ _READ_NAMES = (
 _WRITE_NAMES = (
     *_ACCESS_NAMES,
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
-    *("compression", "compressOverBytes"),
+    *("compression", "compressOverBytes", "delivery", "transactionalId", "commitTimeoutMs"),
 )
 # Spark hands these on too.
 _SPARK_NAMES = ("path", "checkpointLocation", "queryName")
@@ -191,7 +198,31 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         attempts_max=given.number("sendAttempts", 5, 1) or 1,
         compression=None if compression == "none" else compression,
         compress_over_bytes=given.number("compressOverBytes", 4096, 0) or 0,
+        transactional_id=_transactional_id(given),
+        commit_timeout_ms=given.number("commitTimeoutMs", 120_000, 1) or 1,
     )
+
+
+def _transactional_id(given: _Given) -> str | None:
+    """The transactionalId of an exactly-once write, else None."""
+    delivery = given.text("delivery", AT_LEAST_ONCE).lower()
+    name = given.text("transactionalId", "")
+    if delivery not in (AT_LEAST_ONCE, EXACTLY_ONCE):
+        raise ConfigError(f"option delivery is {delivery!r}: {AT_LEAST_ONCE} or {EXACTLY_ONCE} is needed")
+    if delivery == AT_LEAST_ONCE:
+        if name:
+            raise ConfigError(
+                f"option transactionalId is {name!r}, but delivery is {AT_LEAST_ONCE}:"
+                f' add .option("delivery", "{EXACTLY_ONCE}"), or leave transactionalId out'
+            )
+        return None
+    if not _TRANSACTIONAL_ID.fullmatch(name):
+        said = f"is {name!r}" if name else "is missing"
+        raise ConfigError(
+            f"option transactionalId {said}: delivery {EXACTLY_ONCE} needs a name of its own for each query, and for"
+            " each run of a batch job: 1 to 100 of the characters A-Z a-z 0-9 _ -"
+        )
+    return name
 
 
 class _Given:

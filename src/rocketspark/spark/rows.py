@@ -5,7 +5,7 @@ No Python object is made per row: Arrow checks and joins whole columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -53,10 +53,10 @@ class Rows:
     `bodies` binary; `topics` text, None if the option names the topic; `texts`: columns that become properties, by the
     property's name, null where a row has none, in stored order; `pairs`: the rows' own properties as stored, or None;
     `flags` int32, or None; `delayed`: which rows ask for a later time, or None; `queue_ids` bigint and `brokers` text,
-    or None. Raises MessageIllegal.
+    or None. `leave_out`: properties of these names are left out too. Raises MessageIllegal.
     """
 
-    def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+    def __init__(self, batch: pa.RecordBatch, topic: str | None, leave_out: Sequence[str] = ()) -> None:
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self.count = batch.num_rows
         self.topic = None if topic is None else validate.check_target(topic)
@@ -67,7 +67,7 @@ class Rows:
             if (column := self._text(name)) is not None:
                 self.texts[stored] = column
         self.delayed = self._delays()
-        self.pairs = self._pairs()
+        self.pairs = self._pairs(leave_out)
         flags = self._column("flag", pa.int32())
         self.flags: NDArray[np.int32] | None = None if flags is None else flags.fill_null(0).to_numpy()
         self.queue_ids = self._column("queueId", pa.int64())
@@ -154,7 +154,7 @@ class Rows:
             raise MessageIllegal("a row asks for several of delayLevel, delayMs and deliverTime: give it one")
         return asked > 0
 
-    def _pairs(self) -> pa.BinaryArray | None:
+    def _pairs(self, leave_out: Sequence[str]) -> pa.BinaryArray | None:
         """The rows' own properties as stored. RocketMQ's names, as a read gives them, and nulls are left out."""
         column = self._columns.get("properties")
         if column is None or column.null_count == len(column):
@@ -167,7 +167,10 @@ class Rows:
         names = names.slice(first, int(offsets[-1]) - first).cast(pa.string())
         values = values.slice(first, int(offsets[-1]) - first).cast(pa.string())
         offsets = offsets - first
-        kept = pc.and_(pc.is_valid(values), pc.invert(pc.is_in(names, value_set=_SYSTEM_NAMES)))
+        hidden_names = (
+            pa.concat_arrays([_SYSTEM_NAMES, pa.array(leave_out, pa.string())]) if leave_out else _SYSTEM_NAMES
+        )
+        kept = pc.and_(pc.is_valid(values), pc.invert(pc.is_in(names, value_set=hidden_names)))
         if column.null_count:
             hidden = np.repeat(column.is_null().to_numpy(zero_copy_only=False), np.diff(offsets))
             kept = pc.and_(kept, pa.array(~hidden))

@@ -1,24 +1,32 @@
-"""df.write and df.writeStream: rows to topics, at least once. Rule: a task that ends well has every row stored.
+"""df.write and df.writeStream. Rule: a task that ends well has every row stored, at least.
 
-A task that Spark runs again sends its rows again; nothing is taken back.
+At least once, rows are visible at once, and a task that Spark runs again sends them again. Exactly once, they become
+visible when their batch is committed: `exactly_once.writing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from rocketspark.spark import exactly_once
+from rocketspark.spark.exactly_once import Attempt, Sent
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.sender import send_rows
 
+# Local properties that Spark's stream execution gives its tasks.
+_BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
+
 
 class Written(WriterCommitMessage):
-    """How many rows a task sent."""
+    """How many rows a task sent; exactly once: where the manifest of its half messages is."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, sent: Sent | None = None) -> None:
         self.rows = rows
+        self.sent = sent
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -26,16 +34,24 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        if options.transactional_id:
+            exactly_once.open_log(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send one task's rows; runs on an executor."""
-        return Written(send_rows(iterator, self._options))
+        if not self._options.transactional_id:
+            return Written(send_rows(iterator, self._options))
+        return _written(iterator, self._options, exactly_once.JOB, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to do: the rows are stored."""
+        """Exactly once: make the rows visible. Else they are."""
+        if self._options.transactional_id:
+            exactly_once.commit(_sent(messages), self._options, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to do: what was sent stays."""
+        """Exactly once: nothing is left behind. Else what was sent stays."""
+        if self._options.transactional_id:
+            exactly_once.abort(_sent(messages), self._options)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -43,13 +59,36 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        if options.transactional_id:
+            exactly_once.open_log(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send one task's rows; runs on an executor."""
-        return Written(send_rows(iterator, self._options))
+        if not self._options.transactional_id:
+            return Written(send_rows(iterator, self._options))
+        context = TaskContext.get()
+        assert context is not None
+        batch = context.getLocalProperty(_BATCH)
+        query = context.getLocalProperty(_QUERY) or ""
+        return _written(iterator, self._options, query, None if batch is None else int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: the rows are stored."""
+        """Exactly once: make the rows visible. Else they are."""
+        if self._options.transactional_id:
+            exactly_once.commit(_sent(messages), self._options, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: what was sent stays."""
+        """Exactly once: nothing is left behind. Else what was sent stays."""
+        if self._options.transactional_id:
+            exactly_once.abort(_sent(messages), self._options)
+
+
+def _written(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str, batch: int | None) -> Written:
+    context = TaskContext.get()
+    attempt = Attempt(query, batch, context.partitionId() if context is not None else 0)
+    sent = exactly_once.send_attempt(iterator, options, attempt)
+    return Written(sent.rows, sent)
+
+
+def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
+    return [m.sent for m in messages if isinstance(m, Written) and m.sent is not None]

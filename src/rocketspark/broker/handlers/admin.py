@@ -33,6 +33,7 @@ from rocketspark.protocol.headers.admin import (
     QueueUnitsHeader,
     ReadAheadHeader,
     ResumeCheckHeader,
+    RuntimeInfoHeader,
     StatsHeader,
     TimerEngineHeader,
 )
@@ -124,7 +125,7 @@ class AdminHandler:
 
     # -- state and statistics --------------------------------------------------------------------------------------
 
-    def runtime(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def runtime(self, peer: Peer, request: Request[RuntimeInfoHeader], body: bytes) -> bytes:
         """GET_BROKER_RUNTIME_INFO (28)."""
         table = runtime_info(
             self._store,
@@ -135,6 +136,8 @@ class AdminHandler:
             now_ms=now_ms(),
             active=True,
         )
+        if request.ext.extensions:
+            table["transactionEndsOnce"] = "true"
         return reply(request.opaque, body=bodies.encode(bodies.KvTable(table=table)))
 
     def stats_data(self, peer: Peer, request: Request[StatsHeader], body: bytes) -> bytes:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from rocketspark.protocol.headers.codec import Header
 
 
+class RuntimeInfoHeader(Header, kw_only=True, gc=False):
+    """GET_BROKER_RUNTIME_INFO (28). `extensions`, our own, asks for what only our brokers tell; others ignore it."""
+
+    extensions: bool | None = None
+
+
 class ConfigReply(Header, kw_only=True, gc=False):
     """Reply to GET_BROKER_CONFIG (26). `version`: a DataVersion as JSON."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers.admin import RuntimeInfoHeader
 from rocketspark.protocol.headers.codec import (
     Header,
     NoHeader,
@@ -71,6 +72,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     RequestCode.UNREGISTER_CLIENT: UnregisterClientHeader,
     RequestCode.CONSUMER_SEND_MSG_BACK: SendBackHeader,
     RequestCode.END_TRANSACTION: EndTransactionHeader,
+    RequestCode.GET_BROKER_RUNTIME_INFO: RuntimeInfoHeader,
     RequestCode.CHECK_TRANSACTION_STATE: CheckTransactionHeader,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: ConsumerListHeader,
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: ConsumerListHeader,

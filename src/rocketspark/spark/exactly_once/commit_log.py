@@ -1,0 +1,359 @@
+"""The commit topic of a transactionalId: queue 0 holds its records, queue 1 the manifests they name.
+
+Rule: the topic may be written on one broker alone. All others have it too, read-only: so a broker that is down is told
+from a topic that does not exist yet, and the records are never begun anew elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from rocketspark.client import requests
+from rocketspark.client.outgoing import Outgoing
+from rocketspark.client.producer import AsyncProducer
+from rocketspark.client.results import SendResult
+from rocketspark.errors import RocketSparkError, RouteNotFound
+from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
+from rocketspark.model.route import PERM_READ, PERM_WRITE
+from rocketspark.protocol import bodies, properties, record, sysflags
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader, PullHeader
+from rocketspark.protocol.message_ids import unique_ids
+from rocketspark.protocol.record import Record as StoredRecord
+from rocketspark.spark.exactly_once import handles, records
+from rocketspark.spark.exactly_once.records import Kept, Outcome, Record, State
+from rocketspark.spark.options import WriteOptions
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.spark")
+
+T = TypeVar("T")
+
+RECORDS, MANIFESTS = 0, 1
+# Queues of the commit topic under which its own group keeps numbers instead of offsets; see `Kept`.
+_KEPT_END, _KEPT_BATCH, _KEPT_QUERY = 0, 1, 2
+READ_BACK = 32
+PULL_BYTES = 4 << 20
+PAUSE_S = 0.2
+# How long an answer to a broker's question may rest on what was read before.
+STATE_AGE_S = 1.0
+
+
+def topic_of(transactional_id: str) -> str:
+    """The commit topic; the group of the half messages has the same name."""
+    return f"SPARK_TX_{transactional_id}"
+
+
+class CommitLog:
+    """The records and manifests of one transactionalId, and the client that is asked about its half messages."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        assert options.transactional_id
+        self.name = options.transactional_id
+        # As servers know it, with the namespace.
+        self.topic = options.access.wire(topic_of(self.name))
+        self._budget_s = options.commit_timeout_ms / 1000
+        self._timeout_ms = options.timeout_ms
+        self.producer = AsyncProducer(
+            options.namesrv,
+            topic_of(self.name),
+            send_timeout_ms=options.timeout_ms,
+            retries=options.attempts_max - 1,
+            **options.access.client_options(),
+        )
+        assert self.producer.group == self.topic
+        self.instance = self.producer._instance
+        self.instance.asked.checks[self.topic] = self._check
+        self._broker = ""
+        self._read: tuple[float, State] | None = None
+
+    async def start(self) -> None:
+        """Begin; nothing is looked for yet."""
+        await self.producer.start()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.producer.close()
+
+    # -- trying again --------------------------------------------------------------------------------------------
+
+    async def again(self, call: Callable[[], Awaitable[T]], *, topic: str | None = None) -> T:
+        """Make a call, again while it fails in a way that may pass, for as long as a commit may take."""
+        end_s = time.monotonic() + self._budget_s
+        while True:
+            try:
+                return await call()
+            except RocketSparkError as e:
+                if not getattr(e, "retriable", False) or time.monotonic() >= end_s:
+                    raise
+                log.info("%s; tried again", e)
+            with contextlib.suppress(RocketSparkError):
+                await self.instance.routes.refresh(topic or self.topic)
+            await asyncio.sleep(PAUSE_S)
+
+    # -- where it is ---------------------------------------------------------------------------------------------
+
+    async def make(self) -> None:
+        """Make the commit topic if it does not exist. For the driver: one at a time."""
+        await self.again(self._make)
+
+    async def _make(self) -> None:
+        routes = self.instance.routes
+        cluster = await routes.ask(lambda peer: requests.cluster_info(peer, timeout_ms=self._timeout_ms))
+        masters = {
+            broker.broker_name: broker.broker_addrs[0]
+            for broker in cluster.broker_addr_table.values()
+            if 0 in broker.broker_addrs
+        }
+        try:
+            route = await routes.refresh(self.topic)
+        except RouteNotFound:
+            if not masters:
+                raise RouteNotFound(self.topic, remark="no broker is up: start one") from None
+            chosen = min(masters)
+            peer = await self.instance.broker(masters[chosen])
+            await _make_group(peer, self.topic)
+            await self._make_on(peer, PERM_READ | PERM_WRITE)
+            await self._await_route(chosen)
+            log.info("transactionalId %s: its commit topic %s is on broker %s", self.name, self.topic, chosen)
+            route = await routes.refresh(self.topic)
+        have = {queue.broker_name for queue in route.queues}
+        for broker_name in sorted(masters.keys() - have):
+            await self._make_on(await self.instance.broker(masters[broker_name]), PERM_READ)
+        await self._locate(route)
+
+    async def _make_on(self, peer: Peer, perm: int) -> None:
+        await requests.create_topic(
+            peer, self.topic, read_queue_count=2, write_queue_count=2, perm=perm, timeout_ms=self._timeout_ms
+        )
+
+    async def _await_route(self, broker_name: str) -> None:
+        """Brokers tell the NameServer at once, but not before they answer."""
+        end_s = time.monotonic() + self._budget_s
+        while time.monotonic() < end_s:
+            with contextlib.suppress(RouteNotFound):
+                route = await self.instance.routes.refresh(self.topic)
+                if any(queue.broker_name == broker_name for queue in route.queues):
+                    return
+            await asyncio.sleep(0.02)
+
+    async def find(self) -> None:
+        """Look up where the commit topic is."""
+
+        async def look() -> None:
+            await self._locate(await self.instance.routes.refresh(self.topic))
+
+        await self.again(look)
+
+    async def _locate(self, route: TopicRoute) -> None:
+        writable = sorted(q.broker_name for q in route.queues if q.perm & PERM_WRITE)
+        if not writable:
+            raise RouteNotFound(
+                self.topic,
+                remark=f"transactionalId {self.name!r}: the broker that has its commit topic {self.topic} is down:"
+                " start it again; nothing can be written exactly once meanwhile",
+            )
+        if len(writable) > 1:
+            # Made while the first broker was down for the very first time: one of them was never used.
+            used = []
+            for broker_name in writable:
+                queue = MessageQueue(self.topic, broker_name, RECORDS)
+                if await requests.max_offset(await self.instance.master_of(queue), queue, timeout_ms=self._timeout_ms):
+                    used.append(broker_name)
+            if len(used) > 1:
+                raise RocketSparkError(
+                    f"transactionalId {self.name!r}: brokers {', '.join(used)} both have records in {self.topic}:"
+                    " remove the topic where it does not belong"
+                )
+            writable = used or writable
+        self._broker = writable[0]
+
+    def _queue(self, queue_id: int) -> MessageQueue:
+        return MessageQueue(self.topic, self._broker, queue_id)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    async def append(self, entry: Record) -> int:
+        """Write a record; returns the queue offset it has. It may stand there twice if a reply was lost."""
+        return (await self._send(RECORDS, records.encode(entry), entry.kind)).queue_offset
+
+    async def append_manifest(self, manifest: handles.Manifest) -> int:
+        """Write a manifest; returns the queue offset it has."""
+        return (await self._send(MANIFESTS, handles.encode(manifest), "manifest")).queue_offset
+
+    async def _send(self, queue_id: int, body: bytes, tag: str) -> SendResult:
+        message_id = unique_ids.next()
+        text = f"{properties.UNIQUE_ID}\x01{message_id}\x02{properties.WAIT}\x01true\x02{properties.TAGS}\x01{tag}\x02"
+        out = Outgoing(self.topic, body, text, 0, 0, message_id)
+        return await self.again(lambda: self.producer.send_packed(out, None, self._queue(queue_id), None))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """The oldest offset of a queue, and the next to be written."""
+
+        async def ask() -> tuple[int, int]:
+            peer = await self.instance.master_of(queue)
+            oldest = await requests.min_offset(peer, queue, timeout_ms=self._timeout_ms)
+            return oldest, await requests.max_offset(peer, queue, timeout_ms=self._timeout_ms)
+
+        return await self.again(ask, topic=queue.topic)
+
+    async def manifests_end(self) -> int:
+        """The offset that the next manifest will get."""
+        return (await self.bounds(self._queue(MANIFESTS)))[1]
+
+    async def read(self, queue: MessageQueue, first: int, end: int) -> AsyncIterator[StoredRecord]:
+        """The messages of a queue from offset `first` up to `end`; what is gone is left out."""
+
+        async def ask() -> requests.Pulled:
+            header = PullHeader(
+                group=self.topic,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=first,
+                count_max=min(end - first, 1024),
+                sys_flag=sysflags.PULL_SUBSCRIPTION,
+                commit_offset=0,
+                suspend_ms=0,
+                subscription="*",
+                subscription_version=0,
+                expression_type="TAG",
+                bytes_max=PULL_BYTES,
+                broker_name=queue.broker_name,
+            )
+            peer = await self.instance.master_of(queue)
+            return await requests.pull(peer, header, timeout_ms=self._timeout_ms)
+
+        while first < end:
+            pulled = await self.again(ask, topic=queue.topic)
+            if pulled.code == ResponseCode.SUCCESS:
+                for stored in record.decode_all(pulled.records):
+                    if first <= stored.queue_offset < end:
+                        yield stored
+            elif pulled.header.next_offset <= first:
+                # Nothing there, though it is within the bounds: what was there has just been deleted, or is not yet
+                # in the queue of a broker that is starting.
+                oldest, newest = await self.bounds(queue)
+                if first >= newest:
+                    raise RocketSparkError(f"{queue} ends at {newest}, not at {end}: messages of it are gone")
+                if first >= oldest:
+                    await asyncio.sleep(PAUSE_S)
+                first = max(first, oldest)
+                continue
+            first = max(pulled.header.next_offset, first)
+
+    def manifests(self, first: int, end: int) -> AsyncIterator[StoredRecord]:
+        """The messages of the manifest queue from offset `first` up to `end`."""
+        return self.read(self._queue(MANIFESTS), first, end)
+
+    async def state(self, since: int | None = None) -> State:
+        """What the records say; at least all from queue offset `since` on are taken in."""
+        queue = self._queue(RECORDS)
+        oldest, end = await self.bounds(queue)
+        found: list[tuple[int, Record]] = []
+        at = end
+        while at > oldest and (not records.holds_commit(found) or (since is not None and at > since)):
+            first = max(at - READ_BACK, oldest)
+            found = [
+                (stored.queue_offset, records.decode(stored.body)) async for stored in self.read(queue, first, at)
+            ] + found
+            at = first
+        state = records.state_of(found, end)
+        if state.last is None and oldest:
+            state.kept = await self._kept(end)
+        self._read = (time.monotonic(), state)
+        return state
+
+    # -- what stays when records expire --------------------------------------------------------------------------
+
+    async def keep(self, state: State) -> None:
+        """Note the last batch, which has ended, in offsets: they don't expire as messages do."""
+        numbers: dict[int, int] = {}
+        if state.last is not None and state.ended:
+            numbers = {_KEPT_QUERY: records.query_hash(state.last.query), _KEPT_BATCH: state.last.batch}
+        elif state.last is not None or state.kept is None:
+            return
+        numbers[_KEPT_END] = state.end
+        for queue_id, number in numbers.items():
+            await self.again(partial(self._put_number, self._queue(queue_id), number))
+
+    async def _put_number(self, queue: MessageQueue, number: int) -> None:
+        peer = await self.instance.master_of(queue)
+        await requests.update_consumer_offset(peer, queue, self.topic, number, timeout_ms=self._timeout_ms)
+
+    async def _get_number(self, queue: MessageQueue) -> int | None:
+        peer = await self.instance.master_of(queue)
+        return await requests.query_consumer_offset(
+            peer, queue, self.topic, zero_if_not_found=False, timeout_ms=self._timeout_ms
+        )
+
+    async def _kept(self, end: int) -> Kept | None:
+        found = []
+        for queue_id in (_KEPT_END, _KEPT_BATCH, _KEPT_QUERY):
+            found.append(await self.again(partial(self._get_number, self._queue(queue_id))))
+        if None in found:
+            return None
+        kept = Kept(*(number or 0 for number in found))
+        if kept.end != end:
+            raise RocketSparkError(
+                f"transactionalId {self.name!r}: its records in {self.topic} are older than the broker keeps messages,"
+                " and whether its last batch was committed is not known: compare what was written with the query's"
+                " checkpoint, then go on with another transactionalId"
+            )
+        return kept
+
+    # -- brokers' questions --------------------------------------------------------------------------------------
+
+    async def _check(self, peer: Peer, question: CheckTransactionHeader, message: ReceivedMessage) -> None:
+        """Answer a broker that asks about a half message that is still open."""
+        batch = batch_of(message.properties.get(DEDUPE_KEY, ""))
+        outcome = Outcome.UNKNOWN
+        if batch is not None:
+            try:
+                if not self._broker:
+                    await self.find()
+                read_s, state = self._read or (0.0, State())
+                if time.monotonic() - read_s > STATE_AGE_S:
+                    state = await self.state()
+                outcome = records.outcome_of(state, batch)
+            except RocketSparkError as e:
+                log.warning("%s asks about a half message of %s: %s; it will ask again", peer.address, self.name, e)
+        header = EndTransactionHeader(
+            topic=message.topic,
+            producer_group=self.topic,
+            half_offset=question.half_offset,
+            log_position=question.log_position,
+            outcome=sysflags.TRANSACTION_ROLLBACK if outcome is Outcome.ROLLBACK else 0,
+            from_check=True,
+            message_id=message.message_id or question.message_id or "",
+            transaction_id=question.transaction_id,
+            broker_name=question.broker_name,
+        )
+        with contextlib.suppress(RocketSparkError):
+            requests.end_transaction(peer, header)
+
+
+# The property that names a row for ever: transactionalId/batch/partition/number within it.
+DEDUPE_KEY = "DEDUPE_KEY"
+
+
+def batch_of(dedupe_key: str) -> int | None:
+    """The batch that a dedupe key names, None if it is none of ours."""
+    parts = dedupe_key.rsplit("/", 3)
+    return int(parts[1]) if len(parts) == 4 and parts[1].isdigit() else None
+
+
+async def _make_group(peer: Peer, group: str) -> None:
+    """Make the consumer group whose offsets keep what must not expire. Only at first: an official broker needs it."""
+    body = msgspec.json.encode(bodies.GroupConfig(group_name=group))
+    reply = await peer.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+    reply.raise_for_code(f"create group {group!r}")
