@@ -199,6 +199,7 @@ def test_times_take_effect_at_once(tmp_path: Path) -> None:
             connected(server.address) as peer,
         ):
             await create(peer)
+            await beat(peer, group=None, producer="P")
             await peer.request(310, send_header(TOPIC, 0, sys_flag=4, pairs={"PGROUP": "P"}), b"half")
             text = (
                 "transactionTimeOut=1\ntransactionCheckInterval=20\ntransactionCheckMax=1\nflushIntervalConsumeQueue=20"
@@ -557,6 +558,7 @@ def test_a_half_message_that_was_given_up_is_checked_again(tmp_path: Path) -> No
         limits = {"transaction_timeout_ms": 1, "transaction_check_interval_ms": 20, "transaction_checks_max": 1}
         async with broker(tmp_path, **limits) as server, connected(server.address) as peer:
             await create(peer)
+            await beat(peer, group=None, producer="P")
             half = send_header(TOPIC, 0, sys_flag=4, pairs={"PGROUP": "P", "TRAN_MSG": "true"})
             await peer.request(310, half, b"half")
             await until(lambda: server._transactions.open_count == 0)
