@@ -18,7 +18,7 @@ _HEAD = struct.Struct(">iiiii")
 HEAD_BYTES = _HEAD.size
 _SIZE = struct.Struct(">i")
 # Fewer messages are read one by one as quickly.
-SCAN_COUNT_MIN = 16
+SCAN_COUNT_MIN = 24
 
 
 class BatchItem(NamedTuple):

@@ -78,7 +78,15 @@ class Rows:
         column = self._columns.get(name)
         if column is None or column.null_count == len(column):
             return None
-        return column.cast(kind)
+        return self._valid(name, column) if pa.types.is_string(kind) else column.cast(kind)
+
+    @staticmethod
+    def _valid(name: str, column: pa.Array) -> pa.StringArray:
+        """The column as text, which Spark does not promise: a cast of bytes may be none."""
+        try:
+            return column.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            raise MessageIllegal(f"a row's {name} is no UTF-8 text; only a body may be of any bytes") from None
 
     def _bodies(self) -> pa.BinaryArray:
         column = self._columns["body"]
@@ -94,7 +102,7 @@ class Rows:
         return column
 
     def _topics(self) -> pa.Array:
-        column = self._columns["topic"].cast(pa.string())
+        column = self._valid("topic", self._columns["topic"])
         if column.null_count:
             raise MessageIllegal("a row's topic is null: name it, or set the option topic")
         for name in pc.unique(column).to_pylist():
@@ -106,13 +114,13 @@ class Rows:
         if column is None or column.null_count == len(column):
             return None
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            keys = pc.list_flatten(column).cast(pa.string())
+            keys = self._valid(name, pc.list_flatten(column))
             if keys.null_count or pc.any(pc.match_substring_regex(keys, f"^$|[ {_BLANKS}]")).as_py():
                 raise MessageIllegal(
                     "a row's keys hold a null, an empty one or one with a blank: RocketMQ parts keys by blanks"
                 )
             column = pc.binary_join(column.cast(pa.list_(pa.string())), " ")
-        column = column.cast(pa.string())
+        column = self._valid(name, column)
         if pc.any(pc.match_substring_regex(column, _MARKS)).as_py():
             raise MessageIllegal(f"a row's {name} holds the character 0x01 or 0x02, which RocketMQ does not allow")
         if name == "keys" and pc.any(pc.match_substring_regex(column, f"^ | $|  |[{_BLANKS}]")).as_py():
@@ -164,8 +172,8 @@ class Rows:
         else:
             raise MessageIllegal(f"the column properties is {column.type}, not a map of texts")
         first = int(offsets[0])
-        names = names.slice(first, int(offsets[-1]) - first).cast(pa.string())
-        values = values.slice(first, int(offsets[-1]) - first).cast(pa.string())
+        names = self._valid("properties", names.slice(first, int(offsets[-1]) - first))
+        values = self._valid("properties", values.slice(first, int(offsets[-1]) - first))
         offsets = offsets - first
         hidden_names = (
             pa.concat_arrays([_SYSTEM_NAMES, pa.array(leave_out, pa.string())]) if leave_out else _SYSTEM_NAMES

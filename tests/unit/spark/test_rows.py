@@ -124,6 +124,35 @@ def test_items_are_those_of_the_producer(sent: list[Message], data: st.DataObjec
         assert items.outgoing(row, "t") == Outgoing("t", message.body, text, 0, message.flag, ids[row])
 
 
+def test_large_types_and_dictionaries_are_the_same() -> None:
+    plain = {"body": [b"a", b"bc"], "tag": ["T", "T"], "keys": [["k"], ["l", "m"]], "topic": ["t", "u"]}
+    large = {
+        "body": pa.array(plain["body"], pa.large_binary()),
+        "tag": pa.array(plain["tag"], pa.large_string()),
+        "keys": pa.array(plain["keys"], pa.large_list(pa.large_string())),
+        "topic": pa.array(plain["topic"]).dictionary_encode(),
+    }
+
+    def told(columns: dict[str, Any]) -> list[Any]:
+        made = Rows(pa.RecordBatch.from_pydict(columns), None)
+        assert made.topics is not None
+        items_of = [(body, pairs.pop("UNIQ_KEY") and pairs, flag) for body, pairs, flag in decoded(made)]
+        return [items_of, made.topics.to_pylist()]
+
+    assert told(large) == told(plain)
+
+
+@pytest.mark.parametrize("name", ["tag", "keys", "shardingKey", "broker", "topic", "properties"])
+def test_text_that_is_none_is_named(name: str) -> None:
+    # As Spark's cast of bytes to text makes it: nothing is looked at.
+    odd = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())
+    if name == "properties":
+        odd = pa.MapArray.from_arrays([0, 1], pa.array(["n"]), odd)
+    columns = {"body": pa.array(["x"]), name: odd} | ({} if name == "topic" else {"topic": pa.array(["t"])})
+    with pytest.raises(MessageIllegal, match=f"a row's {name} is no UTF-8 text"):
+        Rows(pa.RecordBatch.from_pydict(columns), None)
+
+
 def test_parts_are_bounded_and_whole() -> None:
     sizes = [1, PART_BYTES_MAX - 1, 1, PART_BYTES_MAX + 5, 2, 3]
     large = pa.RecordBatch.from_pydict({"body": [b"x" * size for size in sizes], "flag": list(range(6))})

@@ -1,0 +1,72 @@
+"""What Spark's tasks run to write, on a broker that is killed: every row is stored, in order where a queue is named."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tests.spark.topics import messages_of
+
+from rocketspark.client import Producer
+from rocketspark.spark.options import parse_write
+from rocketspark.spark.sender import send_rows
+from rocketspark.testing.process import ServerProcess, run_server_process
+
+
+def rows(first: int, count: int, **columns: Any) -> pa.RecordBatch:
+    bodies = pa.array([b"%d" % i for i in range(first, first + count)])
+    return pa.RecordBatch.from_pydict({"body": bodies} | {n: pa.array(v, pa.int32()) for n, v in columns.items()})
+
+
+def test_a_broker_killed_between_batches_loses_no_row(tmp_path: Path) -> None:
+    def source(server: ServerProcess) -> Iterator[pa.RecordBatch]:
+        for part in range(6):
+            yield rows(part * 1000, 1000, queueId=[0] * 1000)
+            if part == 3:
+                server.kill()
+                server.restart()
+
+    with run_server_process(tmp_path) as server:
+        with Producer(server.namesrv, "maker") as producer:
+            producer.send("orders", b"first")
+        options = parse_write({"namesrv": server.namesrv, "topic": "orders", "maxBatchBytes": "20000"})
+        assert send_rows(source(server), options) == 6000
+        bodies = [m.body for m in messages_of(server.namesrv, "orders") if m.queue_id == 0 and m.body != b"first"]
+        # Nothing was in flight when it was killed, so nothing came twice.
+        assert bodies == [b"%d" % i for i in range(6000)]
+
+
+def test_a_broker_killed_while_batches_are_in_flight_loses_no_row(tmp_path: Path) -> None:
+    with run_server_process(tmp_path) as server:
+        with Producer(server.namesrv, "maker") as producer:
+            producer.send("orders", b"first")
+        asked, killed = threading.Event(), threading.Event()
+
+        def source() -> Iterator[pa.RecordBatch]:
+            for part in range(20):
+                if part == 5:
+                    asked.set()
+                yield rows(part * 2000, 2000)
+            killed.wait(60)
+            yield rows(40_000, 2000)
+
+        def kill() -> None:
+            asked.wait(60)
+            server.kill()
+            server.restart()
+            killed.set()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        ways = {"maxBatchBytes": "20000", "sendTimeoutMs": "60000", "sendAttempts": "100"}
+        options = parse_write({"namesrv": server.namesrv, "topic": "orders"} | ways)
+        try:
+            assert send_rows(source(), options) == 42_000
+        finally:
+            asked.set()
+            killer.join()
+        found = {m.body for m in messages_of(server.namesrv, "orders")} - {b"first"}
+        assert found == {b"%d" % i for i in range(42_000)}
