@@ -38,8 +38,8 @@ class FakeBroker:
 
     `count_max`: messages per pull at most; `scan_max`: messages looked at per filtered pull; `oldest`: offsets before
     it are gone; `shuffle`: replies to pulls that came together are sent last first; `drop_after`: the connection is
-    cut after that many pulls, once; `refuse`: a code that every pull is answered with; `refuse_sql`: those with an
-    expression; `overreach`: a filtered pull looks beyond what was asked.
+    cut after that many pulls, once; `refuse`: a code that every pull is answered with, or the first `refuse_for`;
+    `refuse_sql`: those with an expression; `overreach`: a filtered pull looks beyond what was asked.
     """
 
     def __init__(self, records: list[bytes], **ways: Any) -> None:
@@ -51,6 +51,7 @@ class FakeBroker:
         self.drop_after: int | None = ways.pop("drop_after", None)
         self.refuse: int | None = ways.pop("refuse", None)
         self.refuse_sql: int | None = ways.pop("refuse_sql", None)
+        self.refuse_for: int = ways.pop("refuse_for", 1 << 30)
         self.hidden_for: int = ways.pop("hidden_for", 0)
         assert not ways, ways
         self.pulls: list[PullHeader] = []
@@ -93,7 +94,8 @@ class FakeBroker:
             bounds = PullReply(next_offset=after, min_offset=self.oldest, max_offset=end)
             return reply(opaque, code, bounds, body, remark="status")
 
-        if self.refuse is not None:
+        if self.refuse is not None and self.refuse_for > 0:
+            self.refuse_for -= 1
             return told(self.refuse, 0)
         if self.refuse_sql is not None and header.expression_type == "SQL92":
             return reply(

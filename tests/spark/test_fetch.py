@@ -15,6 +15,7 @@ from rocketspark.arrow import records
 from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
 from rocketspark.model import MessageQueue, subscribe
 from rocketspark.protocol import batch, sysflags
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark import fetch as fetching
 from rocketspark.spark import link
 from rocketspark.spark.fetch import DataLost, fetch
@@ -28,6 +29,7 @@ QUEUE = MessageQueue("T", "broker-a", 0)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "RETRY_WAIT_S", 0.01)
     monkeypatch.setattr(fetching, "UNSEEN_WAIT_S", 0.01)
+    monkeypatch.setattr(fetching, "PATIENCE_S", 0)
 
 
 def read(broker: FakeBroker, first: int, end: int, **options: Any) -> list[int]:
@@ -219,3 +221,17 @@ def test_broker_that_hangs_up() -> None:
 
     with running(Aborting([])) as broker, pytest.raises(ConnectionLost, match="ended before the reply"):
         read(broker, 0, 5)
+
+
+def test_a_broker_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(FakeBroker(make_records(5), refuse=ResponseCode.SYSTEM_BUSY, refuse_for=12)) as broker:
+        monkeypatch.setattr(fetching, "PATIENCE_S", 3600)
+        assert read(broker, 0, 5) == list(range(5))
+        assert broker.connections == 13
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_data_loss() -> None:
+    with running(FakeBroker(make_records(5), refuse=ResponseCode.TOPIC_NOT_EXIST)) as broker:
+        with pytest.raises(DataLost, match=r"messages 2 to 4 .* are gone \(the topic was deleted\)"):
+            read(broker, 2, 5)
+        assert read(broker, 2, 5, failOnDataLoss="false") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,32 @@ def test_first_micro_batch_run_again_is_the_same(cluster: Cluster, load: Load, t
     finally:
         first.stop()
         again.stop()
+
+
+def test_first_micro_batch_run_again_when_nothing_came_since(cluster: Cluster, load: Load, topic: str) -> None:
+    load(topic, 100)
+    first, again = (make_reader(cluster, topic, startingOffsets="latest") for _ in range(2))
+    try:
+        start = first.initialOffset()
+        placed = load(topic, 50, first=100)
+        end = json.loads(json.dumps(first.latestOffset(start, ReadAllAvailable())))
+        # What `latest` is now, is where that micro-batch ended.
+        parts = again.partitions(again.initialOffset(), end)
+        rows = [row for part in parts for batch in again.read(part) for row in batch.to_pylist()]
+        assert {(r["broker"], r["queueId"], r["queueOffset"]) for r in rows} == set(placed)
+        assert len(rows) == 50
+    finally:
+        first.stop()
+        again.stop()
+
+
+def test_a_reader_that_is_open_goes_to_executors(reader: StreamReader, load: Load, topic: str) -> None:
+    load(topic, 100)
+    start = reader.initialOffset()
+    parts = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    there, parts = pickle.loads(pickle.dumps((reader, parts)))
+    assert sum(batch.num_rows for part in parts for batch in there.read(part)) == 100
+    there.stop()
 
 
 def test_available_now_does_not_read_what_comes_later(reader: StreamReader, load: Load, topic: str) -> None:

@@ -1,20 +1,24 @@
 """A cluster as the driver asks about it: queues, bounds, addresses. Rule: blocking calls, one event loop of its own.
 
-Nothing is kept across calls but connections; it is never pickled.
+Nothing is kept across calls but connections and where brokers are; it is never pickled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.client import requests
 from rocketspark.client.routes import RouteCache
+from rocketspark.client.validate import RETRY_PREFIX
 from rocketspark.errors import ConfigError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
+from rocketspark.model.route import MASTER_ID
 from rocketspark.model.subscription import ALL, TAG
 from rocketspark.protocol import bodies, record, sysflags
 from rocketspark.protocol.codes import ResponseCode
@@ -31,13 +35,19 @@ T = TypeVar("T")
 TIMEOUT_MS = 5000.0
 ATTEMPTS = 3
 _DELAYED_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# Messages looked at to tell how large a queue's are.
+SAMPLE_COUNT = 32
 
 
 class Bounds(NamedTuple):
-    """Offsets a queue holds: the oldest there, and the next to be written."""
+    """Offsets a queue holds: the oldest there, and the next to be written.
+
+    `of_master`: not of a slave, which may be behind.
+    """
 
     oldest: int
     next: int
+    of_master: bool = True
 
 
 class Cluster:
@@ -51,6 +61,8 @@ class Cluster:
         self._group = self._access.wire(group)
         self._filters: dict[tuple[str, str], bool] = {}
         self._runner = asyncio.Runner()
+        # Where brokers are, and were for as long as no NameServer knows them.
+        self._seen: dict[str, tuple[str, ...]] = {}
         self._routes = self._run(self._make_routes(namesrv.split(";"), self._access))
         self._connections = self._run(self._make_connections(self._access))
 
@@ -94,20 +106,38 @@ class Cluster:
             space = f" in namespace {self._access.namespace!r}" if self._access.namespace else ""
             text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
             raise RouteNotFound(topic, remark=text) from None
+        for broker in route.brokers:
+            self._seen[broker.broker_name] = tuple(address for _, address in sorted(broker.addresses.items()))
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues()]
 
-    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """What each queue holds now."""
-        return self._run(self._all_bounds(list(queues)))
+    def bounds(self, queues: Iterable[MessageQueue], *, if_there: bool = False) -> dict[MessageQueue, Bounds]:
+        """What each queue holds now; `if_there`: those are left out whose broker does not answer."""
+        return self._run(self._of_each(list(queues), self._bounds, if_there=if_there))
 
-    async def _all_bounds(self, queues: list[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        found = await asyncio.gather(*(_again(partial(self._bounds, queue)) for queue in queues))
-        return dict(zip(queues, found, strict=True))
+    async def _of_each(
+        self,
+        queues: list[MessageQueue],
+        ask: Callable[[MessageQueue], Awaitable[T]],
+        *,
+        if_there: bool = False,
+    ) -> dict[MessageQueue, T]:
+        """The answer for each queue, asked at once; `if_there` leaves out those whose broker does not answer."""
+        asked = (_again(partial(ask, queue)) for queue in queues)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[MessageQueue, T] = {}
+        for queue, answer in zip(queues, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not if_there or not _may_pass(answer):
+                    raise answer
+                continue
+            found[queue] = answer
+        return found
 
     async def _bounds(self, queue: MessageQueue) -> Bounds:
         broker, queue = await self._broker_of(queue)
         oldest = await requests.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
-        return Bounds(oldest, await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS))
+        newest = await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        return Bounds(oldest, newest, broker.address == self._routes.master(queue.broker_name))
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
         """The connection to a queue's broker, its master if that is up, and the queue by its full name."""
@@ -120,11 +150,7 @@ class Cluster:
         Exact where store times ascend along a queue, as they do unless an Apache broker's clock was set back (ours
         never stamps an earlier time than before). Never before the oldest message that is still there.
         """
-        return self._run(self._all_offsets_at(list(queues), time_ms))
-
-    async def _all_offsets_at(self, queues: list[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
-        found = await asyncio.gather(*(_again(partial(self._offset_at, queue, time_ms)) for queue in queues))
-        return dict(zip(queues, found, strict=True))
+        return self._run(self._of_each(list(queues), lambda queue: self._offset_at(queue, time_ms)))
 
     async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
         broker, queue = await self._broker_of(queue)
@@ -139,12 +165,19 @@ class Cluster:
 
     async def _stored_ms(self, broker: Peer, queue: MessageQueue, offset: int) -> float:
         """Store time of the message at an offset, or of the next one where a compaction left it out."""
+        pulled = await self._pull(broker, queue, offset, 1)
+        if pulled.code == ResponseCode.SUCCESS:
+            messages = record.decode_messages(pulled.records, queue.broker_name)
+            return next((m.store_time_ms for m in messages if m.queue_offset >= offset), math.inf)
+        return -math.inf if pulled.header.next_offset > offset else math.inf
+
+    async def _pull(self, broker: Peer, queue: MessageQueue, offset: int, count_max: int) -> requests.Pulled:
         header = PullHeader(
             group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
-            count_max=1,
+            count_max=count_max,
             sys_flag=sysflags.PULL_SUBSCRIPTION,
             commit_offset=0,
             suspend_ms=0,
@@ -153,11 +186,103 @@ class Cluster:
             expression_type=TAG,
             broker_name=queue.broker_name,
         )
-        pulled = await requests.pull(broker, header, timeout_ms=TIMEOUT_MS)
-        if pulled.code == ResponseCode.SUCCESS:
-            messages = record.decode_messages(pulled.records, queue.broker_name)
-            return next((m.store_time_ms for m in messages if m.queue_offset >= offset), math.inf)
-        return -math.inf if pulled.header.next_offset > offset else math.inf
+        return await requests.pull(broker, header, timeout_ms=TIMEOUT_MS)
+
+    def record_bytes(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
+        """How large the stored records are from an offset on, on average over some; without queues of which it is not
+        to be had."""
+        found = self._run(self._of_each(list(offsets), lambda q: self._record_bytes(q, offsets[q]), if_there=True))
+        return {queue: size for queue, size in found.items() if size is not None}
+
+    async def _record_bytes(self, queue: MessageQueue, offset: int) -> float | None:
+        broker, queue = await self._broker_of(queue)
+        pulled = await self._pull(broker, queue, offset, SAMPLE_COUNT)
+        count = pulled.header.next_offset - offset
+        return len(pulled.records) / count if pulled.code == ResponseCode.SUCCESS and count > 0 else None
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def committed(self, queues: Iterable[MessageQueue], group: str) -> dict[MessageQueue, int | None]:
+        """The offsets that a group has committed, None where it has not."""
+        return self._run(self._of_each(list(queues), lambda queue: self._committed(queue, self._access.wire(group))))
+
+    async def _committed(self, queue: MessageQueue, group: str) -> int | None:
+        broker, queue = await self._broker_of(queue)
+        return await requests.query_consumer_offset(
+            broker, queue, group, zero_if_not_found=False, timeout_ms=TIMEOUT_MS
+        )
+
+    def commit(self, offsets: Mapping[MessageQueue, int], group: str) -> Iterable[MessageQueue]:
+        """Commit the next offset to consume of each queue; returns those whose broker answered. Raises ServerError."""
+        wire = self._access.wire(group)
+        return self._run(self._of_each(list(offsets), lambda q: self._commit(q, offsets[q], wire), if_there=True))
+
+    async def _commit(self, queue: MessageQueue, offset: int, group: str) -> None:
+        queue = self._access.wire_queue(queue)
+        broker = await self._connections.get(await self._routes.find_master(queue))
+        await requests.update_consumer_offset(broker, queue, group, offset, timeout_ms=TIMEOUT_MS)
+
+    def register_group(self, queues: Iterable[MessageQueue], group: str) -> None:
+        """Have the brokers of these queues know a group, as one that a consumer was in.
+
+        A heartbeat makes it, with its retry topic, by which RocketMQ's tools find groups, if brokers may create groups.
+        """
+        self._run(self._register(list(queues), self._access.wire(group)))
+
+    async def _register(self, queues: list[MessageQueue], group: str) -> None:
+        client = f"{socket.gethostname()}@{os.getpid()}#spark"
+        consumer = bodies.ConsumerData(group_name=group, consume_type="CONSUME_ACTIVELY")
+        for queue in {queue.broker_name: self._access.wire_queue(queue) for queue in queues}.values():
+            broker = await self._connections.get(await self._routes.find_master(queue))
+            await requests.heartbeat(broker, bodies.Heartbeat(client_id=client, consumer_data_set=[consumer]))
+            await requests.unregister(broker, client, consumer_group=group)
+
+    def knows_group(self, group: str) -> bool:
+        """Whether a group's retry topic is there, which its first member brings."""
+        try:
+            self._run(_again(partial(self._routes.refresh, self._access.wire(RETRY_PREFIX + group))))
+        except RouteNotFound:
+            return False
+        return True
+
+    # -- what became of a queue ----------------------------------------------------------------------------------
+
+    def why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+        """Of queues that no route names, read up to an offset, those that are gone for good, and why.
+
+        The others' broker is away: no NameServer knows it, or it does not answer.
+        """
+        return self._run(self._why_gone(offsets))
+
+    async def _why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+        brokers = (await self._cluster_info()).broker_addr_table
+        found: dict[MessageQueue, str] = {}
+        for queue, offset in offsets.items():
+            broker = brokers.get(queue.broker_name)
+            address = broker.broker_addrs.get(MASTER_ID) if broker else None
+            if address is None:
+                continue
+            try:
+                why = await _again(partial(self._why_gone_from, address, self._access.wire_queue(queue), offset))
+            except TransportError:
+                continue
+            if why:
+                found[queue] = why
+        return found
+
+    async def _why_gone_from(self, address: str, queue: MessageQueue, offset: int) -> str | None:
+        broker = await self._connections.get(address)
+        try:
+            config = await requests.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+        except ServerError:
+            config = None  # A broker that does not tell (before 5.0, or to us): then the NameServer's word holds.
+        if config is None:
+            return "the topic was deleted"
+        if queue.queue_id < config.read_queue_nums:
+            return None  # The route is behind, or reading is forbidden for now.
+        if await requests.max_offset(broker, queue, timeout_ms=TIMEOUT_MS) <= offset:
+            return None
+        return f"the topic has {config.read_queue_nums} queues to read there now, and this one holds messages unread"
 
     def filters_each_message(self, queue: MessageQueue) -> bool:
         """Whether the filter of the queue's broker sees every message by itself, so that it loses none that matches.
@@ -182,12 +307,11 @@ class Cluster:
         return config is not None and config.attributes.get("queue.type") != "BatchCQ"
 
     def addresses(self, broker_name: str, topic: str) -> tuple[str, ...]:
-        """Where a broker can be read, its master first. Raises ConfigError for one that is not known."""
-        route = self._routes.known(self._access.wire(topic))
-        broker = route.broker(broker_name) if route else None
-        if broker is None:
+        """Where a broker is, or was last, its master first. Raises ConfigError for one that is not known."""
+        found = self._seen.get(broker_name)
+        if found is None:
             raise ConfigError(f"broker {broker_name!r} has no topic {topic!r} now: start it, or leave it out")
-        return tuple(address for _, address in sorted(broker.addresses.items()))
+        return found
 
     def close(self) -> None:
         """Close the connections."""
@@ -208,7 +332,11 @@ async def _again(call: Callable[[], Awaitable[T]]) -> T:
         except RouteNotFound:
             raise
         except (TransportError, ServerError) as e:
-            if not e.retriable:
+            if not _may_pass(e):
                 raise
         await asyncio.sleep(0.1 * (attempt - 1))
     return await call()
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransportError | ServerError) and error.retriable

@@ -31,6 +31,8 @@ PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
 GROW_AFTER = 16
 ATTEMPTS = 4
 RETRY_WAIT_S = 0.2
+# How long a range may stand still while its broker is started anew.
+PATIENCE_S = 30.0
 # How long a range's last messages may stay unseen on a broker that lags behind what the driver saw.
 UNSEEN_WAIT_S = 0.05
 
@@ -82,27 +84,29 @@ def fetch(
 
     `asked`: what the broker is asked for; it may send more. By default what the options say. A broker that refuses to
     filter is asked for everything.
-    A lost connection is made again and the reading goes on; after 4 attempts without progress the error is raised.
+    A lost connection is made again and the reading goes on, so a broker may be started anew meanwhile; after 4 attempts
+    and 30 s without progress the error is raised.
     Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
     """
     at = source.first
-    attempt = 0
+    attempt, progress_s = 0, time.monotonic()
     asked = RowFilter.of(options).asked() if asked is None else asked
     while at < source.end:
         try:
             address = addresses[attempt % len(addresses)]
             for piece in _Fetcher(source._replace(first=at), address, options, asked):
                 at = piece.end
-                attempt = 0
                 yield piece
+                attempt, progress_s = 0, time.monotonic()
         except _FilterRefused as e:
             log.info("%s; everything is read, and filtered here", e)
             asked = EVERY_MESSAGE
         except (TransportError, ServerError) as e:
             attempt += 1
-            if not e.retriable or attempt >= ATTEMPTS:
+            waited_s = time.monotonic() - progress_s
+            if not e.retriable or (attempt >= ATTEMPTS and waited_s > PATIENCE_S):
                 raise
-            time.sleep(RETRY_WAIT_S * attempt)
+            time.sleep(RETRY_WAIT_S * min(attempt, ATTEMPTS))
 
 
 class _Fetcher:
@@ -180,6 +184,10 @@ class _Fetcher:
             self._wait(pull, headers.decode_ext(PullReply, reply.ext))
         elif self._wanted.expression_type == SQL92 and _refuses(reply):
             raise _FilterRefused(reply.remark)
+        elif reply.code == ResponseCode.TOPIC_NOT_EXIST:
+            if self._options.fail_on_data_loss:
+                raise DataLost(self._source, pull.first, pull.end - 1, "the topic was deleted")
+            self._answer(pull, None, pull.end)
         else:
             raise ServerError(
                 reply.code,

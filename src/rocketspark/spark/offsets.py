@@ -70,20 +70,47 @@ def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option:
     return placed
 
 
+def lag(start: Offsets, end: Offsets) -> Offsets:
+    """How many messages each queue of `end` holds after `start`; 0 where it was made anew and ends before."""
+    return {queue: max(0, end[queue] - start[queue]) for queue in sorted(end)}
+
+
 def admit(start: Offsets, newest: Offsets, rows_max: int) -> Offsets:
     """Ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds.
 
     A queue that ends before its start, having been made anew, keeps that end, so that it is noticed.
     """
-    lag = {queue: max(0, newest[queue] - start[queue]) for queue in sorted(newest)}
-    total = sum(lag.values())
-    if total <= rows_max:
+    rows = lag(start, newest)
+    if sum(rows.values()) <= rows_max:
         return dict(newest)
-    shares = {queue: rows_max * rows // total for queue, rows in lag.items()}
+    shares = _shares(rows, rows_max)
+    return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
+
+
+def _shares(rows: Offsets, rows_max: int) -> Offsets:
+    total = sum(rows.values())
+    shares = {queue: rows_max * count // total for queue, count in rows.items()}
     left = rows_max - sum(shares.values())
     # What rounding left over goes to the queues that rounding cost most.
-    for queue in sorted(lag, key=lambda q: (-(rows_max * lag[q] % total), q))[:left]:
+    for queue in sorted(rows, key=lambda q: (-(rows_max * rows[q] % total), q))[:left]:
         shares[queue] += 1
+    return shares
+
+
+def admit_bytes(start: Offsets, newest: Offsets, sizes: Mapping[MessageQueue, float], bytes_max: int) -> Offsets:
+    """Ends with some `bytes_max` bytes after `start`, by the mean size of each queue's messages; one message at least.
+
+    Each queue gives the same part of what it holds. Queues of unknown size count as the mean of the others.
+    """
+    rows = lag(start, newest)
+    known = [sizes[queue] for queue in rows if queue in sizes]
+    mean = sum(known) / len(known) if known else 0
+    total = sum(count * sizes.get(queue, mean) for queue, count in rows.items())
+    if total <= bytes_max:
+        return dict(newest)
+    shares = {queue: int(count * bytes_max / total) for queue, count in rows.items()}
+    if not any(shares.values()):
+        shares = _shares(rows, 1)
     return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
 
 

@@ -25,6 +25,8 @@ from rocketspark.transport.dial import parse_addresses
 
 EARLIEST = "earliest"
 LATEST = "latest"
+# Where a group's committed offsets are.
+COMMITTED = "committed"
 # In JSON an offset may be one of these instead of a number (as in Spark's Kafka source).
 EARLIEST_NUMBER = -2
 LATEST_NUMBER = -1
@@ -74,7 +76,15 @@ class ReadOptions(NamedTuple):
     ending: Where
     tags: str
     group: str
+    # Whose offsets `committed` means, and where a queue without one is read from.
+    committed_group: str | None
+    committed_fallback: str
+    # The group that a stream's progress is committed to as well.
+    mirror_group: str | None
     rows_per_trigger_max: int | None
+    rows_per_trigger_min: int | None
+    bytes_per_trigger_max: int | None
+    trigger_delay_max_ms: int
     partitions_min: int
     rows_per_partition_max: int | None
     fail_on_data_loss: bool
@@ -106,11 +116,21 @@ class WriteOptions(NamedTuple):
     commit_timeout_ms: int = 120_000
 
 
+# Spark's units of time.
+_UNITS_MS = {
+    **dict.fromkeys(("", "ms"), 1),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1000),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+    "us": 0.001,
+}
 _ACCESS_NAMES = ("namespace", "accessKey", "secretKey", "securityToken")
 # Lower-case name -> the name as documented.
 _READ_NAMES = (
     *_ACCESS_NAMES,
-    *("topicPattern", "assign"),
+    *("topicPattern", "assign", "committedGroup", "committedFallback"),
+    *("minMessagesPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
     *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
@@ -146,8 +166,14 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         starting=given.starting(LATEST if streaming else EARLIEST),
         ending=given.time("endingTimestamp") or given.where("endingOffsets", LATEST),
         tags=subscribe("", tags).expression,
-        group=given.text("consumerGroup", READER_GROUP),
+        group=given.group("consumerGroup") or READER_GROUP,
+        committed_group=given.group("committedGroup") or given.group("consumerGroup"),
+        committed_fallback=given.choice("committedFallback", EARLIEST, LATEST, "error"),
+        mirror_group=given.group("consumerGroup") if streaming else None,
         rows_per_trigger_max=given.number("maxMessagesPerTrigger", None, 1),
+        rows_per_trigger_min=given.number("minMessagesPerTrigger", None, 1),
+        bytes_per_trigger_max=given.number("maxBytesPerTrigger", None, 1),
+        trigger_delay_max_ms=given.duration_ms("maxTriggerDelay", "15m"),
         partitions_min=given.number("minPartitions", 1, 1) or 1,
         rows_per_partition_max=given.number("maxRecordsPerPartition", None, 1),
         fail_on_data_loss=given.truth("failOnDataLoss", True),
@@ -165,6 +191,16 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
     if parsed.ending == EARLIEST:
         raise ConfigError("option endingOffsets is earliest: a batch would read nothing; use latest or JSON")
+    if COMMITTED in (parsed.starting, parsed.ending):
+        name = "startingOffsets" if parsed.starting == COMMITTED else "endingOffsets"
+        if store is not None:
+            raise ConfigError(f"option {name} is committed: with option store there is no broker to tell; use JSON")
+        if parsed.starting == parsed.ending:
+            raise ConfigError("options startingOffsets and endingOffsets are both committed: there is nothing between")
+        if parsed.committed_group is None:
+            raise ConfigError(f"option {name} is committed: name the group, as committedGroup or consumerGroup")
+    if (parsed.rows_per_trigger_min or 0) > (parsed.rows_per_trigger_max or math.inf):
+        raise ConfigError("option minMessagesPerTrigger is more than maxMessagesPerTrigger: give it less")
     times = [at.time_ms for at in (parsed.starting, parsed.ending) if isinstance(at, AtTime)]
     if times != sorted(times):
         raise ConfigError("option startingTimestamp is after endingTimestamp: nothing is stored between them")
@@ -252,6 +288,21 @@ class _Given:
         if value < least:
             raise ConfigError(f"option {name} is {text!r}: a whole number from {least} up is needed")
         return value
+
+    def group(self, name: str) -> str | None:
+        text = self.text(name, "")
+        try:
+            return validate.check_group(text) if text else None
+        except MessageIllegal as e:
+            raise ConfigError(f"option {name}: {e}") from None
+
+    def duration_ms(self, name: str, default: str) -> int:
+        """A time as Spark writes it: a number and a unit, ms where there is none."""
+        text = self.text(name, default).lower()
+        found = re.fullmatch(r"(\d+) *([a-z]*)", text)
+        if found is None or found[2] not in _UNITS_MS:
+            raise ConfigError(f"option {name} is {text!r}: a time such as 500ms, 30s, 15m or 1h is needed")
+        return int(int(found[1]) * _UNITS_MS[found[2]])
 
     def truth(self, name: str, default: bool) -> bool:
         text = self.text(name, "").lower()
@@ -353,13 +404,13 @@ class _Given:
 
     def where(self, name: str, default: str) -> Where:
         text = self.text(name, default)
-        if text.lower() in (EARLIEST, LATEST):
+        if text.lower() in (EARLIEST, LATEST, COMMITTED):
             return text.lower()
         try:
             return check_offsets(json.loads(text))
         except (ValueError, TypeError) as e:
             raise ConfigError(
-                f"option {name} is {text!r} ({e}): earliest, latest or JSON such as"
+                f"option {name} is {text!r} ({e}): earliest, latest, committed or JSON such as"
                 ' {"topic": {"broker-a": {"0": 12, "1": -1}}} is needed (-2 earliest, -1 latest)'
             ) from None
 

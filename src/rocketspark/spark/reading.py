@@ -18,7 +18,7 @@ from rocketspark.spark.columns import arrow_schema, wanted_columns
 from rocketspark.spark.fetch import DataLost, fetch
 from rocketspark.spark.filtering import EVERY_MESSAGE, RowFilter
 from rocketspark.spark.offsets import Offsets, Range, place, split
-from rocketspark.spark.options import EARLIEST, LATEST, AtTime, ReadOptions
+from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.topics import assigned_of, check_all_there
 from rocketspark.spark.workers import settle
@@ -86,6 +86,8 @@ def queues_of(cluster: Queues, options: ReadOptions) -> list[MessageQueue]:
 def starts(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
     """Where the options say to begin in each queue of `bounds`. Raises ConfigError."""
     where = options.starting
+    if where == COMMITTED:
+        return _committed(cluster, bounds, options)
     if not isinstance(where, AtTime):
         return place(where, _oldest(bounds), _newest(bounds), option="startingOffsets", default=EARLIEST)
     found = _at(cluster, bounds, where)
@@ -102,6 +104,8 @@ def starts(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOpt
 def ends(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
     """Where the options say to end, as `starts`: the first offset of each queue that is not read."""
     where = options.ending
+    if where == COMMITTED:
+        return _committed(cluster, bounds, options)
     if isinstance(where, AtTime):
         return _at(cluster, bounds, where)
     return place(where, _oldest(bounds), _newest(bounds), option="endingOffsets", default=LATEST)
@@ -111,6 +115,33 @@ def _at(cluster: Queues, bounds: dict[MessageQueue, Bounds], where: AtTime) -> O
     found = cluster.offsets_at(bounds, where.time_ms)
     # What came after the bounds were taken is of a later read.
     return {queue: min(offset, bounds[queue].next) for queue, offset in found.items()}
+
+
+def _committed(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
+    """Where the group is, and the fallback for queues of which it has committed nothing."""
+    group = options.committed_group
+    assert group is not None
+    assert isinstance(cluster, Cluster)
+    placed = {EARLIEST: _oldest, LATEST: _newest}.get(options.committed_fallback, _oldest)(bounds)
+    for queue, offset in cluster.committed(bounds, group).items():
+        if offset is not None and offset > bounds[queue].next and bounds[queue].of_master:
+            text = (
+                f"group {group!r} has committed offset {offset} of queue {queue.queue_id} of topic {queue.topic!r} on"
+                f" broker {queue.broker_name!r}, which ends at {bounds[queue].next}: it was made anew; set"
+                " failOnDataLoss to false to take it as read up to its start"
+            )
+            if options.fail_on_data_loss:
+                raise ConfigError(text)
+            log.warning("%s", text)
+            placed[queue] = bounds[queue].oldest
+        elif offset is not None:
+            placed[queue] = offset
+        elif options.committed_fallback == "error":
+            raise ConfigError(
+                f"group {group!r} has committed no offset of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r}: check its name, or set committedFallback to earliest or latest"
+            )
+    return placed
 
 
 def _oldest(bounds: dict[MessageQueue, Bounds]) -> Offsets:
@@ -128,31 +159,45 @@ def plan(
     options: ReadOptions,
     rows: RowFilter | None = None,
     narrow: Narrow = list,
+    *,
+    if_there: bool = False,
 ) -> list[QueuePartition]:
     """Partitions for the offsets from `first` up to `end`; see `ranges`.
 
-    `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them.
+    `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them;
+    `if_there`: what a broker holds that does not answer now is planned as it is, and tasks wait for it.
     """
-    parts = split(narrow(ranges(cluster, first, end, options)), options.partitions_min, options.rows_per_partition_max)
+    bounds = cluster.bounds(changed(first, end), if_there=if_there)
+    wanted = narrow(ranges(bounds, first, end, options))
+    parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
     asked = (RowFilter.of(options) if rows is None else rows).asked()
     found = []
     for part in parts:
         addresses = cluster.addresses(part.queue.broker_name, part.queue.topic)
-        filters = asked.is_all or cluster.filters_each_message(part.queue)
+        filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
         found.append(QueuePartition(part, addresses, filters))
     return found
 
 
-def ranges(cluster: Queues, first: Offsets, end: Offsets, options: ReadOptions) -> list[Range]:
+def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
+    """The queues that something is read of."""
+    return sorted(queue for queue in end if end[queue] != first.get(queue))
+
+
+def ranges(bounds: dict[MessageQueue, Bounds], first: Offsets, end: Offsets, options: ReadOptions) -> list[Range]:
     """What is there of the offsets from `first` up to `end`, queue by queue, those in `end`.
 
+    `bounds`: what the `changed` queues hold; what is wanted of one that is not in it stays as it is.
     Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
     """
-    queues = sorted(queue for queue in end if end[queue] != first.get(queue))
-    bounds = cluster.bounds(queues)
     found = []
-    for queue in queues:
-        oldest, newest = bounds[queue]
+    for queue in changed(first, end):
+        if queue not in bounds:
+            found.append(Range(queue, first.get(queue, end[queue]), end[queue]))
+            continue
+        oldest, newest, of_master = bounds[queue]
+        if not of_master:
+            newest = max(newest, end[queue])  # A slave is behind; what the master had it will have.
         start = first.get(queue, oldest)
         wanted = Range(queue, start, end[queue])
         if end[queue] < start or end[queue] > newest:

@@ -22,7 +22,7 @@ from rocketspark.spark.filtering import RowFilter
 from rocketspark.spark.offsets import Offsets, Range, split
 from rocketspark.spark.options import ReadOptions, StorePaths
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.reading import Narrow, lost, ranges
+from rocketspark.spark.reading import Narrow, changed, lost, ranges
 from rocketspark.spark.topics import matching
 from rocketspark.spark.workers import settle
 from rocketspark.store.frozen import Frozen
@@ -136,7 +136,9 @@ def plan(
     """
     parts = []
     for part in split(
-        narrow(ranges(stores, first, end, options)), options.partitions_min, options.rows_per_partition_max
+        narrow(ranges(stores.bounds(changed(first, end)), first, end, options)),
+        options.partitions_min,
+        options.rows_per_partition_max,
     ):
         rows_max = None
         if options.rows_per_partition_max is None:

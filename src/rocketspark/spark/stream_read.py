@@ -6,92 +6,175 @@ message; those whose broker is away keep their place until it is back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.cluster import Bounds, Cluster
-from rocketspark.spark.offsets import START_KEY, Offsets, admit, from_json, to_json
+from rocketspark.spark.mirror import Mirror
+from rocketspark.spark.offsets import START_KEY, Offsets, admit, admit_bytes, from_json, lag, to_json
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.reading import open_cluster, plan, queues_of, read_partition, starts
+from rocketspark.spark.watch import QueueGone, Watch
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches of topics. Lives on the driver; only `read` runs on executors."""
 
-    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+    def __init__(
+        self, schema: StructType, options: ReadOptions, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._schema = schema
         self._options = options
+        self._clock_s = clock_s
         self._cluster: Cluster | None = None
+        self._watch: Watch | None = None
+        self._mirror: Mirror | None = None
         # With AvailableNow: where the topics ended when the query began.
         self._last: Offsets | None = None
         self._newest: Offsets = {}
         self._initial: dict[str, Any] | None = None
+        self._triggered_s = clock_s()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cluster": None}
+        # Executors read; they ask nothing of what the driver does.
+        return {**self.__dict__, "_cluster": None, "_watch": None, "_mirror": None}
 
     def _open(self) -> Cluster:
         if self._cluster is None:
             self._cluster = open_cluster(self._options)
         return self._cluster
 
-    def _bounds(self) -> dict[MessageQueue, Bounds]:
-        cluster = self._open()
-        bounds = cluster.bounds(queues_of(cluster, self._options))
-        self._newest = {queue: found.next for queue, found in bounds.items()}
-        return bounds
+    def _watching(self) -> Watch:
+        if self._watch is None:
+            self._watch = Watch(self._open(), self._options)
+        return self._watch
+
+    def _look(self, held: Offsets | None) -> dict[MessageQueue, Bounds]:
+        """What is there now; queues that are gone are taken out of `held`. Raises QueueGone unless that is allowed."""
+        seen = self._watching().look(held)
+        for queue, why in seen.gone.items():
+            assert held is not None
+            self._drop(held.pop(queue), queue, why)
+        self._newest.update((queue, found.next) for queue, found in seen.bounds.items())
+        return seen.bounds
+
+    def _drop(self, offset: int, queue: MessageQueue, why: str) -> None:
+        error = QueueGone(queue, offset, why)
+        if self._options.fail_on_data_loss:
+            raise error
+        self._watching().tell(str(error))
+        self._newest.pop(queue, None)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins; the same each time, as Spark asks more than once."""
         if self._initial is not None:
             return self._initial
         with plain_errors():
-            bounds = self._bounds()
-            self._initial = dict(to_json(starts(self._open(), bounds, self._options)))
+            cluster = self._open()
+            bounds = cluster.bounds(queues_of(cluster, self._options))
+            self._newest = {queue: found.next for queue, found in bounds.items()}
+            self._initial = dict(to_json(starts(cluster, bounds, self._options)))
             return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxMessagesPerTrigger, or all there is."""
-        rows = self._options.rows_per_trigger_max
-        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+        """One of the limits that are set; `latestOffset` keeps to all of them."""
+        options = self._options
+        if options.rows_per_trigger_max:
+            return ReadMaxRows(options.rows_per_trigger_max)
+        if options.bytes_per_trigger_max:
+            return ReadMaxBytes(options.bytes_per_trigger_max)
+        return ReadMinRows(options.rows_per_trigger_min) if options.rows_per_trigger_min else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query: what is there now."""
         with plain_errors():
-            self._bounds()
+            self._look(None)
             self._last = dict(self._newest)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch: at most as many messages as `limit` after `start`."""
+        """The end of the next micro-batch, within all limits that are set; with ReadAllAvailable, without limits."""
         with plain_errors():
+            if start != self._initial:
+                self._show(start)
             begin = from_json(start)
-            bounds = self._bounds()
-            last = self._last
-            ends = {
-                q: n if last is None else min(n, last[q]) for q, n in self._newest.items() if last is None or q in last
-            }
-            for queue, end in ends.items():
-                # A queue that is new to the query begins at its oldest message.
-                begin.setdefault(queue, min(bounds[queue].oldest, end))
+            bounds = self._look(begin)
+            ends: Offsets = {}
+            added: Offsets = {}
+            for queue, found in bounds.items():
+                if self._last is not None and queue not in self._last:
+                    continue  # It came after the query's end was fixed.
+                end = found.next if self._last is None else min(found.next, self._last[queue])
+                if queue not in begin:
+                    added[queue] = min(found.oldest, end)
+                elif not found.of_master:
+                    end = max(end, begin[queue])  # A slave that is behind is no queue made anew.
+                ends[queue] = end
+            # Queues that are new to the query begin at their oldest message.
+            begin |= added
             for queue, offset in begin.items():
-                # Not there: its broker is away, or came after the query's end was fixed.
                 ends.setdefault(queue, offset)
-            if isinstance(limit, ReadMaxRows):
-                ends = admit(begin, ends, limit.max_rows)
+            if self._is_too_little(begin, ends, limit):
+                return start
+            ends = self._limited(begin, ends, limit)
             if ends == from_json(start):
                 return start
-            found: dict[str, Any] = dict(to_json(ends))
+            self._triggered_s = self._clock_s()
+            table: dict[str, Any] = dict(to_json(ends))
+            # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
             if start == self._initial:
-                found[START_KEY] = start
-            return found
+                table[START_KEY] = to_json(begin)
+            elif added:
+                table[START_KEY] = to_json(added)
+            return table
+
+    def _is_too_little(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> bool:
+        """Whether minMessagesPerTrigger has the micro-batch wait. With AvailableNow nothing more would come."""
+        least = self._options.rows_per_trigger_min
+        if not least or self._last is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if any(ends[queue] < begin[queue] for queue in ends):
+            return False  # Made anew: that is told at once.
+        waited_ms = (self._clock_s() - self._triggered_s) * 1000
+        return sum(lag(begin, ends).values()) < least and waited_ms < self._options.trigger_delay_max_ms
+
+    def _limited(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
+        """The ends within the limits on messages and bytes."""
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        rows = [options.rows_per_trigger_max, limit.max_rows if isinstance(limit, ReadMaxRows) else None]
+        if rows_max := min((count for count in rows if count is not None), default=None):
+            ends = admit(begin, ends, rows_max)
+        if options.bytes_per_trigger_max:
+            ends = self._within_bytes(begin, ends, options.bytes_per_trigger_max)
+        return ends
+
+    def _within_bytes(self, begin: Offsets, ends: Offsets, bytes_max: int) -> Offsets:
+        """By messages looked at where each queue begins, and again in the middle of what that would admit."""
+        cluster = self._open()
+        holding = [queue for queue, count in lag(begin, ends).items() if count]
+        sizes = cluster.record_bytes({queue: begin[queue] for queue in holding})
+        first = admit_bytes(begin, ends, sizes, bytes_max)
+        middles = {queue: (begin[queue] + first[queue]) // 2 for queue in holding}
+        for queue, size in cluster.record_bytes(middles).items():
+            sizes[queue] = (sizes.get(queue, size) + size) / 2
+        return admit_bytes(begin, ends, sizes, bytes_max)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The topics' ends as last seen, for the query's progress."""
@@ -100,24 +183,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Queue ranges from `start` to `end`."""
         with plain_errors():
-            cluster = self._open()
-            queues_of(cluster, self._options)
+            if start == end:
+                return []
             # A first micro-batch that is run again begins where it began, not where a new query would begin now.
-            begin = end.get(START_KEY, start) if START_KEY not in start else start
-            return list(plan(cluster, from_json(begin), from_json(end), self._options))
+            first, last = from_json(start) | from_json(end.get(START_KEY, {})), from_json(end)
+            there = self._watching().find(first)
+            wanted = {q: first.get(q, 0) for q in last if q not in there and first.get(q) != last[q]}
+            for queue, why in self._watching().gone(wanted).items():
+                self._drop(wanted[queue], queue, why)
+                del last[queue]
+            return list(plan(self._open(), first, last, self._options, if_there=True))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; runs on an executor."""
         return read_partition(partition, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's checkpoint holds the offsets."""
+        """The micro-batch is done: show it to operators. Spark's checkpoint holds the offsets."""
+        with plain_errors():
+            self._show(end)
+
+    def _show(self, offsets: dict[str, Any]) -> None:
+        if self._options.mirror_group is None:
+            return
+        if self._mirror is None:
+            self._mirror = Mirror(self._open(), self._options.mirror_group)
+        self._mirror.show(from_json(offsets))
 
     def stop(self) -> None:
         """Close the connections."""
         if self._cluster is not None:
             self._cluster.close()
-            self._cluster = None
+            self._cluster = self._watch = self._mirror = None
 
 
 class RefusedReader(DataSourceStreamReader):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.offsets import Range, admit, from_json, place, split, to_json
+from rocketspark.spark.offsets import Range, admit, admit_bytes, from_json, place, split, to_json
 
 Q = [MessageQueue("t", "a", i) for i in range(12)]
 
@@ -85,3 +85,30 @@ def test_split_covers_every_offset_once(
 def test_split_makes_enough_parts_of_one_queue() -> None:
     parts = split([Range(Q[0], 0, 100), Range(Q[1], 7, 7)], 4, None)
     assert [(p.first, p.end) for p in parts] == [(0, 25), (25, 50), (50, 75), (75, 100)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 500), st.floats(1, 5000)), min_size=1, max_size=6),
+    st.integers(1, 2_000_000),
+)
+def test_bytes_are_shared_and_something_goes_on(queues: list[tuple[int, int, float]], bytes_max: int) -> None:
+    names = [MessageQueue("t", "b", i) for i in range(len(queues))]
+    start = {q: first for q, (first, _, _) in zip(names, queues, strict=True)}
+    newest = {q: first + rows for q, (first, rows, _) in zip(names, queues, strict=True)}
+    sizes = {q: size for q, (_, _, size) in zip(names, queues, strict=True)}
+    ends = admit_bytes(start, newest, sizes, bytes_max)
+    assert ends.keys() == newest.keys()
+    assert all(start[q] <= ends[q] <= newest[q] for q in names)
+    taken = {q: ends[q] - start[q] for q in names}
+    held = sum(newest[q] - start[q] for q in names)
+    assert (sum(taken.values()) > 0) == (held > 0)
+    assert sum(taken.values()) <= 1 or sum(taken[q] * sizes[q] for q in names) <= bytes_max * 1.000001
+
+
+def test_queues_of_unknown_size_count_as_the_others() -> None:
+    one, two = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+    start, newest = {one: 0, two: 10}, {one: 100, two: 110}
+    assert admit_bytes(start, newest, {one: 10.0}, 1000) == {one: 50, two: 60}
+    assert admit_bytes(start, newest, {}, 1) == newest
+    # Made anew: its end comes before its start, and is kept.
+    assert admit_bytes({one: 50, two: 10}, {one: 3, two: 110}, {one: 1.0, two: 10.0}, 100) == {one: 3, two: 20}

@@ -56,7 +56,19 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"accessKey": "k"}, "accessKey and secretKey belong together"),
         ({"secretKey": "k"}, "accessKey and secretKey belong together"),
         ({"securityToken": "k"}, "securityToken needs accessKey and secretKey"),
-        ({"startingOffsets": "first"}, "option startingOffsets is 'first'.*earliest, latest or JSON"),
+        ({"startingOffsets": "first"}, "option startingOffsets is 'first'.*earliest, latest, committed or JSON"),
+        ({"startingOffsets": "committed"}, "startingOffsets is committed: name the group"),
+        ({"endingOffsets": "committed"}, "endingOffsets is committed: name the group"),
+        (
+            {"startingOffsets": "committed", "endingOffsets": "committed", "consumerGroup": "g"},
+            "both committed: there is nothing between",
+        ),
+        ({"committedFallback": "first"}, "is 'first': earliest or latest or error is needed"),
+        ({"consumerGroup": "a b"}, "option consumerGroup: group 'a b': only letters"),
+        ({"committedGroup": "DEFAULT_CONSUMER"}, "option committedGroup: .* is RocketMQ's placeholder"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is 'soon': a time such as"),
+        ({"maxTriggerDelay": "5 parsecs"}, "a time such as"),
+        ({"minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "is more than maxMessagesPerTrigger"),
         ({"startingOffsets": "[1]"}, "it is no JSON object"),
         ({"startingOffsets": '{"t": 1}'}, "under 't' an object of brokers"),
         ({"startingOffsets": '{"t": {"b": 1}}'}, "under 't', 'b' an object of queues"),
@@ -102,6 +114,23 @@ def test_a_stream_has_no_end() -> None:
 def test_times_are_ms_or_iso_8601_and_utc_where_no_zone_is_named(text: str, time_ms: int) -> None:
     options = parse_read({**BASE, "startingTimestamp": text, "endingTimestamp": text}, streaming=False)
     assert options.starting == options.ending == AtTime(time_ms)
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"), [("", 900_000), ("250", 250), ("3s", 3000), ("15m", 900_000), ("2 hours", 7_200_000)]
+)
+def test_durations_are_spark_s(text: str, time_ms: int) -> None:
+    assert parse_read({**BASE, "maxTriggerDelay": text}, streaming=True).trigger_delay_max_ms == time_ms
+
+
+def test_groups() -> None:
+    plain = parse_read(BASE, streaming=True)
+    assert (plain.group, plain.committed_group, plain.mirror_group) == ("SPARK_READER", None, None)
+    given = parse_read({**BASE, "consumerGroup": "g"}, streaming=True)
+    assert (given.group, given.committed_group, given.mirror_group) == ("g", "g", "g")
+    both = parse_read({**BASE, "consumerGroup": "g", "committedGroup": "h"}, streaming=True)
+    assert (both.group, both.committed_group, both.mirror_group) == ("g", "h", "g")
+    assert parse_read({**BASE, "consumerGroup": "g"}, streaming=False).mirror_group is None
 
 
 def test_a_time_goes_before_offsets() -> None:

@@ -1,0 +1,281 @@
+"""Topics, queues, brokers and NameServers that come and go while a stream runs: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.spark.stage import Stage, staged
+
+from rocketspark.client import Producer
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
+from rocketspark.model import Message, MessageQueue
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.fetch import DataLost
+from rocketspark.spark.offsets import from_json
+from rocketspark.spark.options import parse_read
+from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.watch import QueueGone
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path, "broker-a", "broker-b") as made:
+        yield made
+
+
+class Stream:
+    """A reader driven as Spark drives one, each micro-batch from the offset before. `rows`: all that came."""
+
+    def __init__(self, stage: Stage, topic: str = "", **options: str) -> None:
+        given = {"namesrv": stage.namesrv, "startingOffsets": "earliest", **options}
+        self._options = given | ({"topic": topic} if topic else {})
+        self.reader = self.made()
+        self.at = self.reader.initialOffset()
+        self.rows: list[str] = []
+
+    def made(self) -> StreamReader:
+        return StreamReader(READ_SCHEMA, parse_read(self._options, streaming=True))
+
+    def restart(self) -> None:
+        """As a query that goes on from its checkpoint."""
+        self.reader.stop()
+        self.reader = self.made()
+
+    def run(self) -> list[str]:
+        """One micro-batch; what it read, in order."""
+        end = json.loads(json.dumps(self.reader.latestOffset(self.at, ReadAllAvailable())))
+        parts = self.reader.partitions(self.at, end)
+        rows = [row["body"].decode() for p in parts for b in self.reader.read(p) for row in b.to_pylist()]
+        self.at = end
+        self.rows += rows
+        return sorted(rows)
+
+    def places(self) -> dict[str, int]:
+        return {f"{q.broker_name}/{q.queue_id}": n for q, n in sorted(from_json(self.at).items())}
+
+
+# What each queue of each broker holds after queues were added.
+COUNTS = {"broker-a": (3, 0, 3), "broker-b": (0, 3, 0)}
+
+
+class Sender:
+    """Messages numbered in one run, so that none is like another."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.sent: list[str] = []
+
+    def __call__(self, topic: str, broker: str, queue: int = 0, count: int = 3) -> list[str]:
+        bodies = [f"{topic} {len(self.sent) + i}" for i in range(count)]
+        with Producer(self._stage.namesrv, "goings") as producer:
+            for body in bodies:
+                producer.send(Message(topic=topic, body=body.encode()), queue=MessageQueue(topic, broker, queue))
+        self.sent += bodies
+        return sorted(bodies)
+
+
+@pytest.fixture
+def send(stage: Stage) -> Sender:
+    return Sender(stage)
+
+
+def test_a_broker_that_stops_keeps_its_place(stage: Stage, send: Sender) -> None:
+    stage.create("t", 1)
+    stream = Stream(stage, "t")
+    send("t", "broker-a"), send("t", "broker-b")
+    assert stream.run() == send.sent
+    missed = send("t", "broker-b")
+    stage.stop("broker-b")
+    new = send("t", "broker-a")
+    assert stream.run() == new
+    assert stream.run() == []
+    # A query that is started meanwhile goes on as well.
+    stream.restart()
+    new = send("t", "broker-a")
+    assert stream.run() == new
+    assert stream.places() == {"broker-a/0": 9, "broker-b/0": 3}
+    stage.start("broker-b")
+    assert stream.run() == missed
+    assert sorted(stream.rows) == sorted(send.sent)
+
+
+def test_a_broker_that_stops_between_planning_and_reading_is_waited_for(stage: Stage, send: Sender) -> None:
+    stage.create("t", 1)
+    stream = Stream(stage, "t")
+    wanted = sorted(send("t", "broker-a") + send("t", "broker-b"))
+    end = stream.reader.latestOffset(stream.at, ReadAllAvailable())
+    stage.stop("broker-b")
+    parts = stream.reader.partitions(stream.at, end)
+    stage.start("broker-b")
+    assert sorted(r["body"].decode() for p in parts for b in stream.reader.read(p) for r in b.to_pylist()) == wanted
+    # A new query knows no address of a broker that is away.
+    stage.stop("broker-b")
+    stream.restart()
+    with pytest.raises(ConfigError, match="broker 'broker-b' has no topic 't' now: start it"):
+        stream.reader.partitions(stream.at, end)
+
+
+def test_available_now_ends_without_a_broker_that_is_away(stage: Stage, send: Sender) -> None:
+    stage.create("t", 1)
+    stream = Stream(stage, "t")
+    send("t", "broker-b")
+    stage.stop("broker-b")
+    wanted = send("t", "broker-a")
+    stream.reader.prepareForTriggerAvailableNow()
+    stage.start("broker-b")
+    send("t", "broker-a")
+    assert stream.run() == wanted
+    assert stream.run() == []
+
+
+def test_no_nameserver_for_a_while(stage: Stage, send: Sender) -> None:
+    stage.create("t", 1)
+    stream = Stream(stage, "t")
+    send("t", "broker-a")
+    stream.run()
+    more = send("t", "broker-b")
+    stage.stop_namesrv()
+    assert stream.run() == more
+    # One that has just started knows nothing until brokers register.
+    stage.start_namesrv()
+    assert stream.run() == []
+    assert stream.places() == {"broker-a/0": 3, "broker-b/0": 3}
+
+
+def test_queues_that_are_added_are_read_from_their_beginning(stage: Stage, send: Sender) -> None:
+    stage.create("t", 1, "broker-a")
+    stream = Stream(stage, "t", startingOffsets="latest")
+    stage.create("t", 3, "broker-a", "broker-b")
+    new = sorted(send("t", "broker-a", 2) + send("t", "broker-b", 1) + send("t", "broker-a", 0))
+    before = stream.at
+    assert stream.run() == new
+    assert stream.places() == {
+        **{f"broker-a/{i}": (3, 0, 3)[i] for i in range(3)},
+        "broker-b/0": 0,
+        "broker-b/1": 3,
+    } | {"broker-b/2": 0}
+    # Run again by another driver it is the same micro-batch, though the log tells only where it ends.
+    end = stream.at
+    send("t", "broker-b", 1)
+    stream.restart()
+    parts = stream.reader.partitions(before, end)
+    assert sorted(r["body"].decode() for p in parts for b in stream.reader.read(p) for r in b.to_pylist()) == new
+
+
+def test_queues_that_are_taken_away_are_data_loss_only_if_something_is_left_in_them(stage: Stage, send: Sender) -> None:
+    stage.create("t", 3, "broker-a")
+    stream = Stream(stage, "t")
+    send("t", "broker-a", 1)
+    stream.run()
+    stage.create("t", 1, "broker-a")
+    new = send("t", "broker-a", 0)
+    assert stream.run() == new
+    assert stream.places() == {"broker-a/0": 3, "broker-a/1": 3, "broker-a/2": 0}
+    stage.create("t", 3, "broker-a")
+    new = send("t", "broker-a", 1)
+    assert stream.run() == new
+    left = send("t", "broker-a", 2)
+    stage.create("t", 2, "broker-a")
+    with pytest.raises(QueueGone, match=r"queue 2 of topic 't' on broker 'broker-a', read up to offset 0, is gone"):
+        stream.run()
+    lenient = Stream(stage, "t", failOnDataLoss="false")
+    lenient.at = stream.at
+    assert lenient.run() == []
+    assert lenient.places() == {"broker-a/0": 3, "broker-a/1": 6}
+    stage.create("t", 3, "broker-a")
+    assert lenient.run() == left
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_is_deleted(stage: Stage, send: Sender, fail: bool) -> None:
+    stage.create("t", 1)
+    stage.create("u", 1, "broker-a")
+    stream = Stream(stage, "t,u", failOnDataLoss=str(fail))
+    send("t", "broker-a"), send("u", "broker-a")
+    stream.run()
+    stage.delete("t")
+    more = send("u", "broker-a")
+    if fail:
+        with pytest.raises(QueueGone, match=r"gone \(the topic was deleted\); set failOnDataLoss to false"):
+            stream.run()
+        return
+    assert stream.run() == more
+    assert list(stream.at) == ["u"]
+    assert stream.run() == []
+    stream.restart()
+    with pytest.raises(RouteNotFound, match="no topic 't'"):
+        stream.run()
+    # Made anew it is new, and read from its beginning.
+    stage.create("t", 1)
+    anew = send("t", "broker-a", count=1)
+    assert stream.run() == anew
+    assert sorted(stream.rows) == sorted(send.sent)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_is_made_anew_before_the_stream_looks(stage: Stage, send: Sender, fail: bool) -> None:
+    stage.create("t", 1, "broker-a")
+    stream = Stream(stage, "t", failOnDataLoss=str(fail), minMessagesPerTrigger="1")
+    send("t", "broker-a", count=5)
+    stream.run()
+    stage.delete("t")
+    stage.create("t", 1, "broker-a")
+    anew = send("t", "broker-a", count=2)
+    if fail:
+        with pytest.raises(DataLost, match="it was made anew"):
+            stream.run()
+        return
+    assert stream.run() == anew
+    assert stream.places() == {"broker-a/0": 2}
+    assert stream.run() == []
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_is_deleted_between_planning_and_reading(stage: Stage, send: Sender, fail: bool) -> None:
+    stage.create("t", 1)
+    stage.create("u", 1, "broker-a")
+    stream = Stream(stage, "t,u", failOnDataLoss=str(fail))
+    send("t", "broker-b")
+    wanted = send("u", "broker-a")
+    end = stream.reader.latestOffset(stream.at, ReadAllAvailable())
+    planned = stream.reader.partitions(stream.at, end)
+    stage.delete("t")
+
+    def read(parts: Any) -> list[str]:
+        return sorted(r["body"].decode() for p in parts for b in stream.reader.read(p) for r in b.to_pylist())
+
+    if fail:
+        with pytest.raises(DataLost, match="the topic was deleted"):
+            read(planned)
+        with pytest.raises(QueueGone, match="the topic was deleted"):
+            stream.reader.partitions(stream.at, end)
+    else:
+        assert read(planned) == wanted
+        assert read(stream.reader.partitions(stream.at, end)) == wanted
+
+
+def test_topics_that_match_appear_and_vanish(stage: Stage, send: Sender) -> None:
+    stream = Stream(stage, topicPattern="log-.*", failOnDataLoss="false")
+    assert stream.at == {}
+    assert stream.run() == []
+    stage.create("other", 1)
+    stage.create("log-1", 1, "broker-a")
+    new = send("log-1", "broker-a")
+    send("other", "broker-a")
+    assert stream.run() == new
+    stage.create("log-2", 1, "broker-b")
+    new = sorted(send("log-2", "broker-b") + send("log-1", "broker-a"))
+    assert stream.run() == new
+    stage.delete("log-1")
+    new = send("log-2", "broker-b")
+    assert stream.run() == new
+    assert {queue.topic for queue in from_json(stream.at)} == {"log-2"}
+    stage.stop_namesrv()
+    assert stream.run() == []
+    with pytest.raises(RocketSparkError, match="no NameServer answers"):
+        Stream(stage, topicPattern="log-.*")
