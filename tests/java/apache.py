@@ -210,7 +210,7 @@ class ApacheBroker(_JavaServer):
 
 
 class ApacheCluster:
-    """A NameServer and one broker. `namesrv`, `broker`: their addresses."""
+    """A NameServer and one broker. `namesrv`, `broker`: their addresses; `store`: the broker's store directory."""
 
     def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
         self._namesrv = ApacheNamesrv(folder / "namesrv")
@@ -221,6 +221,7 @@ class ApacheCluster:
             self._namesrv.kill()
             raise
         self.broker = self._broker.broker
+        self.store = self._broker.store
 
     def close(self) -> None:
         """Ends both; nothing is kept, so by force."""

@@ -54,3 +54,23 @@ def test_delivery_times_order_and_compression(spark: SparkSession, apache: Apach
     (waiting,) = read.option("topic", "rmq_sys_wheel_timer").load().where("body = 'late'").collect()
     assert waiting.properties["REAL_TOPIC"] == "spark-apache-late"
     assert waiting.properties["TIMER_DELIVER_MS"] == str(int(tomorrow.timestamp() * 1000))
+
+
+def test_its_store_is_read_directly_while_it_runs(spark: SparkSession, apache: ApacheCluster) -> None:
+    """All columns equal what the broker gives: bodies compressed or not, rows filtered by tag or time."""
+    topic = "spark-apache-store"
+    frame = spark.range(600).select(
+        F.when(F.col("id") % 50 == 0, F.repeat(F.lit("long "), 2000))
+        .otherwise(F.format_string("b %d", "id"))
+        .alias("body"),
+        F.format_string("t%d", F.col("id") % 3).alias("tag"),
+        F.array(F.format_string("k%d", "id")).alias("keys"),
+    )
+    target = {"namesrv": apache.namesrv, "topic": topic}
+    frame.write.format("rocketmq").options(**target, compression="zlib").mode("append").save()
+    here = {"store": str(apache.store), "topic": topic, "brokerName": "broker-a"}
+    for options in ({}, {"tags": "t1 || t2"}, {"startingTimestamp": "2020-01-01"}, {"endingTimestamp": "2020-01-01"}):
+        found = spark.read.format("rocketmq").options(**here, **options).load().collect()
+        expected = spark.read.format("rocketmq").options(**target, **options).load().collect()
+        assert sorted(found, key=lambda r: r.logPosition) == sorted(expected, key=lambda r: r.logPosition)
+        assert len(found) == (600 if options.keys() <= {"startingTimestamp"} else 400 if "tags" in options else 0)

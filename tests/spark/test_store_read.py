@@ -157,3 +157,17 @@ def test_a_stream_says_what_to_do(spark: SparkSession, stores: str, tmp_path: Pa
     with pytest.raises(Exception, match="option store is for batch reads: a stream reads from brokers") as caught:
         query.processAllAvailable()
     assert "Traceback" not in str(caught.value)
+
+
+def test_damage_is_one_clear_line_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    with run_cluster(store=tmp_path) as running, Producer(running.namesrv, "damage") as producer:
+        producer.send_batch([Message(topic="damaged", body=b"body %d" % i) for i in range(100)])
+    log = tmp_path / "broker-a" / "commitlog" / f"{0:020d}"
+    content = log.read_bytes()
+    log.write_bytes(content.replace(b"body 42", b"body 24"))
+    frame = spark.read.format("rocketmq").option("store", f"{tmp_path}/broker-a").option("topic", "damaged")
+    said = error_of(frame.schema("body binary").load().select("body"))
+    assert "are gone (damaged, or cut off, in the log); set failOnDataLoss to false to go on without them" in said
+    assert "Traceback" not in said
+    rows = frame.option("failOnDataLoss", "false").load().collect()
+    assert sorted(int(r.body[5:]) for r in rows) == [i for i in range(100) if i != 42]

@@ -57,19 +57,25 @@ class Frozen:
         self.log = LogRow(self.log_directories)
         self.damages: list[Damage] = []
         # Closed in good order: nobody writes, and its files are of one moment.
-        self._clean = not os.path.exists(f"{root}/abort")
+        self._clean = False
         # Where the log ends, after `load`.
         self.log_end = 0
-        self._folders = _queue_folders(root)
+        self._folders: dict[QueueKey, tuple[str, bool]] = {}
 
     def topics(self) -> set[str]:
         """Topics that have queues or a configuration; those in the log's tail alone come with `load`."""
-        return {topic for topic, _ in self._folders} | self._configured().keys()
+        return {topic for topic, _ in _queue_folders(self.root)} | self._configured().keys()
 
     def load(self, wanted: Callable[[str], bool]) -> dict[QueueKey, QueueFiles]:
         """Every queue of the wanted topics. Raises StoreError."""
+        # In this order: what a checkpoint vouches for is in the queues and the log that are looked at after it.
+        self._clean = not os.path.exists(f"{self.root}/abort")
+        vouched = self._vouched()
+        self._folders = _queue_folders(self.root)
+        self.log.close()
+        self.log = LogRow(self.log_directories)
         rows = {key: UnitRow(folder, batch) for key, (folder, batch) in self._folders.items() if wanted(key[0])}
-        begin = self._begin(rows.values())
+        begin = self._begin(vouched, rows.values(), wanted)
         tails = self._scan(begin, wanted)
         if not self._clean and self.log_end < begin:
             # The checkpoint is of another moment than the log.
@@ -90,12 +96,11 @@ class Frozen:
             row.close()
         return found
 
-    def _begin(self, rows: Iterable[UnitRow]) -> int:
-        """From which log position on the queues are not relied on."""
+    def _begin(self, at: int, rows: Iterable[UnitRow], wanted: Callable[[str], bool]) -> int:
+        """From which log position on the queues are not relied on; `at`: what the checkpoint says."""
         log = self.log
-        if not self._folders:
+        if not os.path.isdir(f"{self.root}/consumequeue"):
             return log.min_position
-        at = checkpoint.read(f"{self.root}/checkpoint").queues_position
         if at <= 0 or (at > log.end() and not self._clean):
             # Written by RocketMQ before 5.4, or newer than the log here.
             at = self._queues_end(log.end())
@@ -104,7 +109,20 @@ class Frozen:
             ends = [row.end_position(log.end()) for row in rows]
             newest = max([at, *ends])
             at = min([at, *(end for end in ends if newest - end <= LAG_BYTES_MAX)])
+        known = {topic for topic, _ in self._folders}
+        if at - log.min_position <= LAG_BYTES_MAX and any(
+            wanted(topic) and topic not in known for topic in self._configured()
+        ):
+            at = 0  # The topic may be without messages, or without its queues.
         return max(at, log.min_position)
+
+    def _vouched(self) -> int:
+        """Up to which log position the checkpoint says that queues are complete; 0 if it does not say."""
+        path = f"{self.root}/checkpoint"
+        try:
+            return checkpoint.read(path).queues_position
+        except OSError as e:
+            raise unreadable(e, path) from None
 
     def _queues_end(self, below: int) -> int:
         """The end of the newest record before a log position that is in a queue."""

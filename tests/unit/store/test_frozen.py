@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.test_kill import WRITER
 
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.protocol import record
@@ -228,6 +231,29 @@ def test_a_queue_longer_than_the_log_ends_with_it(make_store: Any, send: Send, t
     assert read_all(copy) == shorter
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_topic_without_its_queues_is_found_in_the_log(
+    make_store: Any, send: Send, tmp_path: Path, closed: bool
+) -> None:
+    store = make_store()
+    fill(store, send, 60)
+    fill(store, send, 60, topic="other")
+    store.flush_log()
+    store.flush_queues()
+    store.flush_indexes()
+    store.write_checkpoint()
+    expected = appended(store)
+    if closed:
+        store.close()
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "s", copy)
+    shutil.rmtree(copy / "consumequeue" / "orders")
+    (copy / "config" / "topics.json").write_text('{"topicConfigTable": {"orders": {"readQueueNums": 3}}}')
+    assert read_all(copy) == expected
+    shutil.rmtree(copy / "consumequeue")
+    assert read_all(copy) == expected
+
+
 def test_a_topic_deleted_and_made_anew(make_store: Any, send: Send, tmp_path: Path) -> None:
     store = make_store()
     fill(store, send, 90)
@@ -318,3 +344,39 @@ def test_what_cannot_be_read_is_named(make_store: Any, send: Send, tmp_path: Pat
     path.mkdir()  # Whoever runs the tests may read any file, but no folder as one.
     with pytest.raises(StoreError, match=f"cannot read {path}: Is a directory; check its permissions"):
         read_all(tmp_path / "s")
+
+
+def test_beside_a_writer_and_after_its_kill_nothing_acknowledged_is_missing(tmp_path: Path, make_store: Any) -> None:
+    root = tmp_path / "s"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(root), "0"], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    acknowledged = 0
+    reads = 0
+    try:
+        for line in writer.stdout:
+            acknowledged += line.endswith("\n")
+            if acknowledged < 500 * 4**reads:
+                continue
+            found = read_all(root)
+            assert sum(map(len, found.values())) >= acknowledged
+            for rows in found.values():
+                assert [record.decode(r).queue_offset for r in rows] == list(range(len(rows)))
+            reads += 1
+            if reads == 4:
+                break
+    finally:
+        writer.kill()
+        writer.wait(30)
+        writer.stdout.close()
+    assert reads == 4
+    found = read_all(root)
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    sizes = {"log_file_bytes": 1 << 18, "queue_file_units": 500, "index_entries": 2000}
+    assert found == appended(make_store(root, **sizes))
+    assert read_all(copy) == found
+
+
+def test_a_folder_that_is_elsewhere_on_an_executor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no directory .*/commitlog on .*: the driver and every"):
+        LogRow((f"{tmp_path}/commitlog",)).check_there()
