@@ -50,12 +50,15 @@ def _read_kinds(layout: Layout, codes: NDArray[np.int64], keys: BatchKeys) -> ND
     """Reads the texts of each length together; returns the rows that are left."""
     data = np.frombuffer(layout.body, np.uint8)
     lengths, starts = layout.properties_bytes, layout.properties_at
+    if int(lengths.min()) == int(lengths.max()):
+        texts = data[starts[:, None] + np.arange(int(lengths[0]))]
+        return _read_alike(np.arange(layout.message_count), texts, codes, keys)
     kinds, counts = np.unique(lengths, return_counts=True)
     if len(kinds) > _KINDS_MAX:
         return np.arange(layout.message_count)
     left = []
     for length, rows_count in zip(kinds.tolist(), counts.tolist(), strict=True):
-        rows = np.flatnonzero(lengths == length) if len(kinds) > 1 else np.arange(layout.message_count)
+        rows = np.flatnonzero(lengths == length)
         if rows_count >= _ROWS_MIN:
             rows = _read_alike(rows, data[starts[rows, None] + np.arange(length)], codes, keys)
         left.append(rows)

@@ -37,7 +37,9 @@ class Items:
 
     def take(self, order: NDArray[np.int64]) -> Items:
         """The same items in another order."""
-        return Items(self._column.take(pa.array(order)))
+        # Not by `pa.array`, which imports pandas.
+        places = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
+        return Items(self._column.take(places))
 
     def outgoing(self, row: int, topic: str) -> Outgoing:
         """One row as a send of its own."""

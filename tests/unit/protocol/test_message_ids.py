@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,7 @@ from tests.unit.protocol.golden import hashes
 from rocketspark.errors import UsageError
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import message_ids
+from rocketspark.protocol.message_ids import UniqueIdBlocks
 from rocketspark.store import index_keys
 
 GOLDEN = hashes()
@@ -87,3 +89,24 @@ def test_hosts(host: str) -> None:
 @pytest.mark.parametrize("sample", GOLDEN["body_crc"], ids=lambda s: s["s"])
 def test_body_crc(sample: dict[str, Any]) -> None:
     assert zlib.crc32(sample["s"].encode()) & 0x7FFFFFFF == sample["crc"]
+
+
+def test_ids_by_the_block_are_unique_and_say_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2026, 2, 3, 4, 5, 6).timestamp()
+    monkeypatch.setattr(time, "time", lambda: now)
+    ids = UniqueIdBlocks()
+    since_month_ms = ((2 * 24 + 4) * 3600 + 5 * 60 + 6) * 1000
+    prefix, first = ids.take(3)
+    # As `UniqueIds` makes them: 20 digits, 8 of the time, 4 of a counter.
+    assert (len(prefix), first) == (20, since_month_ms << 16)
+    assert prefix[:8] == "7F000001"
+    # A block that the counter cannot number goes on into the next ms; the next block goes on behind it.
+    assert ids.take(100_000) == (prefix, first + 3)
+    assert ids.take(1) == (prefix, first + 100_003)
+    now += 10
+    assert ids.take(1) == (prefix, (since_month_ms + 10_000) << 16)
+    # Another month begins anew; another object has its own prefix.
+    now = datetime(2026, 3, 1).timestamp()
+    assert ids.take(2) == (prefix, 0)
+    assert ids.take(1) == (prefix, 2)
+    assert UniqueIdBlocks().take(1)[0] != prefix

@@ -118,7 +118,7 @@ def test_items_are_those_of_the_producer(sent: list[Message], data: st.DataObjec
     assert len(set(ids)) == len(ids)
     wanted = [properties_text(m, unique_id) for m, unique_id in zip(sent, ids, strict=True)]
     assert found == [batch.BatchItem(m.flag, m.body, text.encode()) for m, text in zip(sent, wanted, strict=True)]
-    turned = items.take(np.arange(len(sent))[::-1])
+    turned = items.take(np.arange(len(sent), dtype=np.int64)[::-1].copy())
     assert batch.decode(turned.data[turned.starts[0] :]) == found[::-1]
     for row, (message, text) in enumerate(zip(sent, wanted, strict=True)):
         assert items.outgoing(row, "t") == Outgoing("t", message.body, text, 0, message.flag, ids[row])
