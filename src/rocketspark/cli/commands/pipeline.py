@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rocketspark.cli.commands.pipelines import archive, audit, restore, sql, trace
+from rocketspark.cli.commands.pipelines import archive, audit, dedupe, outbox, restore, sql, trace
 
 app = typer.Typer(help="Run a pipeline on Spark: archive, replay, watch and mend topics.", no_args_is_help=True)
 app.command("audit")(audit.audit)
@@ -13,3 +13,5 @@ app.command("archive")(archive.archive)
 app.command("restore")(restore.restore)
 app.command("replay")(restore.replay)
 app.command("sql")(sql.sql)
+app.command("dedupe")(dedupe.dedupe)
+app.command("outbox")(outbox.outbox)

@@ -1,0 +1,86 @@
+"""`pipeline dedupe`: topic to topic, each key once within some time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    NAMESRV_DEFAULT,
+    AccessKey,
+    Conf,
+    Json,
+    Master,
+    Namespace,
+    Namesrv,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+)
+
+
+def dedupe(
+    source: Annotated[str, typer.Argument(help="The topic to read; several with a comma.", show_default=False)],
+    target: Annotated[str, typer.Argument(help="The topic to write.", show_default=False)],
+    by: Annotated[
+        str, typer.Option(help="What repetitions have in common: key, messageId, body, property:NAME, json:$.PATH.")
+    ] = "key",
+    within: Annotated[str, typer.Option(help="How long a key is remembered: 30m, 2h, '3 days'.")] = "1h",
+    start_at: Annotated[
+        str, typer.Option("--start", help="Where a new pipeline begins: earliest, latest or JSON by queue.")
+    ] = "earliest",
+    checkpoint: Annotated[
+        str, typer.Option(help="Folder or URL of its place and keys; dedupe-SOURCE-TARGET.checkpoint if not given.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Of its transactions; dedupe-SOURCE-TARGET if not given.")] = "",
+    batch_rows: Annotated[
+        int | None, typer.Option(min=1, help="Messages in a micro-batch at most.", show_default=False)
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(min=0, help="Go on for ever, a micro-batch every so many seconds; else all there is now."),
+    ] = None,
+    delivery: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    options: Options = None,
+    json: Json = False,
+) -> None:
+    """Copy a topic, leaving out messages whose key was seen a short while ago.
+
+    Example: `rocketspark pipeline dedupe orders orders-once --by json:$.id --within 24h`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    from rocketspark.spark.pipelines import dedupe as pipeline
+
+    pipeline.duration(within)
+    # Keys may be many: they are not to fill the JVM's heap.
+    conf = [f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}", *(conf or [])]
+    with start("dedupe", master, remote, conf) as (spark, progress):
+        result = pipeline.run(
+            spark,
+            where,
+            source,
+            target,
+            checkpoint=checkpoint or f"dedupe-{source}-{target}.checkpoint",
+            by=by,
+            within=within,
+            start_at=start_at,
+            name=name,
+            rows_max=batch_rows,
+            interval_s=interval,
+            delivery=delivery,
+            progress=progress,
+        )
+        finish(result, progress, json=json, ends=interval is None)

@@ -1,0 +1,107 @@
+"""`pipeline outbox`: rows of a table in a database to a topic, exactly once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.pipelines.shared import (
+    NAMESRV_DEFAULT,
+    AccessKey,
+    Conf,
+    Json,
+    Master,
+    Namespace,
+    Namesrv,
+    Options,
+    Remote,
+    SecretKey,
+    SecurityToken,
+    connect,
+    finish,
+    start,
+)
+
+_COLUMNS = "Columns"
+
+
+def _column(part: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        help=f"The column that gives the {part}.", show_default=False, rich_help_panel=_COLUMNS
+    )
+    return option
+
+
+def outbox(
+    database: Annotated[
+        str,
+        typer.Option(
+            "-d",
+            "--database",
+            envvar="ROCKETSPARK_OUTBOX",
+            help="sqlite:///file.db or postgresql://user@host/name.",
+            show_default=False,
+        ),
+    ],
+    table: Annotated[str, typer.Option(help="The table whose rows are sent.", show_default=False)],
+    topic: Annotated[str, typer.Option("-t", "--topic", help="Where all rows go.", show_default=False)] = "",
+    key: Annotated[str, typer.Option(help="The table's unique column.")] = "id",
+    order: Annotated[str, typer.Option(help="The column that orders rows; the key if not given.")] = "",
+    body_column: Annotated[str, _column("body; without it the whole row, as JSON")] = "",
+    topic_column: Annotated[str, _column("topic")] = "",
+    tag_column: Annotated[str, _column("tag")] = "",
+    keys_column: Annotated[str, _column("keys, parted by blanks")] = "",
+    sharding_key_column: Annotated[str, _column("sharding key: rows of one keep their order")] = "",
+    properties_column: Annotated[str, _column("properties, a JSON object")] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Delete rows once they are sent.")] = False,
+    checkpoint: Annotated[
+        str, typer.Option(help="Folder or URL where it keeps its place; NAME.checkpoint if not given.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Of its claims and transactions; outbox-TABLE if not given.")] = "",
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows in a micro-batch at most.")] = 10_000,
+    interval: Annotated[
+        float | None, typer.Option(min=0, help="Go on for ever, looking every so many seconds; else all there is now.")
+    ] = None,
+    delivery: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    master: Master = "",
+    remote: Remote = "",
+    conf: Conf = None,
+    namespace: Namespace = "",
+    access_key: AccessKey = "",
+    secret_key: SecretKey = "",
+    security_token: SecurityToken = "",
+    options: Options = None,
+    json: Json = False,
+) -> None:
+    """Send the rows of a database's table to a topic, each exactly once.
+
+    Example: `rocketspark pipeline outbox -d sqlite:///shop.db --table orders -t orders --keys-column id`
+    """
+    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    from rocketspark.spark.pipelines import outbox as pipeline
+
+    columns = pipeline.Columns(
+        body_column, topic_column, tag_column, keys_column, sharding_key_column, properties_column
+    )
+    name = name or f"outbox-{table}"
+    with start("outbox", master, remote, conf) as (spark, progress):
+        result = pipeline.run(
+            spark,
+            where,
+            database=database,
+            table=table,
+            checkpoint=checkpoint or f"{name}.checkpoint",
+            topic=topic,
+            name=name,
+            key=key,
+            order=order,
+            columns=columns,
+            batch_rows=batch_rows,
+            interval_s=interval,
+            delivery=delivery,
+            delete=delete,
+            progress=progress,
+        )
+        finish(result, progress, json=json, ends=interval is None)

@@ -1,0 +1,107 @@
+"""`pipeline dedupe`: each key goes on once, over restarts too; what has no key always does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.topics import bodies_of, messages_of
+
+from rocketspark import Message, Producer
+from rocketspark.cli.main import run as cli
+from rocketspark.errors import ConfigError
+from rocketspark.spark.pipelines import dedupe
+from rocketspark.testing import Cluster
+
+
+def send(producer: Producer, topic: str, *messages: tuple[str, list[str]]) -> None:
+    producer.send_batch(
+        [
+            Message(topic=topic, body=body.encode(), keys=keys, tag="T", properties={"n": body})
+            for body, keys in messages
+        ]
+    )
+
+
+def test_each_key_once_and_over_restarts(
+    spark: SparkSession, cluster: Cluster, producer: Producer, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    source, target = make_topic(), make_topic()
+    send(producer, source, ("1", ["a"]), ("1", ["a"]), ("2", ["b", "c"]), ("3", []), ("3", []))
+    first = dedupe.run(spark, cluster.namesrv, source, target, checkpoint=tmp_path / "c")
+    assert (first.rows, first.passed, first.repeated) == (5, 4, 1)
+    send(producer, source, ("1", ["a"]), ("4", ["c"]), ("2", ["b", "c"]), ("3", []))
+    again = dedupe.run(spark, cluster.namesrv, source, target, checkpoint=tmp_path / "c")
+    assert (again.rows, again.passed, again.repeated) == (4, 2, 2)
+    found = messages_of(cluster.namesrv, target)
+    assert sorted(m.body for m in found) == [b"1", b"2", b"3", b"3", b"3", b"4"]
+    assert {(m.body.decode(), tuple(m.keys), m.tag, m.properties["n"]) for m in found} == {
+        ("1", ("a",), "T", "1"),
+        ("2", ("b", "c"), "T", "2"),
+        ("3", (), "T", "3"),
+        ("4", ("c",), "T", "4"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("by", "bodies"),
+    [
+        ("json:$.id", [b"no json", b"no json", b'{"id": 1, "x": 1}']),
+        ("body", [b"no json", b'{"id": 1, "x": 1}', b'{"id": 1, "x": 2}']),
+        ("property:p", [b"no json", b'{"id": 1, "x": 1}']),
+        ("messageId", [b"no json", b"no json", b'{"id": 1, "x": 1}', b'{"id": 1, "x": 2}']),
+    ],
+)
+def test_what_tells_repetitions(
+    spark: SparkSession,
+    cluster: Cluster,
+    producer: Producer,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    by: str,
+    bodies: list[bytes],
+) -> None:
+    source, target = make_topic(queues=1, brokers=1), make_topic()
+    for body, value in ((b'{"id": 1, "x": 1}', "u"), (b'{"id": 1, "x": 2}', "u"), (b"no json", "v"), (b"no json", "v")):
+        producer.send(Message(topic=source, body=body, properties={"p": value}))
+    result = dedupe.run(
+        spark, cluster.namesrv, source, target, checkpoint=tmp_path / "c", by=by, delivery="at-least-once"
+    )
+    assert (result.rows, result.passed) == (4, len(bodies))
+    assert bodies_of(cluster.namesrv, target) == sorted(bodies)
+
+
+def test_the_command(
+    spark: SparkSession,
+    cluster: Cluster,
+    producer: Producer,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, target = make_topic(), make_topic()
+    send(producer, source, ("1", ["a"]), ("1", ["a"]))
+    common = ["pipeline", "dedupe", source, target, "-n", cluster.namesrv, "--json"]
+    assert cli([*common, "--within", "2d", "--checkpoint", str(tmp_path / "c")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["source"], told["target"], told["rows"], told["passed"], told["repeated"]) == (source, target, 2, 1, 1)
+    assert cli([*common, "--within", "soon"]) == 1
+    assert "--within is 'soon': a time such as 30m" in capsys.readouterr().err
+    assert cli([*common, "--by", "colour"]) == 1
+    assert "--by is 'colour'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("30m", "30 minutes"), ("1h", "1 hours"), (" 2 days ", "2 days"), ("45s", "45 seconds")]
+)
+def test_durations(text: str, said: str) -> None:
+    assert dedupe.duration(text) == said
+
+
+@pytest.mark.parametrize("text", ["", "0m", "1", "-1h", "1 week", "1h30m"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--within is"):
+        dedupe.duration(text)

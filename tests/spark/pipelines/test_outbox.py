@@ -1,0 +1,204 @@
+"""`pipeline outbox`: rows of a table reach the topic once each, however late they come, whatever is started again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+from tests import postgres
+from tests.spark.topics import messages_of
+
+from rocketspark.cli.main import run as cli
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.pipelines import outbox
+from rocketspark.spark.pipelines.claims import Claims
+from rocketspark.spark.pipelines.outbox import Columns, TableReader, message_of
+from rocketspark.testing import Cluster
+
+TABLE = (
+    "CREATE TABLE orders (id INTEGER PRIMARY KEY, kind VARCHAR(9), customer VARCHAR(9), payload VARCHAR(99),"
+    " extra VARCHAR(99))"
+)
+COLUMNS = Columns(body="payload", tag="kind", keys="customer", sharding_key="customer", properties="extra")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A PostgreSQL server."""
+    with postgres.server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with an empty table `orders`."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/shop.db"
+        execute(url, TABLE)
+        yield url
+    else:
+        url = request.getfixturevalue("server")
+        execute(url, TABLE)
+        yield url
+        execute(url, "DROP TABLE orders")
+        execute(url, "DROP TABLE IF EXISTS rocketspark_claims")
+
+
+def execute(url: str, text: str, *rows: tuple[Any, ...]) -> list[Any]:
+    """Execute a statement, once for each row of values; what it selects."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+            for row in rows or ((),):
+                cursor = connection.execute(text, row)
+            return cursor.fetchall()
+    with psycopg.connect(url) as connection:
+        for row in rows or ((),):
+            cursor = connection.execute(text.replace("?", "%s"), row)
+        return cursor.fetchall() if cursor.description else []
+
+
+def insert(url: str, *ids: int) -> None:
+    rows = [(i, "ab"[i % 2], f"c{i % 3}", f"order {i}", json.dumps({"n": i}) if i % 2 else None) for i in ids]
+    execute(url, "INSERT INTO orders VALUES (?, ?, ?, ?, ?)", *rows)
+
+
+def sent(cluster: Cluster, topic: str) -> list[tuple[Any, ...]]:
+    return sorted(
+        (m.body.decode(), m.tag, tuple(m.keys), m.properties.get("__SHARDINGKEY"), m.properties.get("n"))
+        for m in messages_of(cluster.namesrv, topic)
+    )
+
+
+def wanted(*ids: int) -> list[tuple[Any, ...]]:
+    return sorted((f"order {i}", "ab"[i % 2], (f"c{i % 3}",), f"c{i % 3}", str(i) if i % 2 else None) for i in ids)
+
+
+def test_each_row_once_whatever_its_id(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path, database: str
+) -> None:
+    topic = make_topic()
+    given: dict[str, Any] = {"database": database, "table": "orders", "topic": topic, "checkpoint": tmp_path / "c"}
+    given |= {"name": topic, "columns": COLUMNS}
+    insert(database, 10, 11, 12, 13, 14)
+    first = outbox.run(spark, cluster.namesrv, batch_rows=2, **given)
+    assert (first.rows, first.batches, first.waiting) == (5, 3, 0)
+    # Rows with ids below those sent: of transactions that ended later.
+    insert(database, 3, 12345)
+    again = outbox.run(spark, cluster.namesrv, **given)
+    assert (again.rows, again.waiting) == (2, 0)
+    assert outbox.run(spark, cluster.namesrv, **given).rows == 0
+    assert sent(cluster, topic) == wanted(10, 11, 12, 13, 14, 3, 12345)
+    assert len(execute(database, "SELECT id FROM orders")) == 7
+
+
+def test_rows_are_deleted_once_they_are_sent(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path, database: str
+) -> None:
+    topic = make_topic()
+    given: dict[str, Any] = {"database": database, "table": "orders", "topic": topic, "checkpoint": tmp_path / "c"}
+    given |= {"name": topic, "columns": COLUMNS, "delete": True}
+    insert(database, 1, 2, 3)
+    assert outbox.run(spark, cluster.namesrv, batch_rows=2, **given).rows == 3
+    assert execute(database, "SELECT id FROM orders") == []
+    # Ids that come again after their rows were deleted are new rows.
+    insert(database, 1, 2, 4)
+    assert outbox.run(spark, cluster.namesrv, **given).rows == 3
+    assert sent(cluster, topic) == wanted(1, 1, 2, 2, 3, 4)
+
+
+def test_the_command_sends_whole_rows(
+    spark: SparkSession,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    topic = make_topic()
+    url = f"sqlite:///{tmp_path}/shop.db"
+    execute(url, "CREATE TABLE things (name TEXT PRIMARY KEY, price REAL, picture BLOB)")
+    execute(url, "INSERT INTO things VALUES (?, ?, ?)", ("Käse", 2.5, b"\x00\x01"), ("tea", None, None))
+    common = ["pipeline", "outbox", "-d", url, "-t", topic, "-n", cluster.namesrv, "--checkpoint", f"{tmp_path}/c"]
+    assert cli([*common, "--table", "things", "--key", "name", "--name", topic, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["table"], told["topic"], told["rows"], told["waiting"]) == ("things", topic, 2, 0)
+    bodies = [json.loads(m.body) for m in messages_of(cluster.namesrv, topic)]
+    assert sorted(bodies, key=lambda row: row["name"]) == [
+        {"name": "Käse", "price": 2.5, "picture": "AAE="},
+        {"name": "tea", "price": None, "picture": None},
+    ]
+    for arguments, error in (
+        (["--table", "nowhere"], "there is no table 'nowhere' in sqlite:///"),
+        (["--table", "things"], "table things has no column 'id'; it has: name, price, picture"),
+        (["--table", "things", "--key", "name", "--tag-column", "colour"], "no column 'colour' for tag"),
+        (["--table", "th;ngs"], "table 'th;ngs': a letter"),
+    ):
+        assert cli([*common, *arguments]) == 1
+        assert error in capsys.readouterr().err
+
+
+def test_claims_never_change(tmp_path: Path, database: str) -> None:
+    claims, other = (Claims(database, "orders", "id", name) for name in ("one", "other"))
+    claims.create()
+    assert claims.claim(2) == 0
+    insert(database, 5, 6, 7)
+    assert [claims.claim(2), claims.claim(2), claims.claim(2)] == [1, 2, 2]
+    insert(database, 1)
+    assert (claims.waiting(), other.waiting()) == (1, 4)
+    assert claims.claim(2) == 3
+    assert [row["id"] for row in claims.rows(0, 2)] == [5, 6, 7]
+    assert [row["id"] for row in claims.rows(1, 3)] == [7, 1]
+    assert other.claim(10) == 1
+    assert [row["id"] for row in other.rows(0, 1)] == [1, 5, 6, 7]
+    execute(database, "DELETE FROM orders WHERE id = 6")
+    with pytest.raises(ConfigError, match="1 rows of table orders are gone that pipeline 'one'"):
+        claims.rows(0, 1)
+    assert claims.delete(2) == 2
+    assert [row["id"] for row in claims.rows(2, 3)] == [1]
+    assert (claims.newest(), claims.delete(3), claims.newest()) == (3, 1, 3)
+    # An id that comes again after its row was deleted is a new row.
+    insert(database, 1)
+    assert claims.claim(5) == 4
+    assert [row["id"] for row in claims.rows(3, 4)] == [1]
+    claims.close()
+    other.close()
+
+
+def test_a_batch_that_was_claimed_before_a_kill_is_the_next_one(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    execute(url, TABLE)
+    claims = Claims(url, "orders", "id", "p")
+    claims.create()
+    insert(url, 1, 2, 3)
+    assert claims.claim(2) == 1
+    options = {"database": url, "table": "orders", "key": "id", "name": "p", "batchrows": "10", "columns": "{}"}
+    reader = TableReader({**options, "delete": "false"})
+    limit = reader.getDefaultReadLimit()
+    assert reader.initialOffset() == {"batch": 0}
+    assert reader.latestOffset({"batch": 0}, limit) == {"batch": 1}
+    assert reader.latestOffset({"batch": 1}, limit) == {"batch": 2}
+    assert reader.latestOffset({"batch": 2}, limit) == {"batch": 2}
+    [part] = reader.partitions({"batch": 0}, {"batch": 2})
+    bodies = [json.loads(body) for batch in reader.read(part) for body in batch["body"].to_pylist()]
+    assert [row["id"] for row in bodies] == [1, 2, 3]
+    claims.close()
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "error"),
+    [
+        ({"payload": None}, {"body": "payload"}, "a row's payload is empty"),
+        ({"payload": ""}, {"body": "payload"}, "a row's payload is empty"),
+        ({"p": "x", "e": "[1]"}, {"body": "p", "properties": "e"}, "a row's e is no JSON object"),
+        ({"p": "x", "e": "{"}, {"body": "p", "properties": "e"}, "a row's e is no JSON object"),
+    ],
+)
+def test_rows_that_are_no_messages(row: dict[str, Any], columns: dict[str, str], error: str) -> None:
+    with pytest.raises(RocketSparkError, match=error.replace("[", r"\[")):
+        message_of(row, columns)
