@@ -30,7 +30,7 @@ from rocketspark.spark.pipelines.audit_figures import (
     find,
     missing_offsets,
 )
-from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp"
@@ -95,7 +95,7 @@ def run(
 def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> Scope:
     """Bounds of the topics' queues and the standing of groups. Raises RouteNotFound."""
     space = where.namespace
-    with _operations(where) as operations:
+    with operations_of(where) as operations:
         # Ends before offsets: what comes and is consumed meanwhile is not audited.
         bounds = _bounds(operations, where, topics)
         there = set(operations.list_topics())
@@ -120,11 +120,6 @@ def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> Scop
         if namespace.DLQ_PREFIX + namespace.wrap(space, s.group) in there
     }
     return Scope(bounds, standings, silent, dead)
-
-
-def _operations(where: Connection) -> SyncOperations:
-    keys = {"access_key": where.access_key, "secret_key": where.secret_key, "security_token": where.security_token}
-    return SyncOperations(where.namesrv, timeout_ms=10_000, **{name: key or None for name, key in keys.items()})
 
 
 def _bounds(
@@ -378,7 +373,7 @@ class _Audit:
 
 
 def _oldest(where: Connection, topics: Sequence[str]) -> dict[MessageQueue, int]:
-    with _operations(where) as operations:
+    with operations_of(where) as operations:
         return {queue: oldest for queue, (oldest, _) in _bounds(operations, where, topics).items()}
 
 

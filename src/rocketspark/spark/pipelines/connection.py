@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
+
+OPERATION_MS = 10_000.0
 
 
 class Connection(NamedTuple):
@@ -37,6 +40,12 @@ class Connection(NamedTuple):
 def connection(where: Connection | str) -> Connection:
     """A connection as it is, or to the NameServers that a text names."""
     return where if isinstance(where, Connection) else Connection(where)
+
+
+def operations_of(where: Connection) -> SyncOperations:
+    """What the driver asks the cluster; a context manager. Its names are full ones, with the namespace."""
+    keys = {"access_key": where.access_key, "secret_key": where.secret_key, "security_token": where.security_token}
+    return SyncOperations(where.namesrv, timeout_ms=OPERATION_MS, **{name: key or None for name, key in keys.items()})
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:

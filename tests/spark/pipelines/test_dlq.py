@@ -1,0 +1,187 @@
+"""`pipeline dlq`: dead letters as brokers keep them, counted, chosen, and sent again once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.pipelines.scene import bury, stored
+
+from rocketspark.cli.main import run as rocketspark
+from rocketspark.client import AsyncProducer, Producer
+from rocketspark.errors import ConfigError, NoReply, RouteNotFound
+from rocketspark.model import Message, ReceivedMessage
+from rocketspark.protocol import properties
+from rocketspark.protocol.trace import Consumed, Received, encode
+from rocketspark.spark.pipelines import dlq, dlq_resend
+from rocketspark.spark.pipelines.dlq_letters import Choice
+from rocketspark.testing import Cluster
+
+COUNT = 12
+
+
+@pytest.fixture
+def dead(cluster: Cluster, producer: Producer, topic: str) -> tuple[str, str, list[ReceivedMessage]]:
+    """A topic, a group, and the messages of the topic, all of which are dead letters of the group."""
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    for n in range(COUNT):
+        producer.send(
+            Message(
+                topic=topic,
+                body=b"order %d" % n,
+                tag="refund" if n % 3 == 0 else "sale",
+                keys=[f"k{n}", "all"],
+                properties={"number": str(n)},
+                sharding_key=f"customer-{n % 2}",
+                flag=n,
+            )
+        )
+    messages = sorted(stored(cluster, topic, COUNT), key=lambda m: int(m.properties["number"]))
+    bury(cluster, group, messages)
+    return topic, group, messages
+
+
+def what(message: ReceivedMessage) -> tuple[Any, ...]:
+    """What a resend keeps."""
+    own = {k: v for k, v in message.properties.items() if k == "number"}
+    key = message.properties.get(properties.SHARDING_KEY)
+    return (message.body, message.tag, message.keys, own, message.flag, key)
+
+
+def test_letters_are_counted_and_shown(
+    spark: SparkSession,
+    cluster: Cluster,
+    producer: Producer,
+    make_topic: Callable[..., str],
+    dead: tuple[str, str, list[ReceivedMessage]],
+) -> None:
+    topic, group, messages = dead
+    # The traces tell how the group's listener failed with two of them, the one twice.
+    traces = make_topic(queues=1, brokers=1)
+    for message, context, time_ms in ((messages[0], 1, 5), (messages[0], 2, 9), (messages[1], 4, 7)):
+        request = {"request_id": f"R{time_ms}", "message_id": message.message_id, "group": group, "keys": ""}
+        before = Received(time_ms=time_ms, region="R", retry_times=0, **request)
+        after = Consumed(**request, cost_ms=0, success=False, context=context, time_ms=time_ms)
+        producer.send(traces, (encode(before) + encode(after)).encode())
+    report = dlq.run(spark, cluster.namesrv, Choice(groups=[group]), trace_topic=traces, samples=2)
+    assert report.letters == COUNT
+    assert {(h.group, h.topic, h.tag, h.error): h.letters for h in report.heaps} == {
+        (group, topic, "sale", ""): 7,
+        (group, topic, "refund", ""): 3,
+        (group, topic, "refund", "exception"): 1,
+        (group, topic, "sale", "failed"): 1,
+    }
+    assert all((h.least_attempts, h.most_attempts, h.ages) == (1, 1, {"under 1 h": h.letters}) for h in report.heaps)
+    first, second = report.samples
+    assert (first["message_id"], first["body"], first["error"]) == (messages[0].message_id, "order 0", "exception")
+    assert (second["keys"], second["properties"], second["tag"]) == (["k1", "all"], {"number": "1"}, "sale")
+
+    def chosen(**fields: Any) -> int:
+        return dlq.run(spark, cluster.namesrv, Choice(groups=[group], **fields), samples=0).letters
+
+    start_ms = messages[0].store_time_ms
+    condition = "reconsumeTimes = 1 and flag > 3"
+    assert chosen(tags=["refund"], keys=["k3", "k4", "k6"], topics=[topic], sql=condition, since_ms=start_ms) == 1
+    assert chosen(ids=[messages[2].message_id], until_ms=start_ms) == 0
+    with pytest.raises(ConfigError, match="no dead letters of group nobody; these groups have some: .*" + group):
+        dlq.run(spark, cluster.namesrv, Choice(groups=["nobody"]))
+
+
+def test_each_letter_is_sent_again_once(
+    spark: SparkSession,
+    cluster: Cluster,
+    dead: tuple[str, str, list[ReceivedMessage]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    topic, group, messages = dead
+
+    def resend(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        call = ["pipeline", "dlq", "-g", group, "-n", cluster.namesrv, "--resend", "--json", *arguments]
+        assert rocketspark(call) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    dry = resend("--tag", "refund", "--dry-run")
+    assert (dry["chosen"], dry["sent"], dry["already_there"]) == (4, 0, 0)
+    some = resend("--tag", "refund")
+    assert (some["chosen"], some["sent"], some["already_there"]) == (4, 4, 0)
+    rest = resend()
+    assert (rest["chosen"], rest["sent"], rest["already_there"]) == (COUNT, COUNT - 4, 4)
+    assert [(t["group"], t["topic"], t["target"]) for t in rest["targets"]] == [(group, topic, topic)]
+    assert resend()["sent"] == 0
+    again = [m for m in stored(cluster, topic, 2 * COUNT) if "originPlace" in m.properties]
+    assert sorted(map(what, again), key=str) == sorted(map(what, messages), key=str)
+    assert {m.properties["originMessageId"] for m in again} == {m.message_id for m in messages}
+    assert len({m.message_id for m in again}) == COUNT
+    # Those of one sharding key are in one queue, in the order they died in.
+    for queue in {(m.broker_name, m.queue_id) for m in again}:
+        rest_of = [int(m.properties["number"]) for m in again if (m.broker_name, m.queue_id) == queue]
+        by_key = [[n for n in rest_of if n % 2 == key and n % 3] for key in (0, 1)]
+        assert by_key == [sorted(numbers) for numbers in by_key]
+
+
+def test_lost_answers_and_an_end_in_the_midst_send_nothing_twice(
+    spark: SparkSession,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    dead: tuple[str, str, list[ReceivedMessage]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, group, messages = dead
+    target = make_topic()
+    monkeypatch.setattr(dlq_resend, "DOUBT_S", 0.0)
+    send = AsyncProducer.send_packed
+    calls = 0
+
+    async def unanswered(self: AsyncProducer, *arguments: Any) -> Any:
+        """Of four sends one is stored and one is not, and nobody is told of either; the seventh ends the run."""
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise MemoryError
+        if calls % 4 == 0:
+            raise NoReply("lost on its way")
+        result = await send(self, *arguments)
+        if calls % 4 == 1:
+            raise NoReply("its answer was lost")
+        return result
+
+    monkeypatch.setattr(AsyncProducer, "send_packed", unanswered)
+    choice = Choice(groups=[group])
+    with pytest.raises(MemoryError):
+        dlq_resend.run(spark, cluster.namesrv, choice, to=target)
+    done = dlq_resend.run(spark, cluster.namesrv, choice, to=target)
+    assert done.already_there > 0
+    assert (done.already_there + done.sent, done.failed) == (COUNT, 0)
+    assert sorted(map(what, stored(cluster, target, COUNT)), key=str) == sorted(map(what, messages), key=str)
+
+
+def test_to_the_group_alone(
+    spark: SparkSession, cluster: Cluster, dead: tuple[str, str, list[ReceivedMessage]]
+) -> None:
+    topic, group, messages = dead
+    with pytest.raises(RouteNotFound, match="letters would go to topic 'not-there'"):
+        dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]), to="not-there")
+    choice = Choice(groups=[group], keys=["k5"])
+    for sent in (1, 0):
+        assert dlq_resend.run(spark, cluster.namesrv, choice, to_group=True).sent == sent
+    (again,) = stored(cluster, f"%RETRY%{group}", 1)
+    assert (what(again), again.properties["RETRY_TOPIC"]) == (what(messages[5]), topic)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--to", "x"], "need it"),
+        (["--resend"], "name the groups"),
+        (["--resend", "-g", "g", "--to", "x", "--to-group"], "give one of them"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rocketspark(["pipeline", "dlq", *arguments]) == 2
+    assert text in capsys.readouterr().err
