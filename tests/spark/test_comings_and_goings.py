@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.java.apache import ApacheCluster
 from tests.spark.stage import Stage, staged
 
-from rocketspark.client import Producer
+from rocketspark.client import Producer, requests
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
@@ -20,6 +23,7 @@ from rocketspark.spark.offsets import from_json
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.stream_read import StreamReader
 from rocketspark.spark.watch import QueueGone
+from rocketspark.transport.dial import dial
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 class Stream:
     """A reader driven as Spark drives one, each micro-batch from the offset before. `rows`: all that came."""
 
-    def __init__(self, stage: Stage, topic: str = "", **options: str) -> None:
+    def __init__(self, stage: Stage | ApacheCluster, topic: str = "", **options: str) -> None:
         given = {"namesrv": stage.namesrv, "startingOffsets": "earliest", **options}
         self._options = given | ({"topic": topic} if topic else {})
         self.reader = self.made()
@@ -66,7 +70,7 @@ COUNTS = {"broker-a": (3, 0, 3), "broker-b": (0, 3, 0)}
 class Sender:
     """Messages numbered in one run, so that none is like another."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage | ApacheCluster) -> None:
         self._stage = stage
         self.sent: list[str] = []
 
@@ -279,3 +283,50 @@ def test_topics_that_match_appear_and_vanish(stage: Stage, send: Sender) -> None
     assert stream.run() == []
     with pytest.raises(RocketSparkError, match="no NameServer answers"):
         Stream(stage, topicPattern="log-.*")
+
+
+def test_on_apache_s_broker_what_is_deleted_or_taken_away_is_told_apart_as_well(apache: ApacheCluster) -> None:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    other = f"{topic}-other"
+
+    async def change(topic: str, queues: int) -> None:
+        broker, namesrv = await dial(apache.broker), await dial(apache.namesrv)
+        if queues:
+            await requests.create_topic(broker, topic, read_queue_count=queues, write_queue_count=queues)
+        else:
+            await requests.delete_topic(broker, topic)
+            await requests.delete_topic_route(namesrv, topic)
+        while True:
+            try:
+                [found] = (await requests.fetch_route(namesrv, topic)).queues
+                count = found.read_queue_count
+            except RouteNotFound:
+                count = 0
+            if count == queues:
+                break
+            await asyncio.sleep(0.02)
+        broker.close()
+        namesrv.close()
+
+    asyncio.run(change(topic, 3))
+    asyncio.run(change(other, 1))
+    send = Sender(apache)
+    strict, lenient = (Stream(apache, f"{topic},{other}", failOnDataLoss=fail) for fail in ("true", "false"))
+    first = sorted(send(topic, "broker-a", 2) + send(other, "broker-a"))
+    assert strict.run() == lenient.run() == first
+    # A queue that was read to its end keeps its place; one with messages left is gone.
+    asyncio.run(change(topic, 2))
+    assert strict.run() == lenient.run() == []
+    asyncio.run(change(topic, 3))
+    more = send(topic, "broker-a", 2)
+    asyncio.run(change(topic, 2))
+    with pytest.raises(QueueGone, match=r"queue 2 of topic .* read up to offset 3, is gone \(the topic has 2 queues"):
+        strict.run()
+    assert lenient.run() == []
+    asyncio.run(change(topic, 0))
+    rest = send(other, "broker-a")
+    with pytest.raises(QueueGone, match="the topic was deleted"):
+        strict.run()
+    assert lenient.run() == rest
+    assert {queue.topic for queue in from_json(lenient.at)} == {other}
+    assert not set(more) & set(lenient.rows)

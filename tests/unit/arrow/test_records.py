@@ -299,3 +299,30 @@ def test_any_bytes_end_in_rows_or_a_record_error(noise: bytes, where: int) -> No
     assert decoded.column("queueOffset").to_pylist() == [r.queue_offset for r in expected]
     if not any(r.sys_flag & sysflags.COMPRESSED for r in expected):
         assert decoded.column("body").to_pylist() == [r.body for r in expected]
+
+
+COMPRESSED_GARBAGE = {"body": b"no zlib at all" * 1000, "sys_flag": sysflags.COMPRESSED}
+
+
+def test_without_the_body_s_column_no_body_is_looked_at() -> None:
+    stored = record.encode(
+        topic=b"T", queue_id=0, queue_offset=7, position=0, properties=b"TAGS\x01A\x02", **COMPRESSED_GARBAGE
+    )
+    others = [name for name in COLUMNS if name != "body"]
+    batch = records.decode(stored * 50, columns=others)
+    assert batch.num_rows == 50
+    # Neither copied nor kept alive: the rows hold less than one body.
+    assert batch.nbytes < 50 * 1000
+    assert batch.get_total_buffer_size() < 50 * 2000
+    with pytest.raises(RecordError):
+        records.decode(stored, columns=["body"])
+
+
+def test_a_column_that_is_not_wanted_is_not_decoded() -> None:
+    # Properties that are no UTF-8 break the columns made of them alone.
+    stored = record.encode(
+        topic=b"T", queue_id=0, queue_offset=7, position=0, body=b"b", properties=b"TAGS\x01\xff\x02"
+    )
+    batch = records.decode(stored, columns=["queueOffset", "body", "storeTime"])
+    assert batch.column("queueOffset").to_pylist() == [7]
+    assert batch.column("body").to_pylist() == [b"b"]
