@@ -154,19 +154,19 @@ def test_oneway_send(scene: Scene) -> None:
 @both_versions
 def test_batch_send(scene: Scene) -> None:
     scene.create(queues=2)
-    batch = [message(scene.topic, f"batch {index}", tag="b", keys=f"k{index}") for index in range(10)]
+    batch = [message(scene.topic, f"batch {index}", tag="b", keys=f"k{index}") for index in range(40)]
     with scene.producer() as producer:
         first = scene.java.call("send_batch", name=producer, messages=batch, queue=scene.queue(1))
         second = scene.java.call("send_batch", name=producer, messages=batch[:3], queue=scene.queue(1))
     stored = scene.stored(queues=2)
-    assert [body_of(found).decode() for found in stored] == [f"batch {index}" for index in [*range(10), *range(3)]]
-    assert [found["queue_offset"] for found in stored] == list(range(13))
-    assert [found["keys"] for found in stored[:10]] == [f"k{index}" for index in range(10)]
+    assert [body_of(found).decode() for found in stored] == [f"batch {index}" for index in [*range(40), *range(3)]]
+    assert [found["queue_offset"] for found in stored] == list(range(43))
+    assert [found["keys"] for found in stored[:40]] == [f"k{index}" for index in range(40)]
     assert {found["queue_id"] for found in stored} == {1}
-    assert (first["queue_offset"], second["queue_offset"]) == (0, 10)
+    assert (first["queue_offset"], second["queue_offset"]) == (0, 40)
     # A batch's ids come as one list, in order: what the client knows and what the broker answers.
-    assert first["message_id"].split(",") == [found["message_id"] for found in stored[:10]]
-    assert first["offset_message_id"].split(",") == [found["offset_message_id"] for found in stored[:10]]
+    assert first["message_id"].split(",") == [found["message_id"] for found in stored[:40]]
+    assert first["offset_message_id"].split(",") == [found["offset_message_id"] for found in stored[:40]]
 
 
 @both_versions

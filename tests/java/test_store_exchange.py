@@ -33,7 +33,7 @@ SMALL_FILES: dict[str, Any] = {
 TOPICS = {"flights": 4, "batches": 2, "large": 1}
 GROUP = "exchange-readers"
 # What one round of `fill` sends besides the flights.
-OTHERS = 5 + 20 + 2
+OTHERS = 5 + 60 + 2
 # Where a queue begins and ends is told with each pull; it is no part of the message.
 OF_THE_PULL = {"MIN_OFFSET", "MAX_OFFSET"}
 
@@ -81,7 +81,8 @@ def fill(java: JavaDriver, server: Server, mark: str, rounds: int) -> list[dict[
             results += java.call("send", name=producer, messages=flights, queue=queue("flights", queue_id))
         plain = [message("batches", f"{mark} plain {step}") for step in range(5)]
         results += java.call("send", name=producer, messages=plain, queue=queue("batches", 0))
-        batch = [message("batches", f"{mark} inner {step}", tag="t", keys=f"{mark}-b{step}") for step in range(20)]
+        # So many are stored at once.
+        batch = [message("batches", f"{mark} inner {step}", tag="t", keys=f"{mark}-b{step}") for step in range(60)]
         results.append(java.call("send_batch", name=producer, messages=batch, queue=queue("batches", 1)))
         # The first is stored compressed; the second is near the size of a whole log file.
         large = [base64.b64encode(random_bytes(30_000)), random_bytes(100_000)]
