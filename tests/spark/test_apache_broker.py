@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
 
+from rocketspark.client import Producer
+from rocketspark.errors import RouteNotFound
+
 COUNT = 5000
+WAIT_S = 60
+
+
+def await_topic(apache: ApacheCluster, topic: str) -> None:
+    """The official broker answers the send that makes a topic before the NameServer knows of it."""
+    end = time.monotonic() + WAIT_S
+    with Producer(apache.namesrv, "waiting") as producer:
+        while True:
+            try:
+                producer.queues(topic)
+                return
+            except RouteNotFound:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+
+def await_rows(frame: DataFrame, count: int) -> list[Row]:
+    """The rows once there are so many: the official broker answers a send before its queue shows the message."""
+    end = time.monotonic() + WAIT_S
+    while len(rows := frame.collect()) < count and time.monotonic() < end:
+        time.sleep(0.05)
+    return rows
 
 
 def test_write_and_read_exactly(spark: SparkSession, apache: ApacheCluster) -> None:
@@ -22,9 +48,10 @@ def test_write_and_read_exactly(spark: SparkSession, apache: ApacheCluster) -> N
     target = {"namesrv": apache.namesrv, "topic": "spark-apache"}
     # Rows that choose no queue let the broker create the topic.
     frame.limit(1).drop("shardingKey").write.format("rocketmq").options(**target).mode("append").save()
+    await_topic(apache, target["topic"])
     frame.offset(1).write.format("rocketmq").options(**target).mode("append").save()
     read = spark.read.format("rocketmq").options(**target)
-    rows = read.load().collect()
+    rows = await_rows(read.load(), COUNT)
     found = sorted((int(r.properties["n"]), bytes(r.body), r.tag, r["keys"]) for r in rows)
     assert found == [(i, b"body %d" % i, f"t{i % 3}", [f"k{i}"]) for i in range(COUNT)]
     queues: dict[str, set[int]] = {}
@@ -41,6 +68,7 @@ def test_delivery_times_order_and_compression(spark: SparkSession, apache: Apach
     target = {"namesrv": apache.namesrv, "topic": "spark-apache-late"}
     first = spark.createDataFrame([("first", 0)], "body string, number int")
     first.select("body").write.format("rocketmq").options(**target).mode("append").save()
+    await_topic(apache, target["topic"])
     tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     rows = [(f"{i:05d}" + "x" * (6000 if i % 100 == 50 else 0), None, 0) for i in range(500)]
     rows[250] = ("late", tomorrow, 0)
@@ -48,10 +76,10 @@ def test_delivery_times_order_and_compression(spark: SparkSession, apache: Apach
     ways = {"compression": "zlib", "maxBatchBytes": "4000"}
     frame.write.format("rocketmq").options(**target, **ways).mode("append").save()
     read = spark.read.format("rocketmq").options(**target)
-    found = read.load().where("queueId = 0 and body <> 'first'").orderBy("queueOffset").collect()
+    found = await_rows(read.load().where("queueId = 0 and body <> 'first'").orderBy("queueOffset"), len(rows) - 1)
     assert [bytes(r.body).decode() for r in found] == [body for body, late, _ in rows if late is None]
     assert [bool(r.sysFlag & 1) for r in found] == [len(body) > 4096 for body, late, _ in rows if late is None]
-    (waiting,) = read.option("topic", "rmq_sys_wheel_timer").load().where("body = 'late'").collect()
+    (waiting,) = await_rows(read.option("topic", "rmq_sys_wheel_timer").load().where("body = 'late'"), 1)
     assert waiting.properties["REAL_TOPIC"] == "spark-apache-late"
     assert waiting.properties["TIMER_DELIVER_MS"] == str(int(tomorrow.timestamp() * 1000))
 
