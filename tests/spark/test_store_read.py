@@ -111,6 +111,29 @@ def test_a_time_chooses_as_it_does_through_brokers(
         assert found
 
 
+def test_filters_of_a_query_leave_the_same_rows_pushed_down_or_not(
+    spark: SparkSession, read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
+) -> None:
+    topic, placed = loaded
+    expected = sorted(place for place, m in placed.items() if m.tag == "B" and place[1] == 1 and 20 <= place[2] < 400)
+    assert expected
+    found = []
+    for on in ("false", "true"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", on)
+        try:
+            frame = read(topic, "broker string, queueId int, queueOffset long, tag string, storeTime timestamp")
+            frame = frame.where(
+                "tag = 'B' and queueId = 1 and queueOffset between 20 and 399 and storeTime > '2020-01-01'"
+            )
+            found.append(sorted((r.broker, r.queueId, r.queueOffset) for r in frame.collect()))
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert found == [expected, expected]
+    sql = read(topic, "broker string, queueId int, queueOffset long", sql="TAGS = 'B' AND number > 100").collect()
+    wanted = sorted(p for p, m in placed.items() if m.tag == "B" and int(m.properties["number"]) > 100)
+    assert sorted((r.broker, r.queueId, r.queueOffset) for r in sql) == wanted
+
+
 def test_a_backup_is_read_without_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     with run_cluster(store=tmp_path) as running:
         with Producer(running.namesrv, "backup") as producer:
@@ -167,7 +190,7 @@ def test_damage_is_one_clear_line_or_left_out(spark: SparkSession, tmp_path: Pat
     log.write_bytes(content.replace(b"body 42", b"body 24"))
     frame = spark.read.format("rocketmq").option("store", f"{tmp_path}/broker-a").option("topic", "damaged")
     said = error_of(frame.schema("body binary").load().select("body"))
-    assert "are gone (damaged, or cut off, in the log); set failOnDataLoss to false to go on without them" in said
+    assert "are gone (damaged, or cut off, in the log or their consume queue); set failOnDataLoss to false" in said
     assert "Traceback" not in said
     rows = frame.option("failOnDataLoss", "false").load().collect()
     assert sorted(int(r.body[5:]) for r in rows) == [i for i in range(100) if i != 42]

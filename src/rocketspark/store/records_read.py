@@ -81,7 +81,11 @@ class RecordReader:
         right = (units.sizes >= record.RECORD_BYTES_MIN) & (units.sizes <= RECORD_BYTES_MAX) & (units.positions >= 0)
         self._tell(units, gone & right, "deleted")
         wrong = ~right & (units.sizes != GAP_SIZE)
-        self._tell(units, wrong, "their consume queue is damaged")
+        self._tell(
+            units,
+            wrong,
+            "their consume queue is damaged; a copy of the store without consumequeue/ is read by the log alone",
+        )
         found: Ints = right & ~gone
         return found
 
@@ -134,7 +138,7 @@ class RecordReader:
         # The log as it is by now: a broker may have removed files meanwhile.
         gone = ~good & (units.positions < LogRow(self._log.directories).min_position)
         self._tell(units, gone, "deleted")
-        self._tell(units, ~good & ~gone, "damaged, or cut off, in the log")
+        self._tell(units, ~good & ~gone, "damaged, or cut off, in the log or their consume queue")
         return Piece(self._buffer, starts[good], units.sizes[good])
 
     def _proven(self, units: Units, starts: Ints) -> Ints:
