@@ -23,6 +23,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.reading import QueuePartition
+from rocketspark.spark.store_read import StorePartition
 from rocketspark.testing import Cluster
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
@@ -134,7 +135,7 @@ PLACE = ["broker", "queueId", "queueOffset"]
 @pytest.mark.usefixtures("pushing")
 def test_every_query_gives_the_rows_it_gives_without(load: Callable[..., DataFrame], table: DataFrame) -> None:
     times = sorted(row.storeTime for row in table.select("storeTime").collect())
-    middle = times[COUNT // 2].strftime("%Y-%m-%d %H:%M:%S.%f")
+    middle = times[COUNT // 2].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
     queries = [text.format(middle=middle) for text in QUERIES]
     # Without: Spark's own answers, to all queries at once.
     answers = table.select(*PLACE, *(F.expr(query).alias(str(i)) for i, query in enumerate(queries))).collect()
@@ -193,50 +194,74 @@ def test_it_goes_with_options_aggregates_joins_and_limits(load: Callable[..., Da
     assert load().where("tag = 'C'").limit(3).count() == 3
 
 
-def partitions(cluster: Cluster, topic: str, *filters: Filter, **options: str) -> list[QueuePartition]:
-    given = {"namesrv": cluster.namesrv, "topic": topic, "clockSetBackMs": "0", **options}
-    reader = PushingReader(READ_SCHEMA, parse_read(given, streaming=False))
+Part = tuple[str, int, int, int]
+
+
+@pytest.fixture(params=["brokers", "their files"])
+def source(request: pytest.FixtureRequest, cluster: Cluster, topic: str) -> dict[str, str]:
+    """Options that read the topic."""
+    if request.param == "brokers":
+        return {"namesrv": cluster.namesrv, "topic": topic}
+    return {"store": f"{cluster.store}/broker-a,{cluster.store}/broker-b", "topic": topic}
+
+
+def read_pushed(source: dict[str, str], *filters: Filter, **options: str) -> tuple[list[Part], list[dict[str, Any]]]:
+    """(broker, queue, first and end of each partition; the rows) of a read with filters pushed down."""
+    reader = PushingReader(READ_SCHEMA, parse_read({"clockSetBackMs": "0", **source, **options}, streaming=False))
     assert list(reader.pushFilters(list(filters))) == [f for f in filters if isinstance(f, In)]
-    return [part for part in reader.partitions() if isinstance(part, QueuePartition)]
+    parts: list[Part] = []
+    rows = []
+    for part in reader.partitions():
+        if isinstance(part, QueuePartition):
+            parts.append((part.broker_name, part.queue_id, part.first, part.end))
+        elif isinstance(part, StorePartition):
+            parts.append((part.broker_name, part.queue.queue_id, part.queue.first, part.queue.next))
+        rows += [row for batch in reader.read(part) for row in batch.to_pylist()]
+    return parts, rows
 
 
-def test_queues_and_offsets_that_no_row_can_be_in_are_not_read(cluster: Cluster, topic: str) -> None:
-    assert [p.end - p.first for p in partitions(cluster, topic)] == [16] * 4
-    one = partitions(cluster, topic, EqualTo(("queueId",), 1), EqualTo(("broker",), "broker-b"))
-    assert [(p.broker_name, p.queue_id, p.first, p.end) for p in one] == [("broker-b", 1, 0, 16)]
-    some = partitions(cluster, topic, In(("queueOffset",), (3, 9)), EqualTo(("queueId",), 0))
-    assert [(p.first, p.end) for p in some] == [(3, 10)] * 2
+def test_queues_and_offsets_that_no_row_can_be_in_are_not_read(source: dict[str, str]) -> None:
+    def parts(*filters: Filter, **options: str) -> list[Part]:
+        return read_pushed(source, *filters, **options)[0]
+
+    whole = [(broker, queue_id, 0, 16) for broker in ("broker-a", "broker-b") for queue_id in (0, 1)]
+    assert parts() == whole
+    assert parts(EqualTo(("queueId",), 1), EqualTo(("broker",), "broker-b")) == [("broker-b", 1, 0, 16)]
+    some = parts(In(("queueOffset",), (3, 9)), EqualTo(("queueId",), 0))
+    assert some == [("broker-a", 0, 3, 10), ("broker-b", 0, 3, 10)]
     # What is read at all is what the options say.
-    assert [
-        (p.first, p.end)
-        for p in partitions(
-            cluster,
-            topic,
-            GreaterThan(("queueOffset",), 2),
-            startingOffsets=f'{{"{topic}": {{"broker-a": {{"0": 7, "1": 2}}}}}}',
-            endingOffsets=f'{{"{topic}": {{"broker-a": {{"0": 9}}}}}}',
-        )
-    ] == [(7, 9), (3, 16), (3, 16), (3, 16)]
-    assert partitions(cluster, topic, EqualTo(("topic",), "another")) == []
+    first = f'{{"{source["topic"]}": {{"broker-a": {{"0": 7, "1": 2}}}}}}'
+    end = f'{{"{source["topic"]}": {{"broker-a": {{"0": 9}}}}}}'
+    both = parts(GreaterThan(("queueOffset",), 2), startingOffsets=first, endingOffsets=end)
+    assert [part[2:] for part in both] == [(7, 9), (3, 16), (3, 16), (3, 16)]
+    assert parts(EqualTo(("topic",), "another")) == []
 
 
-def test_store_times_become_offsets(cluster: Cluster, topic: str, table: DataFrame) -> None:
-    places = {(r.broker, r.queueId, r.queueOffset): r.storeTime.replace(tzinfo=UTC) for r in table.collect()}
+def test_rows_that_come_though_they_were_not_asked_for_are_left_out(source: dict[str, str]) -> None:
+    _, rows = read_pushed(source, EqualTo(("tag",), "BB"), In(("queueOffset",), (1, 9)), sql="n > 1", key="k9")
+    assert [(row["tag"], row["queueOffset"]) for row in rows] == [("BB", 9)] * 4
+    assert read_pushed(source, EqualTo(("tag",), "BB"), tags="Aa||C") == ([], [])
+
+
+def test_store_times_become_offsets(source: dict[str, str], table: DataFrame) -> None:
+    places = {(r.broker, r.queueId, r.queueOffset): r.storeTime.astimezone(UTC) for r in table.collect()}
     times = sorted(set(places.values()))
     first, last = times[len(times) // 3], times[-1 - len(times) // 3]
+    wanted = {place for place, time in places.items() if first <= time <= last}
     ms = timedelta(milliseconds=1)
     for filters in (
         [GreaterThanOrEqual(("storeTime",), first), LessThanOrEqual(("storeTime",), last)],
         [GreaterThan(("storeTime",), first - ms / 2), LessThan(("storeTime",), last + ms / 2)],
         [GreaterThan(("storeTime",), first - ms), LessThan(("storeTime",), last + ms)],
     ):
-        read = partitions(cluster, topic, *filters)
-        found = {(p.broker_name, p.queue_id, at) for p in read for at in range(p.first, p.end)}
-        assert found == {place for place, time in places.items() if first <= time <= last}
-        wider = partitions(cluster, topic, *filters, clockSetBackMs="3600000")
-        assert [p.end - p.first for p in wider] == [16] * 4
-    assert partitions(cluster, topic, GreaterThan(("storeTime",), datetime.now(UTC) + timedelta(days=1))) == []
-    assert partitions(cluster, topic, LessThan(("storeTime",), datetime(1, 1, 1, tzinfo=UTC))) == []
+        parts, rows = read_pushed(source, *filters)
+        assert {(broker, queue_id, at) for broker, queue_id, low, high in parts for at in range(low, high)} == wanted
+        assert {(r["broker"], r["queueId"], r["queueOffset"]) for r in rows} == wanted
+        parts, rows = read_pushed(source, *filters, clockSetBackMs="3600000")
+        assert [part[2:] for part in parts] == [(0, 16)] * 4
+        assert {(r["broker"], r["queueId"], r["queueOffset"]) for r in rows} == wanted
+    assert read_pushed(source, GreaterThan(("storeTime",), datetime.now(UTC) + timedelta(days=1)))[0] == []
+    assert read_pushed(source, LessThan(("storeTime",), datetime(1, 1, 1, tzinfo=UTC)))[0] == []
 
 
 class Clocked:

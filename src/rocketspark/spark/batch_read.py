@@ -90,7 +90,7 @@ class PushingReader(BatchReader):
         return rest
 
     def _narrow(self, cluster: Cluster | Stores, ranges: list[Range]) -> list[Range]:
-        kept = self._pushed.narrow(ranges)
+        kept = [] if self._rows.tags == frozenset() else self._pushed.narrow(ranges)
         return self._within_time(cluster, kept) if kept else kept
 
     def _within_time(self, cluster: Cluster | Stores, ranges: list[Range]) -> list[Range]:

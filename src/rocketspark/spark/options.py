@@ -45,7 +45,7 @@ class AtTime(NamedTuple):
 Where = str | OffsetTable | AtTime
 
 READER_GROUP = "SPARK_READER"
-# ntpd never sets a clock back by more than 1000 s.
+# ntpd ends rather than set a clock back by more than 1000 s.
 CLOCK_SET_BACK_MS = 1_200_000
 
 MESSAGE_BYTES_MAX = 4 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,6 +21,8 @@ from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.pushdown import pushing
 from rocketspark.spark.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.write import BatchWriter, StreamWriter
+
+log = logging.getLogger("rocketspark.spark")
 
 
 class RocketMQDataSource(DataSource):
@@ -38,7 +42,13 @@ class RocketMQDataSource(DataSource):
         with plain_errors():
             wanted_columns(schema)
             options = parse_read(self.options, streaming=False)
-            return PushingReader(schema, options) if options.push_down and pushing() else BatchReader(schema, options)
+            if not pushing():
+                return BatchReader(schema, options)
+            if options.push_down is None:
+                log.warning(
+                    "filters are left to Spark: option pushDownPredicate pushes them down (docs/spark.md, Filters)"
+                )
+            return PushingReader(schema, options) if options.push_down else BatchReader(schema, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For spark.readStream. What is wrong with the options is raised by the reader: PySpark hides what is here."""

@@ -56,6 +56,13 @@ ROWS = [
 ]
 
 
+def utc(value: Any) -> Any:
+    """Times of one zone: Python holds times of two zones unequal if one of them is ambiguous."""
+    if isinstance(value, tuple):
+        return tuple(map(utc, value))
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
 def is_true(one: Filter, row: Row) -> bool | None:
     """A filter of one row, as SQL has it: true, false or unknown."""
     if isinstance(one, Not):
@@ -66,7 +73,7 @@ def is_true(one: Filter, row: Row) -> bool | None:
         return value is None
     if isinstance(one, IsNotNull):
         return value is not None
-    other = one.value  # type: ignore[attr-defined]
+    other = utc(one.value)  # type: ignore[attr-defined]
     if isinstance(one, EqualNullSafe):
         return bool(value == other)
     if isinstance(one, In):
