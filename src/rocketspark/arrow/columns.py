@@ -58,7 +58,9 @@ def gather(data: Any, starts: Ints, ends: Ints, kind: pa.DataType, missing: Ints
     offsets[1::2] = ends
     offsets[2 * n] = ends[-1] if n else 0
     pairs = pa.BinaryArray.from_buffers(pa.binary(), 2 * n, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    taken = pairs.take(pa.array(np.arange(0, 2 * n, 2, dtype=np.int32), mask=missing))
+    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    every_other = pa.py_buffer(np.arange(0, 2 * n, 2, dtype=np.int32))
+    taken = pairs.take(pa.Array.from_buffers(pa.int32(), n, [valid, every_other]))
     return taken if kind == pa.binary() else taken.cast(kind)
 
 
@@ -75,7 +77,10 @@ def times(values_ms: Ints) -> pa.Array:
 
 def constant(text: str, n: int) -> pa.Array:
     """The same text n times."""
-    return pa.repeat(pa.scalar(text, pa.string()), n)
+    # pyarrow's own way, by a scalar, imports pandas.
+    data = text.encode()
+    bounds = np.arange(n + 1, dtype=np.int32) * len(data)
+    return pa.Array.from_buffers(pa.string(), n, [None, pa.py_buffer(bounds), pa.py_buffer(data * n)])
 
 
 def at(data: npt.NDArray[np.uint8], kind: str) -> Ints:

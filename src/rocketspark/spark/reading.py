@@ -223,7 +223,6 @@ def read_partition(
     """The rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`."""
     if not isinstance(partition, QueuePartition):
         return  # PySpark's stand-in where there is no partition.
-    settle()
     with plain_errors():
         columns = wanted_columns(schema)
         target = arrow_schema(schema)
@@ -247,3 +246,4 @@ def read_partition(
             )
             if batch.num_rows:
                 yield batch if batch.schema.equals(target) else batch.cast(target)
+    settle()

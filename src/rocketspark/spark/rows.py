@@ -6,6 +6,8 @@ No Python object is made per row: Arrow checks and joins whole columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
+
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +29,15 @@ _DELAYS = {
     "delayMs": properties.TIMER_DELAY_MS,
     "deliverTime": properties.TIMER_DELIVER_MS,
 }
-_SYSTEM_NAMES = pa.array(sorted(properties.SYSTEM_NAMES))
 _MARKS = "[\x01\x02]"
 # What Python takes for a blank, besides the space.
 _BLANKS = r"\t-\r\x{1c}-\x{1f}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+
+
+@cache
+def _system_names() -> pa.Array:
+    # Not with the module: pyarrow's `array` imports pandas, 0.2 s that whoever only reads need not wait.
+    return pa.array(sorted(properties.SYSTEM_NAMES))
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -175,9 +182,9 @@ class Rows:
         names = self._valid("properties", names.slice(first, int(offsets[-1]) - first))
         values = self._valid("properties", values.slice(first, int(offsets[-1]) - first))
         offsets = offsets - first
-        hidden_names = (
-            pa.concat_arrays([_SYSTEM_NAMES, pa.array(leave_out, pa.string())]) if leave_out else _SYSTEM_NAMES
-        )
+        hidden_names = _system_names()
+        if leave_out:
+            hidden_names = pa.concat_arrays([hidden_names, pa.array(leave_out, pa.string())])
         kept = pc.and_(pc.is_valid(values), pc.invert(pc.is_in(names, value_set=hidden_names)))
         if column.null_count:
             hidden = np.repeat(column.is_null().to_numpy(zero_copy_only=False), np.diff(offsets))

@@ -27,6 +27,7 @@ from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.rows import Rows, offsets_of, parts
 from rocketspark.spark.targets import Target, targets
+from rocketspark.spark.workers import settle
 
 # A batch has no more rows: brokers count those of an inner batch in 15 bits.
 BATCH_ROWS_MAX = 0x7FFF
@@ -51,7 +52,8 @@ def send_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> int:
             runner.run(sender.finish())
         finally:
             runner.run(sender.close())
-        return rows
+    settle()
+    return rows
 
 
 async def _started(options: WriteOptions) -> Sender:

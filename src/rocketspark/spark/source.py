@@ -20,13 +20,17 @@ from rocketspark.spark.options import parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.pushdown import pushing
 from rocketspark.spark.stream_read import RefusedReader, StreamReader
-from rocketspark.spark.write import BatchWriter, StreamWriter
+from rocketspark.spark.workers import settle
 
 log = logging.getLogger("rocketspark.spark")
 
 
 class RocketMQDataSource(DataSource):
     """Topics of RocketMQ as tables and streams. Options and columns: docs/spark.md."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        settle()
 
     @classmethod
     def name(cls) -> str:
@@ -39,6 +43,7 @@ class RocketMQDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For spark.read. Raises ConfigError."""
+        settle()
         with plain_errors():
             wanted_columns(schema)
             options = parse_read(self.options, streaming=False)
@@ -65,6 +70,9 @@ class RocketMQDataSource(DataSource):
                 raise ConfigError('a topic can only be appended to: use .mode("append")')
             options = parse_write(self.options)
             check_written(schema, options.topic)
+            # Not with the module: each stream starts a process that imports it, and most only read.
+            from rocketspark.spark.write import BatchWriter
+
             return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -72,4 +80,6 @@ class RocketMQDataSource(DataSource):
         with plain_errors():
             options = parse_write(self.options)
             check_written(schema, options.topic)
+            from rocketspark.spark.write import StreamWriter
+
             return StreamWriter(options)

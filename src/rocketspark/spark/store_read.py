@@ -184,3 +184,4 @@ def read_partition(
                     yield batch if batch.schema.equals(target) else batch.cast(target)
         finally:
             files.close()
+    settle()
