@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
