@@ -16,6 +16,10 @@ from rocketspark.protocol import bodies
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, RouteHeader
 from rocketspark.spark.cluster import Bounds, Cluster
+from rocketspark.spark.fetch import DataLost
+from rocketspark.spark.offsets import Range
+from rocketspark.spark.options import parse_read
+from rocketspark.spark.reading import ranges
 from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.routes import Routes
@@ -27,6 +31,7 @@ class Both:
 
     def __init__(self) -> None:
         self.asked: set[Peer] = set()
+        self.broker_id = 0
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
@@ -54,7 +59,9 @@ class Both:
         header: RouteHeader = request.ext
         if header.topic != "T":
             return reply(request.opaque, ResponseCode.TOPIC_NOT_EXIST)
-        brokers = [bodies.BrokerDataBody(cluster="c", broker_name="broker-a", broker_addrs={0: self.address})]
+        brokers = [
+            bodies.BrokerDataBody(cluster="c", broker_name="broker-a", broker_addrs={self.broker_id: self.address})
+        ]
         queues = [bodies.QueueDataBody(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1, perm=6)]
         return reply(request.opaque, 0, None, bodies.encode_route(brokers, queues))
 
@@ -107,3 +114,29 @@ def test_no_nameserver() -> None:
             cluster.queues(["T"])
     finally:
         cluster.close()
+
+
+def test_one_nameserver_of_several_is_enough(both: Both) -> None:
+    cluster = Cluster(f"127.0.0.1:1;{both.address};127.0.0.1:2")
+    try:
+        assert cluster.queues(["T"]) == [MessageQueue("T", "broker-a", 0)]
+    finally:
+        cluster.close()
+
+
+def test_a_slave_is_read_while_its_master_is_away_and_known_to_be_one(both: Both, cluster: Cluster) -> None:
+    both.broker_id = 1
+    [queue] = cluster.queues(["T"])
+    assert cluster.bounds([queue]) == {queue: Bounds(3, 10, of_master=False)}
+    assert cluster.addresses("broker-a", "T") == (both.address,)
+
+
+def test_a_slave_that_is_behind_is_no_queue_made_anew() -> None:
+    queue = MessageQueue("T", "broker-a", 0)
+    options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=True)
+    behind = {queue: Bounds(3, 10, of_master=False)}
+    assert ranges(behind, {queue: 8}, {queue: 15}, options) == [Range(queue, 8, 15)]
+    with pytest.raises(DataLost, match="it was made anew"):
+        ranges({queue: Bounds(3, 10)}, {queue: 8}, {queue: 15}, options)
+    # What a broker holds that does not answer is planned as it is.
+    assert ranges({}, {queue: 8}, {queue: 15}, options) == [Range(queue, 8, 15)]

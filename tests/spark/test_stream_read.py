@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.conftest import Place
 
+from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.fetch import DataLost
@@ -21,6 +22,7 @@ from rocketspark.spark.options import parse_read
 from rocketspark.spark.reading import QueuePartition
 from rocketspark.spark.stream_read import StreamReader
 from rocketspark.testing import Cluster
+from rocketspark.testing.process import run_server_process
 
 Load = Callable[..., dict[Place, Message]]
 
@@ -141,6 +143,41 @@ def test_stream_begins_at_the_end_by_default(
     assert min(seen) >= 400
 
 
+def test_a_query_outlives_its_servers(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[bytes] = []
+    sent = [b"%d" % i for i in range(41)]
+    with run_server_process(tmp_path / "store") as server, Producer(server.namesrv, send_timeout_ms=60_000) as producer:
+        producer.create_topic("t", queue_count=2)
+        reader = spark.readStream.format("rocketmq").option("namesrv", server.namesrv).option("topic", "t")
+        query = (
+            reader.option("startingOffsets", "earliest")
+            .schema("body binary")
+            .load()
+            .writeStream.foreachBatch(lambda batch, _: seen.extend(bytes(r.body) for r in batch.collect()))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        try:
+            for body in sent[:20]:
+                producer.send("t", body)
+            query.processAllAvailable()
+            for body in sent[20:40]:
+                producer.send("t", body)
+            # It looks for more all the time, so a look, a plan or a read finds nobody there.
+            server.kill()
+            query.awaitTermination(0.5)
+            server.start()
+            producer.send("t", sent[40])
+            while sent[40] not in seen:
+                assert query.isActive, query.exception()
+                query.processAllAvailable()
+        finally:
+            query.stop()
+    assert query.exception() is None
+    assert sorted(seen) == sorted(sent)
+
+
 def test_unknown_topic_ends_the_query_with_one_clear_line(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -239,6 +276,19 @@ def test_available_now_does_not_read_what_comes_later(reader: StreamReader, load
     end = reader.latestOffset(end, ReadAllAvailable())
     assert count(end) == 100
     assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_available_now_from_the_end_where_something_came_in_between(cluster: Cluster, load: Load, topic: str) -> None:
+    reader = make_reader(cluster, topic, startingOffsets="latest")
+    try:
+        load(topic, 100)
+        reader.prepareForTriggerAvailableNow()
+        load(topic, 50, first=100)
+        start = reader.initialOffset()
+        assert count(start) == 150
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+    finally:
+        reader.stop()
 
 
 def test_queue_whose_broker_is_away_keeps_its_place(reader: StreamReader, load: Load, topic: str) -> None:

@@ -122,8 +122,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = found.next if self._last is None else min(found.next, self._last[queue])
                 if queue not in begin:
                     added[queue] = min(found.oldest, end)
-                elif not found.of_master:
-                    end = max(end, begin[queue])  # A slave that is behind is no queue made anew.
+                elif found.next >= begin[queue] or not found.of_master:
+                    # Not made anew: a slave is behind, or `latest` was taken after the query's end was fixed.
+                    end = max(end, begin[queue])
                 ends[queue] = end
             # Queues that are new to the query begin at their oldest message.
             begin |= added
