@@ -223,7 +223,7 @@ def test_a_streaming_query_gives_what_passes(spark: SparkSession, loaded: Loaded
     rows = read.options(tags="Aa || BB", sql="n > 30", maxMessagesPerTrigger=100).load()
     query = rows.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/c").trigger(availableNow=True)
     running = query.start(f"{tmp_path}/rows")
-    assert running.awaitTermination(120)
+    assert running.awaitTermination(300)
     found = [row.asDict() for row in spark.read.parquet(f"{tmp_path}/rows").collect()]
     assert numbers(found) == accepted(lambda m: m.tag in ("Aa", "BB") and sql_n(m) > 30)
     progress = [p for p in running.recentProgress if p.sources[0].endOffset != p.sources[0].startOffset]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -260,6 +261,9 @@ def test_push_filters_is_offered_where_pyspark_calls_it_alone() -> None:
     for name in ("pyspark.sql.worker.data_source_pushdown_filters", "pyspark.sql.worker.plan_data_source_read"):
         space: dict[str, Any] = {"__name__": name, "pushing": pushdown.pushing}
         exec(call, space)  # As a module of that name would call it.
-        found[name.rpartition(".")[2]] = space["call"]()
-    assert found == {"data_source_pushdown_filters": True, "plan_data_source_read": False}
+        # Without PySpark's daemon the module is the main one.
+        main: dict[str, Any] = {"__name__": "__main__", "__spec__": ModuleSpec(name, None), "pushing": pushdown.pushing}
+        exec(call, main)
+        found[name.rpartition(".")[2]] = space["call"](), main["call"]()
+    assert found == {"data_source_pushdown_filters": (True, True), "plan_data_source_read": (False, False)}
     assert not pushdown.pushing()
