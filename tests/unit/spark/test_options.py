@@ -154,6 +154,29 @@ def test_write_options() -> None:
         parse_write({"namesrv": "a:1", "topic": "a,b"})
 
 
+def test_compression_of_a_write() -> None:
+    made = parse_write({"namesrv": "a:1", "compression": "ZSTD", "compressOverBytes": "0"})
+    assert (made.compression, made.compress_over_bytes) == ("zstd", 0)
+    made = parse_write({"namesrv": "a:1"})
+    assert (made.compression, made.compress_over_bytes) == (None, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"compression": "gzip"}, "option compression is 'gzip': none or one of zlib, lz4, zstd is needed"),
+        ({"compressOverBytes": "-1"}, "compressOverBytes is '-1': a whole number from 0 up"),
+        ({"topic": "a b"}, "option topic: topic 'a b': only letters"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, "option topic: .* belongs to the broker itself"),
+        ({"producerGroup": "DEFAULT_PRODUCER"}, "option producerGroup: .* placeholder"),
+        ({"maxBatchsInFlight": "3"}, "did you mean 'maxBatchesInFlight'"),
+    ],
+)
+def test_wrong_write_options_are_named(change: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_write({"namesrv": "a:1", **change})
+
+
 def test_secrets_stand_in_no_repr() -> None:
     given = {**BASE, "accessKey": "hide-1", "secretKey": "hide-2", "securityToken": "hide-3", "namespace": "team"}
     for options in (parse_read(given, streaming=True), parse_write(given)):

@@ -202,6 +202,8 @@ def test_written_schema() -> None:
         ({"body": StringType()}, None, "option topic is missing"),
         ({"body": StringType(), "tags": StringType()}, "t", "column 'tags' is not understood"),
         ({"body": LongType()}, "t", "column 'body' is bigint, not binary or string"),
+        ({"body": StringType(), "deliverTime": StringType()}, "t", "column 'deliverTime' is string, not timestamp"),
+        ({"body": StringType(), "delayMs": StringType()}, "t", "column 'delayMs' is string, not bigint or int"),
     ]:
         with pytest.raises(ConfigError, match=says):
             check_written(schema(**columns), topic)
