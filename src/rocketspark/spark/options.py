@@ -320,7 +320,9 @@ class _Given:
         return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
 
     def store(self) -> StorePaths | None:
-        roots = tuple(os.path.abspath(part.removeprefix("file://")) for part in self.several("store"))
+        roots = tuple(
+            os.path.abspath(part.removeprefix("file://").removeprefix("file:")) for part in self.several("store")
+        )
         names, logs = self.several("brokerName"), self.several("storePathCommitLog")
         if not roots:
             for name, value in (("brokerName", names), ("storePathCommitLog", logs)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import tarfile
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from rocketspark.arrow.columns import COLUMNS
+from rocketspark.arrow.records import _VALUES
 from rocketspark.errors import ConfigError, StoreError
+from rocketspark.protocol.record import decode_messages
 from rocketspark.spark.batch_read import BatchReader
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
@@ -66,9 +69,6 @@ def test_all_columns_are_those_of_the_row_decoder(official: Path, tmp_path: Path
 
 
 def decoded(stored: bytes) -> list[tuple[Any, ...]]:
-    from rocketspark.arrow.records import _VALUES
-    from rocketspark.protocol.record import decode_messages
-
     return [tuple(plain(_VALUES[name](m)) for name in COLUMNS) for m in decode_messages(stored, "broker-a")]
 
 
@@ -101,8 +101,6 @@ def test_times_find_the_first_message_at_or_after(official: Path) -> None:
 
 
 def test_what_a_partition_holds_goes_through_a_pickle(official: Path) -> None:
-    import pickle
-
     copy = official.parent / "copy"
     shutil.copytree(official, copy)
     shutil.rmtree(copy / "consumequeue")
@@ -162,6 +160,13 @@ OPTION_ERRORS = [
     ({"store": "/a", "namesrv": "h:1"}, "leave one out"),
     ({"namesrv": "h:1", "brokerName": "x"}, "option brokerName goes with option store, which is missing"),
 ]
+
+
+def test_a_store_may_be_named_as_a_file_s_address() -> None:
+    for form in ("/a/b", "/a/b/", "file:///a/b", "file:/a/b"):
+        parsed = parse_read({"topic": "t", "store": form}, streaming=False).store
+        assert parsed is not None
+        assert (parsed.roots, parsed.broker_names) == (("/a/b",), ("b",))
 
 
 @pytest.mark.parametrize(("options", "says"), OPTION_ERRORS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -140,13 +141,25 @@ def test_a_store_in_use_is_read_to_the_last_message(make_store: Any, send: Send,
     assert read_all(root) == expected
 
 
-def test_reading_leaves_no_trace(make_store: Any, send: Send, tmp_path: Path) -> None:
+def test_files_are_only_opened_for_reading(
+    make_store: Any, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = make_store()
     fill(store, send, 300)
-    before = {p: (p.stat().st_mtime_ns, p.stat().st_size, p.stat().st_blocks) for p in (tmp_path / "s").rglob("*")}
+    before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+    opened: dict[str, int] = {}
+    really_open = os.open
+
+    def noted(path: str, flags: int, *more: Any) -> int:
+        opened[path] = flags
+        return really_open(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr("mmap.mmap", None)
     read_all(tmp_path / "s")
-    after = {p: (p.stat().st_mtime_ns, p.stat().st_size, p.stat().st_blocks) for p in (tmp_path / "s").rglob("*")}
-    assert after == before
+    monkeypatch.undo()
+    assert {flags & os.O_ACCMODE for flags in opened.values()} == {os.O_RDONLY}
+    assert {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()} == before
 
 
 def test_what_retention_removed_is_not_there(make_store: Any, send: Send, tmp_path: Path) -> None:
