@@ -39,7 +39,8 @@ class FakeBroker:
     `count_max`: messages per pull at most; `scan_max`: messages looked at per filtered pull; `oldest`: offsets before
     it are gone; `shuffle`: replies to pulls that came together are sent last first; `drop_after`: the connection is
     cut after that many pulls, once; `refuse`: a code that every pull is answered with, or the first `refuse_for`;
-    `refuse_sql`: those with an expression; `overreach`: a filtered pull looks beyond what was asked.
+    `refuse_sql`: those with an expression; `gather`: nothing is answered until so many pulls are there, once;
+    `overreach`: a filtered pull looks beyond what was asked.
     """
 
     def __init__(self, records: list[bytes], **ways: Any) -> None:
@@ -52,6 +53,7 @@ class FakeBroker:
         self.refuse: int | None = ways.pop("refuse", None)
         self.refuse_sql: int | None = ways.pop("refuse_sql", None)
         self.refuse_for: int = ways.pop("refuse_for", 1 << 30)
+        self.gather: int = ways.pop("gather", 0)
         self.hidden_for: int = ways.pop("hidden_for", 0)
         assert not ways, ways
         self.pulls: list[PullHeader] = []
@@ -71,6 +73,12 @@ class FakeBroker:
             peer.abort()
             return None
         answer = self._answer(request.opaque, header)
+        if self.gather:
+            self._held.append((peer, answer))
+            if len(self._held) == self.gather:
+                self.gather = 0
+                self._release()
+            return None
         if not self.shuffle:
             return answer
         self._held.append((peer, answer))
