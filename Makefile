@@ -12,6 +12,7 @@ TESTS ?= tests
 WORKERS ?= 2
 PARTS ?=
 OPTIONS ?=
+ROWS ?=
 
 BIN := .venv/bin
 # Spark and the Java tests find the Java that set-up chose; Spark's workers run our interpreter.
@@ -46,6 +47,9 @@ test: setup check ## check, then every test (TESTS=tests/unit for a part, WORKER
 demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \
 	  $(BIN)/python -m examples.flights.demo
+
+demo-archive: setup-demo ## two real data sets through archive, restore and audit (ROWS=5000 for a part)
+	@exec $(WITH_JAVA) $(BIN)/python -m examples.archive.run $(if $(ROWS),--rows $(ROWS)) $(if $(NAMESRV),--namesrv $(NAMESRV))
 
 bench: setup ## measured beside the Java broker and client, ratios printed (PARTS="raw pull" OPTIONS="--quick --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench $(PARTS) $(OPTIONS)

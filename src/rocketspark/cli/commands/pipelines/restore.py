@@ -135,8 +135,8 @@ def _options(
     state: Path | None,
 ) -> dict[str, Any]:
     return {
-        "since_ms": time_ms(since, "--since"),
-        "until_ms": time_ms(until, "--until"),
+        "since_ms": _fixed(since, "--since"),
+        "until_ms": _fixed(until, "--until"),
         "tags": tags,
         "rate": rate,
         "dry_run": dry_run,
@@ -144,3 +144,10 @@ def _options(
         "create": create,
         "state": state,
     }
+
+
+def _fixed(text: str | None, option: str) -> int | None:
+    """A time in ms since 1970. How long ago would be another time, and so another restore, each time it is run."""
+    if text and text.strip()[-1:] in "smhd":
+        raise typer.BadParameter(f"{text!r}: a time is needed, not how long ago", param_hint=option)
+    return time_ms(text, option)
