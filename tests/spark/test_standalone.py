@@ -15,6 +15,7 @@ from tests.spark.standalone import BY_PATH, LOOPBACK, Standalone, connect_server
 from tests.spark.topics import bodies_of
 
 from rocketspark.spark.environment import pack, settings
+from rocketspark.spark.pipelines.archive import hours
 from rocketspark.testing import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +79,34 @@ def test_the_package_is_shipped_to_executors(
     assert bodies_of(cluster.namesrv, target) == sorted(message.body for message in sent.values())
 
 
+def test_a_pipeline_on_a_cluster(
+    tmp_path: Path,
+    standalone: Standalone,
+    archive: Path,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+) -> None:
+    topic = make_topic()
+    load(topic, 300)
+    shipped = LOOPBACK | settings(archive) | {"spark.executor.memory": "512m"}
+    conf = (part for name, value in shipped.items() for part in ("--conf", f"{name}={value}"))
+    run_pipeline("archive", topic, "--to", str(tmp_path), "--master", standalone.master, *conf, namesrv=cluster.namesrv)
+    assert sum(hour.rows for hour in hours(tmp_path)) == 300
+
+
+def run_pipeline(name: str, *arguments: str, namesrv: str) -> dict[str, Any]:
+    """A pipeline's command; what it tells."""
+    once = ["--once"] if name == "archive" else []
+    command = [sys.executable, "-m", "rocketspark.cli.main", "pipeline", name, *arguments, *once]
+    command += ["--namesrv", namesrv, "--json"]
+    env = environment() | BY_PATH
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def test_spark_connect(
     tmp_path: Path, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any]
 ) -> None:
@@ -92,6 +121,8 @@ def test_spark_connect(
     }
     with connect_server(tmp_path) as remote:
         done = run_job("tests.spark.connect_job", {**spec, "remote": remote})
+        copy = ("--to", f"{source}-2", "--state", str(tmp_path), "--remote", remote)
+        replayed = run_pipeline("replay", source, *copy, namesrv=cluster.namesrv)
     assert done.returncode == 0, done.stderr[-3000:]
     expected = sorted(message.body for message in sent.values())
     told = json.loads(done.stdout)
@@ -99,6 +130,8 @@ def test_spark_connect(
     assert f"no topic 'none-such' at {cluster.namesrv}" in told["error"]
     assert bodies_of(cluster.namesrv, target) == expected
     assert bodies_of(cluster.namesrv, again) == expected
+    assert replayed["rows"] == 300
+    assert bodies_of(cluster.namesrv, f"{source}-2") == expected
 
 
 def test_an_archive_holds_what_is_needed(archive: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rocketspark.errors import ConfigError, NoReply, RouteNotFound
+from rocketspark.errors import ConfigError, MessageIllegal, NoReply, RouteNotFound
 from rocketspark.model import MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import archive, origin, restore, restore_tasks
@@ -170,6 +170,10 @@ def test_mistakes_are_told(
     with pytest.raises(ConfigError, match="no topic 'absent'"):
         restore.restore(spark, tmp_path, cluster.namesrv, "absent")
     assert restore.topics_of(tmp_path) == topics
+    with pytest.raises(ConfigError, match="is a group's own"):
+        restore.restore(spark, tmp_path, cluster.namesrv, topics[0], "%RETRY%group")
+    with pytest.raises(MessageIllegal, match="topic"):
+        restore.replay(spark, cluster.namesrv, topics[0], "no such name", state=tmp_path)
 
 
 def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(

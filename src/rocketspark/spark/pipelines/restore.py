@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from rocketspark.client import validate
 from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import subscribe
 from rocketspark.spark.columns import READ_SCHEMA
@@ -212,6 +213,9 @@ class _Job:
         folder: Path,
         progress: Progress,
     ) -> None:
+        validate.check_target(topics[1])
+        if topics[1].startswith(validate.RETRY_PREFIX):
+            raise ConfigError(f"topic {topics[1]!r} is a group's own, for messages to be delivered again: name another")
         self._spark, self._where, self._topics, self._wanted = spark, where, topics, wanted
         self._progress = progress
         what = msgspec.json.encode([where.namesrv, where.namespace, *topics, wanted])
