@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
 
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer
 from rocketspark.errors import RouteNotFound
+from rocketspark.spark.pipelines import archive, restore
 
 COUNT = 5000
 WAIT_S = 60
@@ -102,3 +105,20 @@ def test_its_store_is_read_directly_while_it_runs(spark: SparkSession, apache: A
         expected = spark.read.format("rocketmq").options(**target, **options).load().collect()
         assert sorted(found, key=lambda r: r.logPosition) == sorted(expected, key=lambda r: r.logPosition)
         assert len(found) == (600 if options.keys() <= {"startingTimestamp"} else 400 if "tags" in options else 0)
+
+
+def test_archive_and_restore(spark: SparkSession, apache: ApacheCluster, tmp_path: Path) -> None:
+    source, target = "spark-apache-archived", "spark-apache-restored"
+    with SyncOperations(apache.namesrv) as operations:
+        operations.create_topic(source, queue_count=2)
+    frame = spark.range(300).select(
+        F.format_string("body %d", "id").alias("body"), (F.col("id") % 2).cast("int").alias("queueId")
+    )
+    frame.write.format("rocketmq").options(namesrv=apache.namesrv, topic=source).mode("append").save()
+    read = spark.read.format("rocketmq").options(namesrv=apache.namesrv)
+    wanted = await_rows(read.option("topic", source).load().select("queueId", "queueOffset", "body"), 300)
+    assert archive.run(spark, apache.namesrv, [source], tmp_path).rows == 300
+    assert restore.restore(spark, tmp_path, apache.namesrv, to=target, chunk_rows=100).rows == 300
+    found = await_rows(read.option("topic", target).load().select("queueId", "queueOffset", "body"), 300)
+    assert sorted(found) == sorted(wanted)
+    assert restore.restore(spark, tmp_path, apache.namesrv, to=target).rows == 0
