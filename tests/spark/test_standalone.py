@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.pipelines.scene import bury, commit, stored
 from tests.spark.standalone import BY_PATH, LOOPBACK, Standalone, connect_server, environment, spark_cluster
 from tests.spark.topics import bodies_of
 
+from rocketspark.client import Producer
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.trace import Consumed, encode
 from rocketspark.spark.environment import pack, settings
 from rocketspark.spark.pipelines.archive import hours
 from rocketspark.testing import Cluster
 
 ROOT = Path(__file__).parents[2]
+# Three rows need no 200 tasks a shuffle.
+FEW_PARTITIONS = {"spark.sql.shuffle.partitions": "2"}
 
 
 def run_job(
@@ -132,6 +138,29 @@ def test_spark_connect(
     assert bodies_of(cluster.namesrv, again) == expected
     assert replayed["rows"] == 300
     assert bodies_of(cluster.namesrv, f"{source}-2") == expected
+
+
+def test_pipelines_for_operators_run_there(
+    standalone: Standalone, archive: Path, cluster: Cluster, producer: Producer, make_topic: Callable[..., str]
+) -> None:
+    topic, traces, group = make_topic(), make_topic(queues=1, brokers=1), "operators-standalone"
+    for number in range(3):
+        producer.send(topic, b"%d" % number)
+    messages = stored(cluster, topic, 3)
+    bury(cluster, group, messages)
+    commit(cluster, group, {MessageQueue(topic, m.broker_name, m.queue_id): m.queue_offset + 1 for m in messages})
+    for m in messages:
+        request = {"request_id": m.message_id, "message_id": m.message_id, "group": group, "keys": ""}
+        producer.send(traces, encode(Consumed(**request, cost_ms=1, success=False, context=2, time_ms=5)).encode())
+    spec = {"namesrv": cluster.namesrv, "topic": topic, "traces": traces, "group": group}
+    where = {"master": standalone.master, "settings": FEW_PARTITIONS | LOOPBACK | settings(archive)}
+    done = run_job("tests.spark.pipelines.operators_job", spec | where, BY_PATH)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == {
+        "trace": [["", group, 3]],
+        "audit": [["dead", 3]],
+        "resend": 3,
+    }
 
 
 def test_an_archive_holds_what_is_needed(archive: Path) -> None:
