@@ -28,7 +28,7 @@ FEW_PARTITIONS = {"spark.sql.shuffle.partitions": "2"}
 
 
 def run_job(
-    program: str, spec: dict[str, Any], variables: dict[str, str] | None = None
+    program: str, spec: dict[str, Any], variables: dict[str, str] | None = None, limit_s: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """A driver's whole run."""
     return subprocess.run(
@@ -37,7 +37,7 @@ def run_job(
         env=environment() | (variables or {}),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=limit_s,
     )
 
 
@@ -140,6 +140,8 @@ def test_spark_connect(
     assert bodies_of(cluster.namesrv, f"{source}-2") == expected
 
 
+# Some twenty Spark jobs: half a minute, several on a machine with much else to do.
+@pytest.mark.timeout(900)
 def test_pipelines_for_operators_run_there(
     standalone: Standalone, archive: Path, cluster: Cluster, producer: Producer, make_topic: Callable[..., str]
 ) -> None:
@@ -154,7 +156,7 @@ def test_pipelines_for_operators_run_there(
         producer.send(traces, encode(Consumed(**request, cost_ms=1, success=False, context=2, time_ms=5)).encode())
     spec = {"namesrv": cluster.namesrv, "topic": topic, "traces": traces, "group": group}
     where = {"master": standalone.master, "settings": FEW_PARTITIONS | LOOPBACK | settings(archive)}
-    done = run_job("tests.spark.pipelines.operators_job", spec | where, BY_PATH)
+    done = run_job("tests.spark.pipelines.operators_job", spec | where, BY_PATH, limit_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == {
         "trace": [["", group, 3]],

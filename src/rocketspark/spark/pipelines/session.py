@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER_DEFAULT = "local[*]"
+LOCAL_PARTITIONS = 32
 
 
 class SessionOptions(NamedTuple):
@@ -64,6 +65,8 @@ def _make(name: str, options: SessionOptions) -> SparkSession:
         settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
         if master.startswith("local"):
             settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            # 200 tasks a shuffle are for clusters: here most of the time would go into starting them.
+            settings["spark.sql.shuffle.partitions"] = str(LOCAL_PARTITIONS)
     builder = builder.appName(f"rocketspark pipeline {name}")
     for key, value in (settings | dict(options.conf)).items():
         builder = builder.config(key, value)
