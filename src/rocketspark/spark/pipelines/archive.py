@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -35,8 +36,9 @@ INTERVAL_S = 60.0
 CLOSE_AFTER_S = 300.0
 KEEP_REPLACED_S = 3600.0
 FILE_BYTES = 256 << 20
-# Failures in a row that may pass (a broker that restarts) before one ends the run.
+# Failures in a row that may pass (a broker that restarts) before one ends a run with `once`; others go on for ever.
 ATTEMPTS = 6
+WAIT_MAX_S = 30.0
 # Hours merged in one job; and micro-batches of a backlog after which closed hours are merged.
 HOURS_PER_JOB = 16
 BATCHES_BETWEEN_MERGES = 50
@@ -91,9 +93,9 @@ def run(
     progress = progress or Progress("archive")
     with open_archive(folder) as archive:
         reader = _reader(connection(where), topics)
-        work = _Work(spark, archive, reader, progress, batch_rows)
+        work = _Work(spark, archive, reader, progress, batch_rows, once)
         try:
-            work.begin(once)
+            work.begin()
             compacted = 0
 
             def merge_closed() -> int:
@@ -132,17 +134,23 @@ class _Work:
     """The micro-batches of a run. They follow the contract of a stream's reader, so what a stream reads is archived."""
 
     def __init__(
-        self, spark: SparkSession, archive: Archive, reader: StreamReader, progress: Progress, batch_rows: int
+        self,
+        spark: SparkSession,
+        archive: Archive,
+        reader: StreamReader,
+        progress: Progress,
+        batch_rows: int,
+        once: bool,
     ) -> None:
         self._spark, self._archive, self._reader, self._progress = spark, archive, reader, progress
-        self._batch_rows = batch_rows
+        self._batch_rows, self._once = batch_rows, once
         self.rows = self.batches = 0
 
-    def begin(self, once: bool) -> None:
+    def begin(self) -> None:
         """Fix where a new archive begins, and with `once` where the run ends."""
         if self._archive.manifest.offsets is None:
             self._archive.commit([], offsets=self._reader.initialOffset())
-        if once:
+        if self._once:
             self._reader.prepareForTriggerAvailableNow()
 
     def batch(self) -> bool:
@@ -167,20 +175,21 @@ class _Work:
         """Do a step, again after a while if it failed in a way that may pass."""
         from pyspark.errors import PySparkException
 
-        for attempt in range(1, ATTEMPTS):
+        for attempt in count(1):
             try:
                 return step()
             except (RocketSparkError, PySparkException) as e:
-                if not may_pass(e) or self._progress.stop.asked:
+                over = self._once and attempt == ATTEMPTS
+                if over or self._progress.stop.asked or not may_pass(e):
                     raise
-                wait_s = 2.0 ** (attempt - 1)
+                wait_s = min(2.0 ** (attempt - 1), WAIT_MAX_S)
                 self._progress.say(f"{one_line(str(e))}; trying again in {wait_s:.0f} s")
                 self._progress.stop.wait(wait_s)
-        return step()
+        raise AssertionError
 
 
 # What Spark says of a task that could not be carried through for the network, or lost its executor.
-_PASSING = re.compile(r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|ServerError|\w+NotFound)\b: |ExecutorLost")
+_PASSING = re.compile(r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|RouteNotFound|BrokerNotFound): |ExecutorLost")
 
 
 def may_pass(error: Exception) -> bool:

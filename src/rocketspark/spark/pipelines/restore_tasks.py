@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,32 +70,30 @@ class ArchiveSource:
 
     def __init__(self, root: Path, files: Sequence[File]) -> None:
         self._root = root
-        self._files = files
+        # By queue: the segments in order, each with its file and its number there.
+        self._segments: dict[Queue, list[tuple[int, int, File, int]]] = defaultdict(list)
+        for file in files:
+            for number, segment in enumerate(file.segments):
+                queue = (segment.broker, segment.queue_id)
+                self._segments[queue].append((segment.first, segment.end, file, number))
+        for found in self._segments.values():
+            found.sort(key=lambda one: one[0])
+
+    def _within(self, span: Span) -> list[tuple[int, int, File, int]]:
+        """The segments that hold rows of a span; those of a queue do not overlap."""
+        segments = self._segments.get(span.queue, [])
+        at = bisect_right(segments, span.first, key=lambda one: one[1])
+        until = bisect_left(segments, span.end, key=lambda one: one[0])
+        return segments[at:until]
 
     def only(self, chunk: Sequence[Span]) -> ArchiveSource:
         """The same with just the files that a chunk needs."""
-        files = [
-            file
-            for file in self._files
-            if any(
-                (part.broker, part.queue_id) == span.queue and part.end > span.first and part.first < span.end
-                for part in file.segments
-                for span in chunk
-            )
-        ]
-        return ArchiveSource(self._root, files)
+        files = {one[2].path: one[2] for span in chunk for one in self._within(span)}
+        return ArchiveSource(self._root, list(files.values()))
 
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
         """The rows of a span, in order."""
-        found = [
-            (segment.first, file.path, number, file)
-            for file in self._files
-            for number, segment in enumerate(file.segments)
-            if (segment.broker, segment.queue_id) == span.queue
-            and segment.end > span.first
-            and segment.first < span.end
-        ]
-        for _, _, number, file in sorted(found, key=lambda one: one[:3]):
+        for _, _, file, number in self._within(span):
             yield from read_segment(self._root, file, number, span.first, span.end)
 
 
