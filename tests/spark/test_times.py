@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -116,6 +117,24 @@ def test_nothing_of_that_time_is_nothing_or_an_error_if_asked(loaded: Loaded) ->
     assert read_rows(**target) == []
     with pytest.raises(ConfigError, match="holds no message of that time or later"):
         read_rows(**target, startingOffsetsByTimestampStrategy="error")
+
+
+def test_a_time_for_each_queue(loaded: Loaded) -> None:
+    times = sorted(set(loaded.times.values()))
+    target = {"namesrv": loaded.namesrv, "topic": loaded.topic}
+
+    def at(time_ms: int, queue: int = 0) -> str:
+        return json.dumps({loaded.topic: {"broker-a": {str(queue): time_ms}}})
+
+    rows = read_rows(**target, startingOffsetsByTimestamp=at(times[2]), endingOffsetsByTimestamp=at(times[5]))
+    assert sorted(map(place, rows)) == sorted(p for p, t in loaded.times.items() if times[2] <= t < times[5])
+    # Queues that are not named are read whole.
+    other = {"startingOffsetsByTimestamp": at(2**62, 1), "endingOffsetsByTimestamp": at(0, 1)}
+    assert sorted(map(place, read_rows(**target, **other))) == sorted(loaded.times)
+    with pytest.raises(ConfigError, match="option startingOffsetsByTimestamp names queue 7"):
+        read_rows(**target, startingOffsetsByTimestamp=at(0, 7))
+    with pytest.raises(ConfigError, match=r"option startingOffsetsByTimestamp: queue 0 .* holds no message of that"):
+        read_rows(**target, startingOffsetsByTimestamp=at(2**62), startingOffsetsByTimestampStrategy="error")
 
 
 def test_a_time_as_one_writes_it(cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any]) -> None:

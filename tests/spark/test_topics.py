@@ -6,12 +6,14 @@ import json
 import re
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.java.apache import ApacheCluster
 from tests.spark.conftest import Place, read_rows
+from tests.spark.stage import staged
 
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError, RouteNotFound
@@ -82,3 +84,38 @@ def test_queues_by_hand(cluster: Cluster, topic: str, make_topic: Callable[..., 
         places({topic: {"broker-z": [0]}})
     with pytest.raises(RouteNotFound, match="no topic 'absent'"):
         places({"absent": [0]})
+
+
+def test_topics_that_match_join_a_running_query_and_a_deleted_one_ends_it_with_one_line(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, str]] = []
+    with staged(tmp_path, "broker-a") as stage, Producer(stage.namesrv, "joining") as producer:
+        query = (
+            spark.readStream.format("rocketmq")
+            .option("namesrv", stage.namesrv)
+            .option("topicPattern", "log-.*")
+            .option("startingOffsets", "earliest")
+            .schema("topic string, body binary")
+            .load()
+            .writeStream.foreachBatch(
+                lambda batch, _: seen.extend((r.topic, bytes(r.body).decode()) for r in batch.collect())
+            )
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        try:
+            for name in ("log-1", "log-2"):
+                stage.create(name, 1)
+                producer.send(name, b"first")
+                while (name, "first") not in seen:
+                    assert query.isActive, query.exception()
+                    query.awaitTermination(0.05)
+            stage.delete("log-1")
+            with pytest.raises(Exception, match=r"topic 'log-1' .* is gone \(the topic was deleted\)") as caught:
+                query.awaitTermination(60)
+        finally:
+            query.stop()
+    assert seen == [("log-1", "first"), ("log-2", "first")]
+    assert 'File "' not in str(caught.value)

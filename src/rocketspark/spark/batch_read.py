@@ -15,7 +15,7 @@ from rocketspark.spark import store_read
 from rocketspark.spark.cluster import Cluster
 from rocketspark.spark.filtering import RowFilter
 from rocketspark.spark.offsets import Offsets, Range
-from rocketspark.spark.options import AtTime, ReadOptions
+from rocketspark.spark.options import AtTime, AtTimes, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.pushdown import Pushed, push
 from rocketspark.spark.reading import ends, open_cluster, plan, queues_of, read_partition, starts
@@ -52,7 +52,7 @@ class BatchReader(DataSourceReader):
         bounds = cluster.bounds(queues_of(cluster, self._options))
         first = starts(cluster, bounds, self._options)
         end = ends(cluster, bounds, self._options)
-        stated = isinstance(self._options.starting, dict) and not isinstance(self._options.ending, AtTime)
+        stated = isinstance(self._options.starting, dict) and not isinstance(self._options.ending, AtTime | AtTimes)
         for queue in first:
             if first[queue] > end[queue] and not stated:
                 end[queue] = first[queue]  # The time of one end lies behind the other: there is nothing between them.

@@ -42,7 +42,14 @@ class AtTime(NamedTuple):
     strict: bool = False
 
 
-Where = str | OffsetTable | AtTime
+class AtTimes(NamedTuple):
+    """As AtTime, with a time for each queue that is named: topic -> broker -> queue id -> ms."""
+
+    table: OffsetTable
+    strict: bool = False
+
+
+Where = str | OffsetTable | AtTime | AtTimes
 
 READER_GROUP = "SPARK_READER"
 # ntpd ends rather than set a clock back by more than 1000 s.
@@ -130,6 +137,7 @@ _ACCESS_NAMES = ("namespace", "accessKey", "secretKey", "securityToken")
 _READ_NAMES = (
     *_ACCESS_NAMES,
     *("topicPattern", "assign", "committedGroup", "committedFallback"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("minMessagesPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
     *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
@@ -150,7 +158,7 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of a read. Raises ConfigError."""
     given = _Given(options, _READ_NAMES, _WRITE_NAMES)
     tags = given.text("tags", "*")
-    for name in ("endingOffsets", "endingTimestamp"):
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if streaming and given.text(name, ""):
             raise ConfigError(f"option {name} is for batch reads: a stream has no end; leave it out")
     store = given.store()
@@ -164,7 +172,9 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         topic_pattern=pattern,
         assigned=assigned,
         starting=given.starting(LATEST if streaming else EARLIEST),
-        ending=given.time("endingTimestamp") or given.where("endingOffsets", LATEST),
+        ending=given.time("endingTimestamp")
+        or given.times("endingOffsetsByTimestamp")
+        or given.where("endingOffsets", LATEST),
         tags=subscribe("", tags).expression,
         group=given.group("consumerGroup") or READER_GROUP,
         committed_group=given.group("committedGroup") or given.group("consumerGroup"),
@@ -394,7 +404,7 @@ class _Given:
     def starting(self, default: str) -> Where:
         """Where to begin; a time goes before offsets, as in Spark's Kafka source."""
         strategy = self.choice("startingOffsetsByTimestampStrategy", LATEST, "error")
-        if at := self.time("startingTimestamp"):
+        if at := self.time("startingTimestamp") or self.times("startingOffsetsByTimestamp"):
             return at._replace(strict=strategy == "error")
         return self.where("startingOffsets", default)
 
@@ -403,6 +413,16 @@ class _Given:
         if not text:
             return None
         return AtTime(time_ms(f"option {name}", text))
+
+    def times(self, name: str) -> AtTimes | None:
+        text = self.text(name, "")
+        try:
+            return AtTimes(check_offsets(json.loads(text), least=0)) if text else None
+        except (ValueError, TypeError) as e:
+            raise ConfigError(
+                f"option {name} is {text!r} ({e}): JSON with ms since 1970 for each queue, such as"
+                ' {"topic": {"broker-a": {"0": 1767225600000}}}, is needed'
+            ) from None
 
     def where(self, name: str, default: str) -> Where:
         text = self.text(name, default)
@@ -417,8 +437,11 @@ class _Given:
             ) from None
 
 
-def check_offsets(value: Any) -> OffsetTable:
-    """The table itself, if it is topic to broker to queue id to offset. Raises ValueError saying what is wrong."""
+def check_offsets(value: Any, *, least: int = EARLIEST_NUMBER) -> OffsetTable:
+    """The table itself, if it is topic to broker to queue id to a number from `least` up, an offset or a time.
+
+    Raises ValueError saying what is wrong.
+    """
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
     for topic, brokers in value.items():
@@ -428,10 +451,10 @@ def check_offsets(value: Any) -> OffsetTable:
             if not isinstance(queues, dict):
                 raise ValueError(f"under {topic!r}, {broker!r} an object of queues is needed")
             for queue, offset in queues.items():
-                if not str(queue).isdigit():
+                if not (str(queue).isascii() and str(queue).isdigit()):
                     raise ValueError(f"{queue!r} is no queue id")
-                if type(offset) is not int or offset < EARLIEST_NUMBER:
-                    raise ValueError(f"{offset!r} is no offset of queue {queue}")
+                if type(offset) is not int or offset < least:
+                    raise ValueError(f"{offset!r} is no {'offset' if least else 'time'} of queue {queue}")
     return value
 
 

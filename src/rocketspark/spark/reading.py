@@ -17,8 +17,8 @@ from rocketspark.spark.cluster import Bounds, Cluster
 from rocketspark.spark.columns import arrow_schema, wanted_columns
 from rocketspark.spark.fetch import DataLost, fetch
 from rocketspark.spark.filtering import EVERY_MESSAGE, RowFilter
-from rocketspark.spark.offsets import Offsets, Range, place, split
-from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, ReadOptions
+from rocketspark.spark.offsets import Offsets, Range, from_json, place, split
+from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.topics import assigned_of, check_all_there
 from rocketspark.spark.workers import settle
@@ -88,17 +88,17 @@ def starts(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOpt
     where = options.starting
     if where == COMMITTED:
         return _committed(cluster, bounds, options)
-    if not isinstance(where, AtTime):
+    if not isinstance(where, AtTime | AtTimes):
         return place(where, _oldest(bounds), _newest(bounds), option="startingOffsets", default=EARLIEST)
-    found = _at(cluster, bounds, where)
+    found = _at(cluster, bounds, where, option="startingOffsetsByTimestamp")
     for queue, offset in found.items():
         if where.strict and offset == bounds[queue].next:
             raise ConfigError(
-                f"option startingTimestamp: queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f"option {'startingTimestamp' if isinstance(where, AtTime) else 'startingOffsetsByTimestamp'}: queue {queue.queue_id} of topic {queue.topic!r} on broker"
                 f" {queue.broker_name!r} holds no message of that time or later; leave"
                 " startingOffsetsByTimestampStrategy out to begin at its end"
             )
-    return found
+    return _oldest(bounds) | found
 
 
 def ends(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptions) -> Offsets:
@@ -106,13 +106,19 @@ def ends(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOptio
     where = options.ending
     if where == COMMITTED:
         return _committed(cluster, bounds, options)
-    if isinstance(where, AtTime):
-        return _at(cluster, bounds, where)
+    if isinstance(where, AtTime | AtTimes):
+        return _newest(bounds) | _at(cluster, bounds, where, option="endingOffsetsByTimestamp")
     return place(where, _oldest(bounds), _newest(bounds), option="endingOffsets", default=LATEST)
 
 
-def _at(cluster: Queues, bounds: dict[MessageQueue, Bounds], where: AtTime) -> Offsets:
-    found = cluster.offsets_at(bounds, where.time_ms)
+def _at(cluster: Queues, bounds: dict[MessageQueue, Bounds], where: AtTime | AtTimes, *, option: str) -> Offsets:
+    """Offsets by time; without the queues that have none given."""
+    times = dict.fromkeys(bounds, where.time_ms) if isinstance(where, AtTime) else from_json(where.table)
+    if isinstance(where, AtTimes):
+        place(where.table, _oldest(bounds), _newest(bounds), option=option, default=EARLIEST)
+    found: Offsets = {}
+    for time_ms in sorted(set(times.values())):
+        found |= cluster.offsets_at([queue for queue, at in times.items() if at == time_ms], time_ms)
     # What came after the bounds were taken is of a later read.
     return {queue: min(offset, bounds[queue].next) for queue, offset in found.items()}
 

@@ -81,6 +81,9 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"maxRecordsPerPartition": "many"}, "option maxRecordsPerPartition is 'many'"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss is 'yes': true or false"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingOffsets": '{"t": {"b": {"\u00b2": 1}}}'}, "is no queue id"),
+        ({"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp is '5' .it is no JSON object"),
+        ({"endingOffsetsByTimestamp": '{"t": {"b": {"0": -1}}}'}, "-1 is no time of queue 0"),
         ({"startingTimestamp": "yesterday"}, "option startingTimestamp is 'yesterday': ms since 1970, or ISO 8601"),
         ({"endingTimestamp": "-5"}, "option endingTimestamp is '-5'"),
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp is after endingTimestamp"),
@@ -94,7 +97,7 @@ def test_wrong_read_options_are_named(change: dict[str, str], says: str) -> None
 
 
 def test_a_stream_has_no_end() -> None:
-    for name in ("endingOffsets", "endingTimestamp"):
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         with pytest.raises(ConfigError, match=f"{name} is for batch reads"):
             parse_read({**BASE, name: "latest"}, streaming=True)
 
