@@ -91,10 +91,11 @@ def starts(cluster: Queues, bounds: dict[MessageQueue, Bounds], options: ReadOpt
     if not isinstance(where, AtTime | AtTimes):
         return place(where, _oldest(bounds), _newest(bounds), option="startingOffsets", default=EARLIEST)
     found = _at(cluster, bounds, where, option="startingOffsetsByTimestamp")
+    option = "startingTimestamp" if isinstance(where, AtTime) else "startingOffsetsByTimestamp"
     for queue, offset in found.items():
         if where.strict and offset == bounds[queue].next:
             raise ConfigError(
-                f"option {'startingTimestamp' if isinstance(where, AtTime) else 'startingOffsetsByTimestamp'}: queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f"option {option}: queue {queue.queue_id} of topic {queue.topic!r} on broker"
                 f" {queue.broker_name!r} holds no message of that time or later; leave"
                 " startingOffsetsByTimestampStrategy out to begin at its end"
             )
