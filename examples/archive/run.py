@@ -101,7 +101,10 @@ def main() -> int:
                 run(spark, namesrv, data, folder / "archive")
                 for data in (datasets.flights(given.rows), datasets.airports(given.rows))
             ]
-            show({"data_sets": found, "seconds": round(time.monotonic() - began_s, 1)})
+            for one in found:
+                print()
+                show(one)
+            print(f"\n{time.monotonic() - began_s:.1f} s")
     except RocketSparkError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

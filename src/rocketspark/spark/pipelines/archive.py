@@ -93,7 +93,7 @@ def run(
     progress = progress or Progress("archive")
     with open_archive(folder) as archive:
         reader = _reader(connection(where), topics)
-        work = _Work(spark, archive, reader, progress, batch_rows, once)
+        work = _Work(spark, archive, reader, topics, progress, batch_rows, once)
         try:
             work.begin()
             compacted = 0
@@ -138,10 +138,12 @@ class _Work:
         spark: SparkSession,
         archive: Archive,
         reader: StreamReader,
+        topics: Sequence[str],
         progress: Progress,
         batch_rows: int,
         once: bool,
     ) -> None:
+        self._topics = {name.strip() for topic in topics for name in topic.split(",")}
         self._spark, self._archive, self._reader, self._progress = spark, archive, reader, progress
         self._batch_rows, self._once = batch_rows, once
         self.rows = self.batches = 0
@@ -157,14 +159,17 @@ class _Work:
         """Archive the next messages; False if there are none."""
         from pyspark.sql.streaming.datasource import ReadMaxRows
 
-        start = self._archive.manifest.offsets or {}
+        offsets = self._archive.manifest.offsets or {}
+        # Topics of other runs keep their place.
+        others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
+        start = {name: value for name, value in offsets.items() if name not in others}
         end = self._reader.latestOffset(start, ReadMaxRows(self._batch_rows))
         if end == start:
             return False
         partitions = self._reader.partitions(start, end)
         with self._archive.staging() as staging:
             written = run_tasks(self._spark, _ReadTask(self._reader, partitions, staging), type_=Written)
-            self._archive.commit(written, offsets=end)
+            self._archive.commit(written, offsets={**others, **end})
         self._reader.commit(end)
         self.batches += 1
         self.rows += sum(one.rows for one in written)
