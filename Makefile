@@ -8,6 +8,7 @@ GO ?=
 NAMESRV ?=
 SPARK_MASTER ?=
 CYCLES ?= 100
+KILLS ?= 20
 TESTS ?= tests
 WORKERS ?= 2
 PARTS ?=
@@ -57,8 +58,8 @@ bench: setup ## measured beside the Java broker and client, ratios printed (PART
 bench-spark: setup ## Spark's reads and writes beside its Kafka connector (PARTS="read write" OPTIONS="--quick --long --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench.spark_kafka $(PARTS) $(OPTIONS)
 
-soak: setup ## the long runs: kill cycles under load (CYCLES=N)
-	$(WITH_JAVA) SOAK_CYCLES=$(CYCLES) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0
+soak: setup ## the long runs: kill cycles under load (CYCLES=N), kills under Spark (KILLS=N)
+	$(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0
 
 clean: ## remove outputs and caches (ALL=1: the set-up too)
 	rm -rf demo-out store build dist target spark-warehouse metastore_db derby.log \

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pyspark
 from tests.java.apache import free_ports
@@ -59,16 +60,11 @@ def until(true: Callable[[], object], told: Callable[[], str] = lambda: "", limi
         time.sleep(0.1)
 
 
-class Standalone:
-    """A master and its workers. `master`: its address."""
+class Standalone(NamedTuple):
+    """A master's address, and the processes of its workers, parents of the executors."""
 
-    def __init__(self, master: str, worker_pids: list[int]) -> None:
-        self.master = master
-        self._worker_pids = worker_pids
-
-    def worker_pids(self) -> list[int]:
-        """The processes of the workers, parents of their executors."""
-        return self._worker_pids
+    master: str
+    worker_pids: list[int]
 
 
 @contextmanager
