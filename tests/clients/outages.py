@@ -16,7 +16,7 @@ from typing import Any
 from tests.java.apache import ApacheBroker, ApacheNamesrv, free_ports
 from tests.java.conftest import PATIENT
 
-READY_S = 60
+READY_S = 180
 
 
 class _Ours:

@@ -7,10 +7,14 @@ brokers are real. Kills fall at named moments, so nothing depends on timing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +23,18 @@ from tests.clients.conftest import CONFIG
 from tests.clients.outages import Servers
 from tests.java.driver import missing_tools
 
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer, requests
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.protocol import record
+from rocketspark.protocol import properties, record
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.spark import exactly_once
-from rocketspark.spark.exactly_once import Attempt, Sent, ends, moments
+from rocketspark.spark import rows as rows_module
+from rocketspark.spark.exactly_once import Attempt, Sent, ends, halves, handles, moments
+from rocketspark.spark.exactly_once.commit_log import CommitLog
+from rocketspark.spark.exactly_once.writing import TakenOver
 from rocketspark.spark.options import parse_write
 
 # The commit topic lies on the first broker by name.
@@ -52,7 +60,9 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if os.environ.get("CI", "").lower() in ("1", "true"):
             pytest.fail(missing)
         pytest.skip(missing)
-    made = Servers(request.param, tmp_path_factory.mktemp(f"exact-{request.param}"), dict(CONFIG))
+    made = Servers(
+        request.param, tmp_path_factory.mktemp(f"exact-{request.param}"), dict(CONFIG) | {"transactionCheckMax": "3"}
+    )
     yield made
     made.close()
 
@@ -61,6 +71,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is under way when kills fall where they do here, but for one row, which sets its own."""
     monkeypatch.setattr(ends, "DRAIN_S", 0.2)
+    monkeypatch.setattr(ends, "GUARD_S", 0.0)
 
 
 class Query:
@@ -69,9 +80,8 @@ class Query:
     def __init__(self, servers: Servers, **options: str) -> None:
         self.servers = servers
         self.name = next(names)
-        given = {"namesrv": servers.namesrv, "topic": self.name, "delivery": "exactly-once"}
+        given = {"namesrv": servers.namesrv, "topic": self.name, "delivery": "exactly-once", "sendTimeoutMs": "60000"}
         self.options = parse_write(given | {"transactionalId": self.name} | options)
-        self.written: Counter[bytes] = Counter()
         asyncio.run(self._make_topic())
 
     async def _make_topic(self) -> None:
@@ -119,6 +129,41 @@ class Query:
     def run(self, batch: int) -> None:
         """A batch in which nothing happens."""
         exactly_once.commit(self.tasks(batch), self.options, batch)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """A task's client lives, and is asked by brokers."""
+        with LoopThread() as loop:
+            log = CommitLog(self.options)
+            loop.run(greeted(log))
+            try:
+                yield
+            finally:
+                loop.run(log.close())
+
+    def wait_until_all_ended(self) -> None:
+        """No half message of any query is open on the target broker any more."""
+        with self.connected():
+            until(lambda: asyncio.run(self._all_ended()), 60)
+
+    async def _all_ended(self) -> bool:
+        async with AsyncProducer(self.servers.namesrv, "reader") as producer:
+            queue = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", TARGET_BROKER, 0)
+            await producer.queues(self.name)
+            peer = await producer._instance.master_of(queue)
+            done = await requests.query_consumer_offset(peer, queue, "CID_RMQ_SYS_TRANS")
+            return done == await requests.max_offset(peer, queue)
+
+    def given_up(self) -> int:
+        """How many half messages the target broker has given up."""
+
+        async def ask() -> int:
+            async with AsyncProducer(self.servers.namesrv, "reader") as producer:
+                queue = MessageQueue("TRANS_CHECK_MAX_TIME_TOPIC", TARGET_BROKER, 0)
+                await producer.queues(self.name)
+                return await requests.max_offset(await producer._instance.master_of(queue), queue)
+
+        return asyncio.run(ask())
 
     def expect(self, *batches: int) -> None:
         """What is visible is these batches, each row once."""
@@ -172,6 +217,38 @@ async def up_to_the_end(producer: AsyncProducer, queue: MessageQueue) -> list[re
         at = max(at, pulled.header.next_offset)
         end = await requests.max_offset(peer, queue)
     return found
+
+
+async def greeted(log: CommitLog) -> None:
+    await log.start()
+    await log.find()
+    await log.instance.greet_all()
+
+
+class LoopThread:
+    """An event loop that runs in a thread of its own."""
+
+    def __enter__(self) -> LoopThread:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        return self
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def until(so: Callable[[], bool], patience_s: float) -> None:
+    """Wait until it is so."""
+    end_s = time.monotonic() + patience_s
+    while not so():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
 
 
 class Once:
@@ -277,3 +354,200 @@ def test_a_broker_is_killed(servers: Servers, broker: str, moment: str) -> None:
                     raise
     query.run(2)
     query.expect(0, 1, 2)
+
+
+# -- two drivers --------------------------------------------------------------------------------------------------
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Run what has an event loop of its own within a listener, which is called on another one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+@pytest.mark.parametrize("moment", ["before record", "recorded", "some ends", "before ended"])
+def test_two_drivers_commit_the_same_batch(servers: Servers, moment: str) -> None:
+    """While one is at this moment, the other one commits: of both, one is written."""
+    query = Query(servers)
+    query.run(0)
+    one, other = query.tasks(1), query.tasks(1)
+    meanwhile = Once(moment, lambda: in_thread(lambda: exactly_once.commit(other, query.options, 1)))
+    # An official broker's ends are told by one of them alone: the first stops as soon as it sees the other.
+    with meanwhile, contextlib.suppress(TakenOver):
+        exactly_once.commit(one, query.options, 1)
+    query.run(2)
+    query.expect(0, 1, 2)
+    query.wait_until_all_ended()
+
+
+def test_a_driver_that_comes_late_is_refused(servers: Servers) -> None:
+    query = Query(servers)
+    query.run(0)
+    late = query.tasks(1)
+    query.run(1)
+    exactly_once.commit(late, query.options, 1)
+    query.run(2)
+    with pytest.raises(ConfigError, match="has committed batch 2 of this query, and this is batch 1"):
+        exactly_once.commit(late, query.options, 1)
+    query.expect(0, 1, 2)
+
+
+# -- what is left behind ------------------------------------------------------------------------------------------
+
+
+def test_an_aborted_batch_leaves_nothing(servers: Servers) -> None:
+    query = Query(servers)
+    sent = query.tasks(0)
+    exactly_once.abort(sent, query.options)
+    query.expect()
+    query.wait_until_all_ended()
+    # A commit that was under way comes too late.
+    with pytest.raises(RocketSparkError, match="was aborted"):
+        exactly_once.commit(sent, query.options, 0)
+    query.run(0)
+    query.expect(0)
+
+
+@pytest.mark.parametrize("moment", IN_TASKS)
+def test_half_messages_of_dead_attempts_are_rolled_back(
+    servers: Servers, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commit where a manifest tells of them, else when the broker asks."""
+    monkeypatch.setattr(halves, "IMMUNITY_S", 1)
+    query = Query(servers)
+    with Once(moment, die):
+        sent = query.tasks(0, rerun_killed=True)
+    exactly_once.commit(sent, query.options, 0)
+    query.wait_until_all_ended()
+    query.expect(0)
+
+
+def test_what_brokers_gave_up_is_committed_all_the_same(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that takes longer than all of a broker's questions."""
+    monkeypatch.setattr(halves, "IMMUNITY_S", 1)
+    query = Query(servers)
+    before = query.given_up()
+    sent = query.tasks(0)
+    with query.connected():
+        until(lambda: query.given_up() - before >= PARTITIONS * ROWS, 120)
+    exactly_once.commit(sent, query.options, 0)
+    query.expect(0)
+
+
+# -- brokers that stay away ---------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_away_for_too_long(servers: Servers) -> None:
+    query = Query(servers, commitTimeoutMs="1000")
+    query.run(0)
+    sent = query.tasks(1)
+    with Once("recorded", lambda: servers.kill(TARGET_BROKER)), pytest.raises(RocketSparkError):
+        exactly_once.commit(sent, query.options, 1)
+    exactly_once.abort(sent, query.options)
+    servers.start_broker(TARGET_BROKER)
+    query.run(1)
+    query.expect(0, 1)
+
+
+def test_records_are_not_begun_anew_while_their_broker_is_away(servers: Servers) -> None:
+    query = Query(servers, commitTimeoutMs="1000")
+    query.run(0)
+    servers.kill(COMMIT_BROKER)
+    with pytest.raises(RocketSparkError, match=f"its commit topic SPARK_TX_{query.name} is down"):
+        query.plan()
+    servers.start_broker(COMMIT_BROKER)
+    query.run(0)
+    query.expect(0)
+
+
+# -- records that are gone ----------------------------------------------------------------------------------------
+
+
+def test_the_last_batch_is_known_when_its_record_has_expired(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(servers)
+    query.run(0)
+    query.run(1)
+    real = CommitLog.bounds
+    gone: dict[MessageQueue, int] = {}
+
+    async def bounds(self: CommitLog, queue: MessageQueue) -> tuple[int, int]:
+        oldest, end = await real(self, queue)
+        return max(oldest, gone.get(queue, 0)), end
+
+    def expire() -> None:
+        """What is there now has been deleted."""
+
+        async def ends_now() -> None:
+            async with exactly_once.writing._opened(query.options) as log:
+                await log.find()
+                for queue in (log._queue(0), log._queue(1)):
+                    gone[queue] = (await real(log, queue))[1]
+
+        asyncio.run(ends_now())
+
+    monkeypatch.setattr(CommitLog, "bounds", bounds)
+    expire()
+    with pytest.raises(ConfigError, match="this is batch 0"):
+        query.run(0)
+    query.run(1)
+    query.run(2)
+    # An aborted batch stands behind the last one that ended.
+    expire()
+    exactly_once.abort(query.tasks(3), query.options)
+    expire()
+    query.run(3)
+    gone.clear()
+    query.expect(0, 1, 2, 3)
+
+
+def test_a_commit_topic_that_was_removed_meanwhile(servers: Servers) -> None:
+    query = Query(servers)
+    query.run(0)
+    sent = query.tasks(1)
+    with SyncOperations(servers.namesrv) as operations:
+        operations.delete_topic(f"SPARK_TX_{query.name}")
+    query.plan()
+    with pytest.raises(RocketSparkError, match="was removed, or an older copy of it restored"):
+        exactly_once.commit(sent, query.options, 1)
+    query.expect(0)
+
+
+# -- more ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_without_rows(servers: Servers) -> None:
+    query = Query(servers)
+    query.plan()
+    exactly_once.commit([], query.options, 0)
+    empty = [query.attempt(1, partition, []) for partition in range(PARTITIONS)]
+    exactly_once.commit(empty, query.options, 1)
+    exactly_once.abort(empty, query.options)
+    query.run(2)
+    query.plan()
+    exactly_once.commit([], query.options, 3)
+    query.expect(2)
+
+
+def test_many_rows_and_several_manifests(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "ROWS_MAX", 300)
+    monkeypatch.setattr(rows_module, "PART_ROWS_MAX", 250)
+    query = Query(servers)
+    query.plan()
+    wanted = [b"%d" % n for n in range(1000)]
+    sent = [query.attempt(0, 0, wanted)]
+    assert sent[0].part is not None
+    assert sent[0].part.last - sent[0].part.first == 3
+    exactly_once.commit(sent, query.options, 0)
+    assert query.visible() == Counter(wanted)
+
+
+def test_properties_of_what_is_written(servers: Servers) -> None:
+    query = Query(servers)
+    query.run(0)
+    found = asyncio.run(stored_in(servers.namesrv, query.name))
+    pairs = [properties.decode(stored.properties.decode()) for stored in found]
+    assert {p["PGROUP"] for p in pairs} == {f"SPARK_TX_{query.name}"}
+    assert Counter(p["DEDUPE_KEY"] for p in pairs) == Counter(
+        f"{query.name}/0/{partition}/{row}" for partition in range(PARTITIONS) for row in range(ROWS)
+    )
+    assert len({p["UNIQ_KEY"] for p in pairs}) == PARTITIONS * ROWS

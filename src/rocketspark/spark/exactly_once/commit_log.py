@@ -240,25 +240,33 @@ class CommitLog:
                     if first <= stored.queue_offset < end:
                         yield stored
             elif pulled.header.next_offset <= first:
-                # Nothing there, though it is within the bounds: what was there has just been deleted, or is not yet
-                # in the queue of a broker that is starting.
-                oldest, newest = await self.bounds(queue)
-                if first >= newest:
-                    raise RocketSparkError(f"{queue} ends at {newest}, not at {end}: messages of it are gone")
+                # What was there has just been deleted, or an official broker has it in its log, not yet in the queue.
+                oldest, _ = await self.settled(queue, end)
                 if first >= oldest:
                     await asyncio.sleep(PAUSE_S)
                 first = max(first, oldest)
                 continue
             first = max(pulled.header.next_offset, first)
 
+    async def settled(self, queue: MessageQueue, end: int) -> tuple[int, int]:
+        """The bounds of a queue once all up to `end` is there: official brokers show messages a little later."""
+        end_s = time.monotonic() + self._budget_s
+        while True:
+            oldest, newest = await self.bounds(queue)
+            if newest >= end:
+                return oldest, newest
+            if time.monotonic() >= end_s:
+                raise RocketSparkError(f"{queue} ends at {newest}, not at {end}: messages of it are gone")
+            await asyncio.sleep(PAUSE_S / 10)
+
     def manifests(self, first: int, end: int) -> AsyncIterator[StoredRecord]:
         """The messages of the manifest queue from offset `first` up to `end`."""
         return self.read(self._queue(MANIFESTS), first, end)
 
-    async def state(self, since: int | None = None) -> State:
-        """What the records say; at least all from queue offset `since` on are taken in."""
+    async def state(self, since: int | None = None, *, upto: int = 0) -> State:
+        """What the records say; at least all from queue offset `since` on are taken in, and all up to `upto`."""
         queue = self._queue(RECORDS)
-        oldest, end = await self.bounds(queue)
+        oldest, end = await self.settled(queue, upto)
         found: list[tuple[int, Record]] = []
         at = end
         while at > oldest and (not records.holds_commit(found) or (since is not None and at > since)):
@@ -269,7 +277,7 @@ class CommitLog:
             at = first
         state = records.state_of(found, end)
         if state.last is None and oldest:
-            state.kept = await self._kept(end)
+            state.kept = await self._kept(oldest)
         self._read = (time.monotonic(), state)
         return state
 
@@ -296,14 +304,15 @@ class CommitLog:
             peer, queue, self.topic, zero_if_not_found=False, timeout_ms=self._timeout_ms
         )
 
-    async def _kept(self, end: int) -> Kept | None:
+    async def _kept(self, oldest: int) -> Kept | None:
+        """The numbers, which must cover all records before the oldest that is left."""
         found = []
         for queue_id in (_KEPT_END, _KEPT_BATCH, _KEPT_QUERY):
             found.append(await self.again(partial(self._get_number, self._queue(queue_id))))
         if None in found:
             return None
         kept = Kept(*(number or 0 for number in found))
-        if kept.end != end:
+        if kept.end < oldest:
             raise RocketSparkError(
                 f"transactionalId {self.name!r}: its records in {self.topic} are older than the broker keeps messages,"
                 " and whether its last batch was committed is not known: compare what was written with the query's"

@@ -90,8 +90,7 @@ class Ends:
 
     async def wait_for_others(self, parts: Sequence[Part]) -> None:
         """Before ends go on that somebody else began: let what he told be carried out, where that matters."""
-        brokers = {MessageQueue(topic, broker, queue_id) for topic, broker, queue_id, _ in self._bounds}
-        anchors = {queue.broker_name: queue for queue in brokers}
+        anchors = {broker: MessageQueue(topic, broker, queue_id) for topic, broker, queue_id, _ in self._bounds}
         once = await asyncio.gather(*(self._ends_once(anchor) for anchor in anchors.values()))
         if parts and not all(once):
             await asyncio.sleep(DRAIN_S)
@@ -215,21 +214,38 @@ class Ends:
         """Whether the broker says that it ends each transaction once."""
         known = self._once.get(anchor.broker_name)
         if known is None:
-
-            async def ask() -> bool:
-                peer = await self._log.instance.master_of(anchor)
-                reply = await peer.request(
-                    RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoHeader(extensions=True), timeout_ms=self._timeout_ms
-                )
-                reply.raise_for_code(f"runtime of broker {anchor.broker_name!r}")
-                return java_json.decode(reply.body, KvTable).table.get(ENDS_ONCE) == "true"
-
-            known = self._once[anchor.broker_name] = await self._log.again(ask, topic=anchor.topic)
+            known = self._once[anchor.broker_name] = (await self._runtime(anchor)).get(ENDS_ONCE) == "true"
         return known
+
+    async def _runtime(self, anchor: MessageQueue) -> dict[str, str]:
+        """What a broker says of its state."""
+
+        async def ask() -> dict[str, str]:
+            peer = await self._log.instance.master_of(anchor)
+            reply = await peer.request(
+                RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoHeader(extensions=True), timeout_ms=self._timeout_ms
+            )
+            reply.raise_for_code(f"runtime of broker {anchor.broker_name!r}")
+            return java_json.decode(reply.body, KvTable).table
+
+        return await self._log.again(ask, topic=anchor.topic)
+
+    async def _shown(self, anchor: MessageQueue) -> None:
+        """Wait until queues show all that is in the broker's log now: an official one puts it there a little later."""
+        goal, met = -1, 0
+        while met < 2:  # Once more: both numbers are not of the very same time.
+            table = await self._runtime(anchor)
+            end, behind = int(table.get("commitLogMaxOffset", "0")), int(table.get("dispatchBehindBytes", "0"))
+            goal = end if goal < 0 else goal
+            met += end - behind >= goal
+            if met < 2:
+                await asyncio.sleep(PAUSE_S / 10)
 
     async def _missing(self, broker: str, manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which rows of a manifest have not arrived in their queues."""
         arrived = self._arrived.setdefault(broker, [])
+        if broker in self._at:
+            await self._shown(next(iter(self._at[broker])))
         for queue, at in self._at.get(broker, {}).items():
             _, end = await self._log.bounds(queue)
             found = [

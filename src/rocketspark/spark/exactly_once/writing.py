@@ -30,6 +30,10 @@ from rocketspark.spark.plain_errors import plain_errors
 log = logging.getLogger("rocketspark.spark")
 
 
+class TakenOver(RocketSparkError):
+    """Another writer with the same transactionalId goes on with what this one began."""
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """A task attempt: of which batch of which query, and its partition. A batch job: JOB, batch 0."""
 
@@ -144,7 +148,6 @@ class _Commit:
         self._since = min((m.seen for m in messages), default=None)
 
     async def run(self) -> None:
-        passing("before record")
         state = await self._log.state(self._since)
         if self._messages and state.end < max(m.seen for m in self._messages):
             raise RocketSparkError(
@@ -189,14 +192,16 @@ class _Commit:
                 time_ms=int(time.time() * 1000),
                 parts=self._parts,
                 swept_from=swept_from,
-                swept_to=await self._log.manifests_end(),
+                # An official broker shows a manifest a little later than it takes it.
+                swept_to=max(await self._log.manifests_end(), *(part.last + 1 for part in self._parts)),
                 bounds=bounds,
             )
+            passing("before record")
             offset = await self._log.append(record)
             passing("record sent")
             if offset != record.at:
                 # Something came in between: another writer's record, or a copy of this one whose reply was lost.
-                state = await self._log.state(min(record.at, self._since or 0))
+                state = await self._log.state(min(record.at, self._since or 0), upto=offset + 1)
                 if state.last is None or state.last.id != name:
                     verdict = self._judge(state)
                     if verdict is Verdict.REPEAT:
@@ -216,16 +221,16 @@ class _Commit:
     async def _finish(self, state: State, *, fresh: bool) -> None:
         """End the half messages of the last commit, and roll back those of attempts that are not part of it."""
         assert state.last is not None
-        record, claim = state.last, ""
+        record, claim, seen = state.last, "", state.end
         if not fresh and record.parts:
             log.info("batch %d of transactionalId %s was recorded before: its ends go on", record.batch, self._log.name)
             claim = uuid.uuid4().hex
-            await self._log.append(Record(kind=records.CLAIM, at=record.at, id=claim))
+            seen = 1 + await self._log.append(Record(kind=records.CLAIM, at=record.at, id=claim))
 
         async def guard() -> None:
-            now = await self._log.state(record.at)
+            now = await self._log.state(record.at, upto=seen)
             if now.last is None or now.last.at != record.at or now.ended or now.claim != claim:
-                raise RocketSparkError(
+                raise TakenOver(
                     f"another writer with transactionalId {self._log.name!r} has taken over: this one stops"
                 )
 
@@ -317,8 +322,9 @@ def abort(messages: Sequence[Sent], options: WriteOptions) -> None:
             attempts = tuple(part.attempt for part in parts)
             since = min(m.seen for m in messages)
             state = await commit_log.state(since)
-            await commit_log.append(Record(kind=records.ABORTED, at=state.end, id=uuid.uuid4().hex, attempts=attempts))
-            state = await commit_log.state(since)
+            aborted = Record(kind=records.ABORTED, at=state.end, id=uuid.uuid4().hex, attempts=attempts)
+            offset = await commit_log.append(aborted)
+            state = await commit_log.state(since, upto=offset + 1)
             committed = {part.attempt for part in state.last.parts} if state.last is not None else set()
             await roll_back(commit_log, options, [part for part in parts if part.attempt not in committed])
             await commit_log.keep(state)
