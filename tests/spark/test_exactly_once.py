@@ -142,17 +142,18 @@ class Query:
                 loop.run(log.close())
 
     def wait_until_all_ended(self) -> None:
-        """No half message of any query is open on the target broker any more."""
+        """No half message of this query is open on the target broker any more."""
         with self.connected():
-            until(lambda: asyncio.run(self._all_ended()), 60)
+            until(lambda: not asyncio.run(self._open()), 60)
 
-    async def _all_ended(self) -> bool:
+    async def _open(self) -> set[int]:
         async with AsyncProducer(self.servers.namesrv, "reader") as producer:
-            queue = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", TARGET_BROKER, 0)
             await producer.queues(self.name)
-            peer = await producer._instance.master_of(queue)
-            done = await requests.query_consumer_offset(peer, queue, "CID_RMQ_SYS_TRANS")
-            return done == await requests.max_offset(peer, queue)
+            marks = await all_of(producer, MessageQueue("RMQ_SYS_TRANS_OP_HALF_TOPIC", TARGET_BROKER, 0))
+            halves = await all_of(producer, MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", TARGET_BROKER, 0))
+        ended = {int(n) for mark in marks for n in mark.body.decode().split(",") if n}
+        group = f"PGROUP\x01SPARK_TX_{self.name}\x02".encode()
+        return {half.queue_offset for half in halves if group in half.properties} - ended
 
     def given_up(self) -> int:
         """How many half messages the target broker has given up."""
@@ -191,10 +192,17 @@ async def stored_in(namesrv: str, topic: str) -> list[record.Record]:
 
 async def up_to_the_end(producer: AsyncProducer, queue: MessageQueue) -> list[record.Record]:
     found: list[record.Record] = []
+    while not found or found[-1].body != b"the end":
+        found = await all_of(producer, queue)
+    return [stored for stored in found if stored.body != b"the end"]
+
+
+async def all_of(producer: AsyncProducer, queue: MessageQueue) -> list[record.Record]:
+    """What a queue shows now."""
+    found: list[record.Record] = []
     peer = await producer._instance.master_of(queue)
-    at, last = 0, None
-    end = await requests.max_offset(peer, queue)
-    while last is None or at < end or last.body != b"the end":
+    at, end = await requests.min_offset(peer, queue), await requests.max_offset(peer, queue)
+    while at < end:
         header = PullHeader(
             group="reader",
             topic=queue.topic,
@@ -210,12 +218,8 @@ async def up_to_the_end(producer: AsyncProducer, queue: MessageQueue) -> list[re
         )
         pulled = await requests.pull(peer, header)
         if pulled.code == ResponseCode.SUCCESS:
-            for stored in record.decode_all(pulled.records):
-                last = stored
-                if stored.body != b"the end":
-                    found.append(stored)
+            found += record.decode_all(pulled.records)
         at = max(at, pulled.header.next_offset)
-        end = await requests.max_offset(peer, queue)
     return found
 
 
