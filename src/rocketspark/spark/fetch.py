@@ -122,6 +122,7 @@ class _Fetcher:
         self._step = options.rows_per_pull_max
         self._full_replies = 0
         self._link: Link | None = None
+        self._ext = headers.to_ext_of(self._header(), "queue_offset", "count_max")
 
     def __iter__(self) -> Iterator[Piece]:
         self._link = Link(self._address, timeout_ms=self._options.timeout_ms, signer=self._options.access.signer())
@@ -146,18 +147,19 @@ class _Fetcher:
                 if pull.end - pull.first > self._step:
                     self._pulls.insert(i + 1, _Pull(pull.first + self._step, pull.end))
                     pull.end = pull.first + self._step
-                pull.opaque = link.send(RequestCode.PULL_MESSAGE, self._header(pull))
+                pull.opaque = link.send(RequestCode.PULL_MESSAGE, self._ext(pull.first, pull.end - pull.first))
                 self._asked[pull.opaque] = pull
             i += 1
 
-    def _header(self, pull: _Pull) -> PullHeader:
+    def _header(self) -> PullHeader:
+        """That of every pull, but for its offset and count."""
         queue = self._source.queue
         return PullHeader(
             group=self._options.access.wire(self._options.group),
             topic=self._options.access.wire(queue.topic),
             queue_id=queue.queue_id,
-            queue_offset=pull.first,
-            count_max=pull.end - pull.first,
+            queue_offset=0,
+            count_max=0,
             sys_flag=sysflags.PULL_SUBSCRIPTION,
             commit_offset=0,
             suspend_ms=0,

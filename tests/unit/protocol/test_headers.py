@@ -166,3 +166,25 @@ def test_the_sender_s_language_may_be_a_number() -> None:
     request = headers.request_decoder(headers.UnregisterClientHeader).decode(head)
     assert headers.sender_language(request.language) == "PYTHON"
     assert headers.sender_language("GO") == "GO"
+
+
+def test_headers_that_differ_in_some_numbers_alone() -> None:
+    def header(offset: int, count: int) -> headers.PullHeader:
+        return headers.PullHeader(
+            group="g",
+            topic="T",
+            queue_id=3,
+            queue_offset=offset,
+            count_max=count,
+            sys_flag=4,
+            commit_offset=0,
+            suspend_ms=0,
+            subscription="*",
+            subscription_version=0,
+            bulk=True,
+        )
+
+    ext_of = headers.to_ext_of(header(0, 0), "queue_offset", "count_max")
+    made = [ext_of(offset, count) for offset, count in ((0, 0), (2**40, 32), (7, 4096))]
+    assert made == [headers.to_ext(header(offset, count)) for offset, count in ((0, 0), (2**40, 32), (7, 4096))]
+    assert [list(ext) for ext in made] == [list(headers.to_ext(header(0, 0)))] * 3

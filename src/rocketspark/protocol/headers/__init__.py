@@ -13,6 +13,7 @@ from rocketspark.protocol.headers.codec import (
     request_decoder,
     sender_language,
     to_ext,
+    to_ext_of,
 )
 from rocketspark.protocol.headers.consumers import (
     ConsumerListHeader,
@@ -138,4 +139,5 @@ __all__ = [
     "request_decoder",
     "sender_language",
     "to_ext",
+    "to_ext_of",
 ]

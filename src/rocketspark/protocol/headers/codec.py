@@ -6,6 +6,7 @@ whole JSON header in one pass; `to_ext` and `from_ext` turn a header into text f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -121,6 +122,21 @@ def to_ext(header: Header) -> dict[str, str]:
             ext[wire_name] = "false"
         else:
             ext[wire_name] = value if type(value) is str else str(value)
+    return ext
+
+
+def to_ext_of(header: Header, *varying: str) -> Callable[..., dict[str, str]]:
+    """`to_ext` for many headers that differ in the numbers of some fields alone: called with those, in this order."""
+    same = to_ext(header)
+    wire_names = dict(_fields(type(header)))
+    keys = [wire_names[name] for name in varying]
+
+    def ext(*values: int) -> dict[str, str]:
+        made = same.copy()
+        for key, value in zip(keys, values, strict=True):
+            made[key] = str(value)
+        return made
+
     return ext
 
 
