@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,13 @@ def test_readers_notice_nothing_of_compaction(
     over = threading.Event()
 
     def list_and_read() -> None:
-        while not over.is_set():
-            try:
+        while True:
+            last = over.is_set()
+            # Listed before, opened after: that is told, and right when asked again.
+            with suppress(FileNotFoundError):
                 seen.append(ds.dataset(tmp_path, format="parquet", partitioning="hive").count_rows())
-            except FileNotFoundError:
-                seen.append(90)  # Listed before, opened after: told, and right when asked again.
+            if last:
+                return
 
     reader = threading.Thread(target=list_and_read)
     reader.start()
