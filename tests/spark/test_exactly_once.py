@@ -464,6 +464,18 @@ def test_records_are_not_begun_anew_while_their_broker_is_away(servers: Servers)
     query.expect(0)
 
 
+def test_a_commit_topic_made_by_hand_on_all_brokers_is_used_on_one(servers: Servers) -> None:
+    query = Query(servers)
+    with SyncOperations(servers.namesrv) as operations:
+        operations.create_topic(f"SPARK_TX_{query.name}", queue_count=2)
+    query.run(0)
+    query.run(1)
+    query.expect(0, 1)
+    with SyncOperations(servers.namesrv) as operations:
+        route = operations.show_topic(f"SPARK_TX_{query.name}").route
+    assert {q.broker_name: q.perm for q in route.queues} == {COMMIT_BROKER: 6, TARGET_BROKER: 4}
+
+
 # -- records that are gone ----------------------------------------------------------------------------------------
 
 

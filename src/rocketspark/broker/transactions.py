@@ -224,7 +224,7 @@ class Transactions:
         return accepted
 
     def end(self, h: EndTransactionHeader) -> int | None:
-        """Commit or roll back; returns the log position after a committed message, else None.
+        """Commit or roll back; returns the log position that must be on disk before a commit is safe, else None.
 
         Raises ServerError 1 if the header does not fit the half message. An end that was told before does nothing; one
         that was given up can still be committed (as 5.5.0 does, but once).
@@ -252,7 +252,8 @@ class Transactions:
             return self._commit(half, pairs, half.position)
         if known is None:
             log.info("transaction %s of group %s was ended before", key, h.producer_group)
-            return None
+            # Perhaps just now.
+            return self._store.written_position if outcome == sysflags.TRANSACTION_COMMIT else None
         end = None
         if outcome == sysflags.TRANSACTION_COMMIT:
             end = self._commit(half, pairs, known.position)

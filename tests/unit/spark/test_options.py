@@ -187,3 +187,27 @@ def test_secrets_stand_in_no_repr() -> None:
         assert options.access.security_token == "hide-3"
         assert "hide" not in f"{options!r} {options}"
         assert "team" in repr(options)
+
+
+EXACT = {"namesrv": "127.0.0.1:9876", "topic": "t", "delivery": "exactly-once"}
+
+
+def test_exactly_once_needs_a_name() -> None:
+    assert parse_write(EXACT | {"transactionalId": "q-1"}).transactional_id == "q-1"
+    assert parse_write(EXACT | {"delivery": "at-least-once"}).transactional_id is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "option transactionalId is missing: delivery exactly-once needs a name of its own"),
+        ({"transactionalId": "a b"}, "option transactionalId is 'a b'"),
+        ({"transactionalId": "x" * 101}, "1 to 100 of the characters"),
+        ({"delivery": "once"}, "option delivery is 'once': at-least-once or exactly-once is needed"),
+        ({"delivery": "", "transactionalId": "q"}, "option transactionalId is 'q', but delivery is at-least-once"),
+        ({"transactionalId": "q", "commitTimeoutMs": "0"}, "option commitTimeoutMs"),
+    ],
+)
+def test_wrong_options_of_exactly_once_are_named(change: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_write(EXACT | change)

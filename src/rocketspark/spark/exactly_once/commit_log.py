@@ -129,6 +129,10 @@ class CommitLog:
         for broker_name in sorted(masters.keys() - have):
             await self._make_on(await self.instance.broker(masters[broker_name]), PERM_READ)
         await self._locate(route)
+        for queue in route.queues:
+            # Made by hand, or while this broker was down for the very first time.
+            if queue.perm & PERM_WRITE and queue.broker_name != self._broker and queue.broker_name in masters:
+                await self._make_on(await self.instance.broker(masters[queue.broker_name]), PERM_READ)
 
     async def _make_on(self, peer: Peer, perm: int) -> None:
         await requests.create_topic(
@@ -162,7 +166,7 @@ class CommitLog:
                 " start it again; nothing can be written exactly once meanwhile",
             )
         if len(writable) > 1:
-            # Made while the first broker was down for the very first time: one of them was never used.
+            # One of them was never used; `make` sees to it that it never will be.
             used = []
             for broker_name in writable:
                 queue = MessageQueue(self.topic, broker_name, RECORDS)
