@@ -111,7 +111,7 @@ def audit(
         audit_figures.check_kinds(ignore or ())
     except UsageError as e:
         raise typer.BadParameter(str(e), param_hint="--ignore") from None
-    with start("audit", master, remote, conf) as (spark, progress):
+    with start("audit", master, remote, conf, only_reads=True) as (spark, progress):
         if comparing:
             there = where._replace(namesrv=against_namesrv) if against_namesrv else where
             other = compare.Side(there, against or topics[0], against_archive)

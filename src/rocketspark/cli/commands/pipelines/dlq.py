@@ -147,7 +147,7 @@ def dlq(
         sql=sql,
         limit=limit,
     )
-    with start("dlq", master, remote, conf) as (spark, progress):
+    with start("dlq", master, remote, conf, only_reads=not resend) as (spark, progress):
         if not resend:
             report = pipeline.run(
                 spark,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,17 +118,37 @@ def time_ms(text: str | None, option: str) -> int | None:
 
 @contextmanager
 def start(
-    name: str, master: str = "", remote: str = "", conf: list[str] | None = None
+    name: str, master: str = "", remote: str = "", conf: list[str] | None = None, *, only_reads: bool = False
 ) -> Iterator[tuple[SparkSession, Progress]]:
-    """The session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one line."""
+    """The session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one line.
+
+    One that `only_reads` has nothing to finish: they end it at once.
+    """
     _check_packages()
     from rocketspark.spark.pipelines.connection import pairs
     from rocketspark.spark.pipelines.progress import stderr_progress
     from rocketspark.spark.pipelines.session import SessionOptions, open_session
 
     progress = stderr_progress(name)
-    with open_session(name, SessionOptions(master, remote, pairs(conf, "--conf"))) as spark, progress.signals():
+    asked = _ended_at_once() if only_reads else progress.signals()
+    with open_session(name, SessionOptions(master, remote, pairs(conf, "--conf"))) as spark, asked:
         yield spark, progress
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """While the block runs, Ctrl-C is a KeyboardInterrupt, of which nobody logs what it cut short."""
+
+    def end(number: int, frame: Any) -> None:
+        logging.disable(logging.CRITICAL)
+        warnings.simplefilter("ignore", RuntimeWarning)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def finish(result: Any, progress: Progress, *, json: bool, code: int = 0, ends: bool = True) -> None:

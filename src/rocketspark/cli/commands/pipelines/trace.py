@@ -67,7 +67,7 @@ def trace(
         check_installed()
         if html.is_dir() or not html.parent.is_dir():
             raise ConfigError(f"--html {html}: a file in a folder that is there is needed")
-    with start("trace", master, remote, conf) as (spark, progress):
+    with start("trace", master, remote, conf, only_reads=True) as (spark, progress):
         report = pipeline.run(
             spark,
             where,
