@@ -231,3 +231,20 @@ def test_sql(spark: SparkSession, cluster: Cluster, loaded: tuple[str, dict[Plac
         assert row.collect() == [Row(n=len(wanted), top=max(wanted))]
     finally:
         spark.catalog.dropTempView("m")
+
+
+def test_a_table_of_the_catalog_gets_its_options_with_the_query(
+    spark: SparkSession, cluster: Cluster, loaded: tuple[str, dict[Place, Message]]
+) -> None:
+    topic, placed = loaded
+    spark.sql(f"CREATE TABLE bare USING rocketmq OPTIONS (namesrv '{cluster.namesrv}', topic '{topic}')")
+    try:
+        # Spark keeps none of them for a Python source: the error says what to do instead.
+        said = error_of(spark.table("bare"))
+        assert "option topic is missing" in said
+        assert "TEMPORARY VIEW" in said
+        asked = f"SELECT count(*) AS n FROM bare WITH ('namesrv'='{cluster.namesrv}', 'topic'='{topic}')"
+        assert spark.sql(asked).collect() == [Row(n=len(placed))]
+        assert spark.read.options(namesrv=cluster.namesrv, topic=topic).table("bare").count() == len(placed)
+    finally:
+        spark.sql("DROP TABLE bare")

@@ -81,7 +81,9 @@ class RouteCache:
                 cause = e
                 self._turn += 1
         names = ", ".join(self.addresses)
-        text = f"no NameServer answers ({names}): {cause}; check the address and that one runs"
+        text = f"no NameServer answers ({names}): {cause}"
+        if "check the address" not in text:
+            text += "; check the address and that one runs"
         raise NoNameServer(text, address=names) from cause
 
     async def ask_all(self, call: Callable[[Peer], Awaitable[T]]) -> list[T]:

@@ -152,6 +152,21 @@ _WRITE_NAMES = (
 )
 # Spark hands these on too.
 _SPARK_NAMES = ("path", "checkpointLocation", "queryName")
+# Lower-case names of Spark's Kafka connector that would change what is read or written, and what says it here.
+_KAFKA_NAMES = {
+    "kafka.bootstrap.servers": "namesrv",
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+    "minoffsetspertrigger": "minMessagesPerTrigger",
+    "kafka.group.id": "consumerGroup",
+    "kafka.transactional.id": "transactionalId",
+}
+# What Spark does with the options of a table of its catalog.
+_NONE_GIVEN = (
+    "; if this is a table made with CREATE TABLE: Spark hands its options to no Python source, so make a TEMPORARY VIEW"
+    " of it, or write FROM name WITH ('namesrv'='host:port', 'topic'='name')"
+)
 
 
 def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -280,12 +295,20 @@ class _Given:
         for name in self._values:
             if name in known:
                 continue
+            if name in _KAFKA_NAMES:
+                raise ConfigError(
+                    f"option {name!r} is one of Spark's Kafka connector; it is {_KAFKA_NAMES[name]!r} here"
+                )
             # Others' options pass; a slip of the pen must not.
             if close := difflib.get_close_matches(name, known, 1, 0.8):
                 raise ConfigError(f"option {name!r} is unknown; did you mean {known[close[0]]!r}?")
 
     def text(self, name: str, default: str) -> str:
         return self._values.get(name.lower(), "") or default
+
+    def _none(self) -> str:
+        """What else to say where no option came at all."""
+        return "" if self._values else _NONE_GIVEN
 
     def number(self, name: str, default: int | None, least: int) -> int | None:
         text = self.text(name, "")
@@ -323,7 +346,9 @@ class _Given:
     def namesrv(self) -> str:
         text = self.text("namesrv", "")
         if not text:
-            raise ConfigError('option namesrv is missing: .option("namesrv", "host:port"), several with a semicolon')
+            raise ConfigError(
+                f'option namesrv is missing: .option("namesrv", "host:port"), several with a semicolon{self._none()}'
+            )
         return ";".join(parse_addresses(text))
 
     def several(self, name: str) -> tuple[str, ...]:
@@ -377,6 +402,7 @@ class _Given:
         if not topics:
             raise ConfigError(
                 'option topic is missing: .option("topic", "name"), several with a comma; or topicPattern, or assign'
+                + self._none()
             )
         return topics, None, None
 

@@ -30,6 +30,11 @@ def test_a_restore_is_named_by_fixed_times(command: str, capsys: pytest.CaptureF
     assert "'24h': a time is needed, not how long ago" in capsys.readouterr().err
 
 
+def test_an_archive_needs_topics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["pipeline", "archive", "--to", "x"]) == 2
+    assert "name topics, or give -o topicPattern=REGEX" in capsys.readouterr().err
+
+
 def test_an_hour_is_a_time() -> None:
     for text in ("2026-11-21T05", "2026-11-21T06:00+01:00"):
         assert shared.time_ms(text, "--since") == 1_795_237_200_000

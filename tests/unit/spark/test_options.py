@@ -73,6 +73,7 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"startingOffsets": '{"t": 1}'}, "under 't' an object of brokers"),
         ({"startingOffsets": '{"t": {"b": 1}}'}, "under 't', 'b' an object of queues"),
         ({"startingOffsets": '{"t": {"b": {"x": 1}}}'}, "'x' is no queue id"),
+        ({"startingOffsets": '{"t": {"b": {"²": 1}}}'}, "'²' is no queue id"),
         ({"startingOffsets": '{"t": {"b": {"0": -3}}}'}, "-3 is no offset"),
         ({"startingOffsets": '{"t": {"b": {"0": "1"}}}'}, "'1' is no offset"),
         ({"startingOffsets": "latest"}, "a batch would read nothing"),
@@ -146,6 +147,31 @@ def test_a_time_goes_before_offsets() -> None:
 def test_options_of_others_pass() -> None:
     parse_read({**BASE, "path": "x", "checkpointLocation": "y", "mergeSchema": "true"}, streaming=True)
     parse_write({**BASE, "startingOffsets": "latest", "checkpointLocation": "y"})
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("kafka.bootstrap.servers", "namesrv"),
+        ("subscribe", "topic"),
+        ("subscribePattern", "topicPattern"),
+        ("maxOffsetsPerTrigger", "maxMessagesPerTrigger"),
+        ("minOffsetsPerTrigger", "minMessagesPerTrigger"),
+        ("kafka.group.id", "consumerGroup"),
+    ],
+)
+def test_names_of_the_kafka_connector_are_told_theirs_here(name: str, here: str) -> None:
+    with pytest.raises(ConfigError, match=f"one of Spark's Kafka connector; it is '{here}' here"):
+        parse_read({**BASE, name: "1"}, streaming=True)
+
+
+def test_no_option_at_all_may_be_a_table_of_the_catalog() -> None:
+    for parse in (lambda: parse_read({}, streaming=False), lambda: parse_write({})):
+        with pytest.raises(ConfigError, match=r"is missing: .*CREATE TABLE: .* TEMPORARY VIEW"):
+            parse()
+    with pytest.raises(ConfigError) as told:
+        parse_read({"topic": "orders"}, streaming=False)
+    assert "TABLE" not in str(told.value)
 
 
 def test_write_options() -> None:

@@ -66,6 +66,8 @@ def archive(
     where = connect(namesrv, namespace, access_key, secret_key, security_token, option)
     options = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
     where = where._replace(options=options | dict(where.options))
+    if not topics and not {"topic", "topicpattern", "assign"} & {name.lower() for name in where.options}:
+        raise typer.BadParameter("name topics, or give -o topicPattern=REGEX", param_hint="TOPICS")
     with start("archive", master, remote, conf) as (spark, progress):
         from rocketspark.spark.pipelines import archive as pipeline
 
