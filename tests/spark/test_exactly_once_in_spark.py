@@ -80,6 +80,10 @@ def test_another_job_under_the_same_id_is_refused(table: Table, topic: str) -> N
     table.job(rows(table.spark, 10).select("body"), topic)
     with pytest.raises(PySparkException, match="was used for a job of 10 rows; this one has 11"):
         table.job(rows(table.spark, 11).select("body"), topic)
+    with pytest.raises(PySparkException, match="was used for a job with other rows"):
+        table.job(rows(table.spark, 10, prefix="other").select("body"), topic)
+    # The same rows, in other tasks.
+    table.job(rows(table.spark, 10, partitions=1).select("body"), topic)
     assert table.found(topic) == expected(10)
 
 

@@ -32,7 +32,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `kind` commit: batch `batch` of `query` consists of `parts`; it stands at queue offset `at`, or is void. Manifests
     from `swept_from` up to `swept_to` of others are to be rolled back. `bounds`: topic, broker, queue id, and the
-    queue's end before any of its messages was committed.
+    queue's end before any of its messages was committed; `checksum`: of all bodies, in any order.
     ended: all messages of the commit at `at` are committed. aborted: `attempts` are not to be committed any more.
     claim: who wrote it goes on with the ends of the commit at `at`; whoever did so before stops.
     """
@@ -43,6 +43,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     query: str = ""
     batch: int = 0
     rows: int = 0
+    checksum: int = 0
     time_ms: int = 0
     parts: tuple[Part, ...] = ()
     swept_from: int = 0

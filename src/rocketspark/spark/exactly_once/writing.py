@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -29,6 +30,9 @@ from rocketspark.spark.plain_errors import plain_errors
 
 log = logging.getLogger("rocketspark.spark")
 
+# JSON numbers that any reader takes.
+_CHECKSUM_END = 1 << 53
+
 
 class TakenOver(RocketSparkError):
     """Another writer with the same transactionalId goes on with what this one began."""
@@ -43,15 +47,17 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What a task attempt tells the driver: where its manifest is. `seen`, `manifests_seen`: ends of the record and the
-    manifest queue when it began; `rows` if it sent none, as its batch is committed, are those it would have sent."""
+    """What a task attempt tells the driver: where its manifest is, None if its batch is committed already.
+
+    `rows`, `checksum`: of what it sent, or would have; `seen`: the end of the records when it began.
+    """
 
     query: str
     part: Part | None
     rows: int
+    checksum: int
     queues: tuple[tuple[str, str, int], ...]
     seen: int
-    manifests_seen: int
 
 
 @asynccontextmanager
@@ -87,12 +93,14 @@ def send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions, attem
         runner.run(_start(commit_log))
         try:
             state = runner.run(commit_log.state())
-            manifests_seen = runner.run(commit_log.manifests_end())
             if attempt.batch is not None:
                 verdict = state.judge(commit_log.name, attempt.query, attempt.batch)
                 if verdict is Verdict.REPEAT:
-                    rows = sum(batch.num_rows for batch in batches)
-                    return Sent(attempt.query, None, rows, (), state.end, manifests_seen)
+                    rows = checksum = 0
+                    for batch in batches:
+                        rows += batch.num_rows
+                        checksum += _checksum(batch)
+                    return Sent(attempt.query, None, rows, checksum % _CHECKSUM_END, (), state.end)
             sender = HalfSender(
                 commit_log,
                 options,
@@ -101,14 +109,22 @@ def send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions, attem
                 batch=-1 if attempt.batch is None else attempt.batch,
                 partition=attempt.partition,
             )
+            checksum = 0
             for batch in batches:
                 runner.run(sender.send(batch))
+                checksum += _checksum(batch)
             part = runner.run(sender.finish())
             passing("task done")
             queues = tuple((q.topic, q.broker_name, q.queue_id) for q in sender.queues)
-            return Sent(attempt.query, part, part.rows, queues, state.end, manifests_seen)
+            return Sent(attempt.query, part, part.rows, checksum % _CHECKSUM_END, queues, state.end)
         finally:
             runner.run(commit_log.close())
+
+
+def _checksum(batch: pa.RecordBatch) -> int:
+    """Of all bodies, in whatever order they come."""
+    column = batch.column(batch.schema.get_field_index("body")).drop_null().cast(pa.binary())
+    return sum(map(zlib.crc32, column.to_pylist()))
 
 
 async def _start(commit_log: CommitLog) -> None:
@@ -143,6 +159,7 @@ class _Commit:
         self._messages = messages
         self._parts = tuple(m.part for m in messages if m.part is not None and m.part.rows)
         self._rows = sum(m.rows for m in messages)
+        self._checksum = sum(m.checksum for m in messages) % _CHECKSUM_END
         queries = {m.query for m in messages}
         self._query = queries.pop() if len(queries) == 1 else ""
         self._since = min((m.seen for m in messages), default=None)
@@ -189,6 +206,7 @@ class _Commit:
                 query=self._query,
                 batch=self._batch,
                 rows=self._rows,
+                checksum=self._checksum,
                 time_ms=int(time.time() * 1000),
                 parts=self._parts,
                 swept_from=swept_from,
@@ -279,6 +297,11 @@ class _Commit:
                 raise RocketSparkError(
                     f"transactionalId {self._log.name!r} was used for a job of {last.rows} rows; this one has"
                     f" {self._rows}, of which none is written: give each run of a job its own transactionalId"
+                )
+            if last is not None and last.checksum != self._checksum:
+                raise RocketSparkError(
+                    f"transactionalId {self._log.name!r} was used for a job with other rows; of this one none is"
+                    " written: give each run of a job its own transactionalId"
                 )
             log.warning(
                 "transactionalId %s: its job was committed before; nothing is written again. Another job needs another"
