@@ -231,3 +231,32 @@ def test_a_topic_that_is_deleted_meanwhile_is_data_loss() -> None:
         with pytest.raises(DataLost, match=r"messages 2 to 4 .* are gone \(the topic was deleted\)"):
             read(broker, 2, 5)
         assert read(broker, 2, 5, failOnDataLoss="false") == []
+
+
+@pytest.mark.parametrize("joined_bytes_max", [0, 3000, 1 << 16])
+@pytest.mark.parametrize("ways", [{}, {"shuffle": True}, {"count_max": 7, "shuffle": True}, {"count_max": 31}], ids=str)
+def test_pieces_of_small_and_large_replies(
+    ways: dict[str, Any], joined_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "JOINED_BYTES_MAX", joined_bytes_max)
+    monkeypatch.setattr(fetching, "ROWS_PER_PIECE", 300)
+    monkeypatch.setattr(link, "BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(link, "_used", deque(maxlen=4))
+    with running(FakeBroker(make_records(2000), **ways)) as broker:
+        assert read(broker, 3, 1990, maxMessagesPerPull=40) == list(range(3, 1990))
+
+
+def test_small_replies_in_any_order_make_large_pieces() -> None:
+    options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T", "maxMessagesPerPull": "32"}, streaming=False)
+    with running(FakeBroker(make_records(4000), count_max=32, shuffle=True)) as broker:
+        [piece] = fetch(Range(QUEUE, 0, 4000), (broker.address,), options)
+        assert (piece.first, piece.end, len(piece.spans)) == (0, 4000, 1)
+
+
+def test_pieces_of_large_messages_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "BYTES_PER_PIECE", 100_000)
+    options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=False)
+    with running(FakeBroker(make_records(300, body=bytes(5000)), count_max=2, shuffle=True)) as broker:
+        sizes = [sum(end - at for at, end in p.spans) for p in fetch(Range(QUEUE, 0, 300), (broker.address,), options)]
+    assert sum(sizes) > 300 * 5000
+    assert max(sizes) < 100_000 + 2 * 6000

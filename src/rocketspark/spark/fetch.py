@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from rocketspark.errors import RocketSparkError, ServerError, TransportError
@@ -25,7 +26,10 @@ from rocketspark.spark.options import ReadOptions
 log = logging.getLogger("rocketspark.spark")
 
 ROWS_PER_PIECE = 16_384
+BYTES_PER_PIECE = 8 << 20
 ROWS_IN_FLIGHT = 16_384
+# Replies smaller than this are copied to lie side by side.
+JOINED_BYTES_MAX = 64 << 10
 PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
 # Full replies in a row after which a pull asks for twice as much again.
 GROW_AFTER = 16
@@ -121,6 +125,9 @@ class _Fetcher:
         self._asked: dict[int, _Pull] = {}
         self._step = options.rows_per_pull_max
         self._full_replies = 0
+        # How many pulls at the front are answered and go together, their bytes, and the reply of the last of them.
+        self._leading = self._leading_bytes = 0
+        self._last: LinkReply | None = None
         self._link: Link | None = None
         self._ext = headers.to_ext_of(self._header(), "queue_offset", "count_max")
 
@@ -140,7 +147,7 @@ class _Fetcher:
     def _ask(self, link: Link) -> None:
         """Send pulls, first offsets first, until enough are in flight."""
         count_max = min(max(ROWS_IN_FLIGHT // self._step, PULLS_IN_FLIGHT_MIN), PULLS_IN_FLIGHT_MAX)
-        i = 0
+        i = self._leading
         while len(self._asked) < count_max and i < len(self._pulls):
             pull = self._pulls[i]
             if not pull.answered and not pull.opaque:
@@ -239,25 +246,49 @@ class _Fetcher:
         while count := self._count_ready():
             done = self._pulls[:count]
             del self._pulls[:count]
-            replies = [pull.reply for pull in done if pull.reply is not None]
-            buffer = replies[0].buffer if replies else b""
-            yield Piece(buffer, [(r.start, r.end) for r in replies], done[0].first, done[-1].end)
+            self._leading, self._leading_bytes, self._last = 0, 0, None
+            yield _piece(done)
 
     def _count_ready(self) -> int:
         """How many pulls from the front make the next piece; 0 if it is worth waiting for more."""
-        before: LinkReply | None = None
-        for count, pull in enumerate(self._pulls):
-            reply = pull.reply
+        pulls = self._pulls
+        while self._leading < len(pulls):
+            rows = pulls[self._leading - 1].end - pulls[0].first if self._leading else 0
+            if rows >= ROWS_PER_PIECE or self._leading_bytes >= BYTES_PER_PIECE:
+                break
+            pull = pulls[self._leading]
             if not pull.answered:
                 return 0
-            if reply is not None:
-                # A piece's records ascend in one buffer; replies may have come in another order.
-                if before is not None and (reply.buffer is not before.buffer or reply.start < before.start):
-                    return count
-                before = reply
-            if pull.end - self._pulls[0].first >= ROWS_PER_PIECE:
-                return count + 1
-        return len(self._pulls)
+            if pull.reply is not None:
+                if self._last is not None and _must_go_apart(self._last, pull.reply):
+                    break
+                self._last = pull.reply
+                self._leading_bytes += pull.reply.end - pull.reply.start
+            self._leading += 1
+        return self._leading
+
+
+def _follows(before: LinkReply, after: LinkReply) -> bool:
+    return after.buffer is before.buffer and after.start >= before.start
+
+
+def _must_go_apart(before: LinkReply, after: LinkReply) -> bool:
+    """Whether they cannot be one piece as they lie, and copying them costs more than two pieces do."""
+    large = max(before.end - before.start, after.end - after.start) >= JOINED_BYTES_MAX
+    return large and not _follows(before, after)
+
+
+def _piece(done: list[_Pull]) -> Piece:
+    replies = [pull.reply for pull in done if pull.reply is not None]
+    buffer: bytearray | bytes = replies[0].buffer if replies else b""
+    spans = [(r.start, r.end) for r in replies]
+    if len(replies) > 1:
+        small = max(end - start for start, end in spans) < JOINED_BYTES_MAX
+        if small or not all(_follows(*pair) for pair in pairwise(replies)):
+            # A piece's records ascend in one buffer; small replies, in whatever order they came, are copied so.
+            buffer = b"".join([memoryview(r.buffer)[r.start : r.end] for r in replies])
+            spans = [(0, len(buffer))]
+    return Piece(buffer, spans, done[0].first, done[-1].end)
 
 
 def _refuses(reply: LinkReply) -> bool:
