@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -299,6 +300,7 @@ def main() -> None:
         parser.error("--rows and --runs: at least 1 is needed")
     cases = tuple(a.cases) or tuple(name for name in CASES if name != "long")
     plan = Plan("quick" if a.quick else "full", a.runs, a.alone)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         run(plan, (*cases, *(("long",) if a.long and "long" not in cases else ())), a.rows, a.json)
     except KeyboardInterrupt:
