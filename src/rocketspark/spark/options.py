@@ -56,6 +56,7 @@ READER_GROUP = "SPARK_READER"
 CLOCK_SET_BACK_MS = 1_200_000
 
 MESSAGE_BYTES_MAX = 4 << 20
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
 # The commit topic and the group of the half messages are named after it.
@@ -195,9 +196,9 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         committed_group=given.group("committedGroup") or given.group("consumerGroup"),
         committed_fallback=given.choice("committedFallback", EARLIEST, LATEST, "error"),
         mirror_group=given.group("consumerGroup") if streaming else None,
-        rows_per_trigger_max=given.number("maxMessagesPerTrigger", None, 1),
-        rows_per_trigger_min=given.number("minMessagesPerTrigger", None, 1),
-        bytes_per_trigger_max=given.number("maxBytesPerTrigger", None, 1),
+        rows_per_trigger_max=given.number("maxMessagesPerTrigger", None, 1, INT64_MAX),
+        rows_per_trigger_min=given.number("minMessagesPerTrigger", None, 1, INT64_MAX),
+        bytes_per_trigger_max=given.number("maxBytesPerTrigger", None, 1, INT64_MAX),
         trigger_delay_max_ms=given.duration_ms("maxTriggerDelay", "15m"),
         partitions_min=given.number("minPartitions", 1, 1) or 1,
         rows_per_partition_max=given.number("maxRecordsPerPartition", None, 1),
@@ -253,7 +254,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         access=given.access(),
         topic=topic,
         group=group,
-        batch_bytes_max=min(given.number("maxBatchBytes", 256 << 10, 1) or 1, MESSAGE_BYTES_MAX),
+        batch_bytes_max=min(given.number("maxBatchBytes", 256 << 10, 1, INT64_MAX) or 1, MESSAGE_BYTES_MAX),
         batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1) or 1,
         timeout_ms=given.number("sendTimeoutMs", 10_000, 1) or 1,
         attempts_max=given.number("sendAttempts", 5, 1) or 1,
@@ -310,7 +311,7 @@ class _Given:
         """What else to say where no option came at all."""
         return "" if self._values else _NONE_GIVEN
 
-    def number(self, name: str, default: int | None, least: int) -> int | None:
+    def number(self, name: str, default: int | None, least: int, most: int = INT32_MAX) -> int | None:
         text = self.text(name, "")
         if not text:
             return default
@@ -320,6 +321,8 @@ class _Given:
             value = least - 1
         if value < least:
             raise ConfigError(f"option {name} is {text!r}: a whole number from {least} up is needed")
+        if value > most:
+            raise ConfigError(f"option {name} is {text!r}: at most {most}")
         return value
 
     def group(self, name: str) -> str | None:

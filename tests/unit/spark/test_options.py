@@ -79,6 +79,8 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"startingOffsets": "latest"}, "a batch would read nothing"),
         ({"endingOffsets": "earliest"}, "a batch would read nothing"),
         ({"minPartitions": "0"}, "option minPartitions is '0': a whole number from 1 up"),
+        ({"pollTimeoutMs": "99999999999999"}, "option pollTimeoutMs is '99999999999999': at most 2147483647"),
+        ({"maxBytesPerTrigger": "9223372036854775808"}, "at most 9223372036854775807"),
         ({"maxRecordsPerPartition": "many"}, "option maxRecordsPerPartition is 'many'"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss is 'yes': true or false"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
