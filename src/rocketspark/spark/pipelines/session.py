@@ -55,6 +55,8 @@ def open_session(name: str, options: SessionOptions | None = None) -> Iterator[S
 def _make(name: str, options: SessionOptions) -> SparkSession:
     from pyspark.sql import SparkSession
 
+    quiet_errors()
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {"spark.sql.session.timeZone": "UTC"}
     if options.remote:
@@ -75,6 +77,14 @@ def _make(name: str, options: SessionOptions) -> SparkSession:
     if not options.remote and "spark.log.level" not in options.conf:
         spark.sparkContext.setLogLevel("OFF")  # What fails is raised here too.
     return spark
+
+
+def quiet_errors() -> None:
+    """Have PySpark not log each error in a query with its whole trace: it is raised, too."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
 
 
 # What Spark says while it starts, of use to nobody.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines.connection import Connection, connection, pairs
-from rocketspark.spark.pipelines.session import SessionOptions, check_installed, one_line
+from rocketspark.spark.pipelines.session import SessionOptions, check_installed, one_line, quiet_errors
 
 IN_PYTHON = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -71,3 +75,21 @@ def test_connection_leaves_unset_options_out() -> None:
 def test_pairs_need_a_name_and_a_value(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--conf is .*name=value"):
         pairs([text], "--conf")
+
+
+def test_errors_of_queries_are_not_logged_as_well() -> None:
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign, assignment]
+    error = AnalysisException("no such column")
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logger = PySparkLogger.getLogger(name)
+        before = logger.level
+        logger.addHandler(handler)
+        try:
+            quiet_errors()
+            logger.exception(str(error), errorClass="X")
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(before)
+    assert told == []
