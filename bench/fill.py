@@ -26,12 +26,14 @@ IN_FLIGHT = 4
 BUSY_PAUSE_S = 0.2
 
 
-def create_topic(broker: str, topic: str, queues: int) -> None:
-    """Create the topic on the broker, or give it so many queues."""
+def create_topic(broker: str, topic: str, queues: int, attributes: str = "") -> None:
+    """Create the topic on the broker, or give it so many queues. `attributes`: "+name=value"."""
 
     async def create() -> None:
         peer = await dial(broker)
-        await requests.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues, timeout_ms=10_000)
+        await requests.create_topic(
+            peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes, timeout_ms=10_000
+        )
         peer.close()
 
     asyncio.run(create())

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 from tests.java.apache import ask
 
 from bench.__main__ import machine
-from bench.fill import BATCH_COUNT, fill
+from bench.fill import BATCH_COUNT, create_topic, fill
 from bench.kafka_broker import VERSION, kafka
 from bench.peers import Servers, apache, ours
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show
 from bench.spark_peers import KAFKA, ROCKETMQ, Peaks, Spark, Usage, settle, spark_session
+from rocketspark.spark.cluster import Cluster
 
 TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-written", "bench-spark-java", "bench-long"
 QUEUES = 4
@@ -43,7 +44,7 @@ CASES = {
     "stream": "stream with trigger AvailableNow, from start to end",
     "parquet": "topic to Parquet",
     "store": "the broker's store read directly, beside Kafka's read",
-    "write": "batch write from Parquet",
+    "write": "batch write from Parquet, to a topic and to one with queue.type=BatchCQ",
     "partitions": "batch read of topics with 1, 2, 4 and 8 queues",
     "java": "batch read from the Java RocketMQ broker, beside Kafka's read",
     "long": "10 M messages read in bounded memory (only when asked for, or with --long)",
@@ -190,6 +191,17 @@ class Bench:
         if self.theirs:
             self.theirs.do("create", WRITTEN_TOPIC, queues=QUEUES)
         self.compare("batch write", {"job": "write", "topic": WRITTEN_TOPIC, "path": path})
+        # A topic whose queues keep each batch as one record; Kafka writes to its own as before.
+        batches = f"{WRITTEN_TOPIC}-inner"
+        create_topic(self.mine.servers.broker, batches, QUEUES, "+queue.type=BatchCQ")
+        if self.theirs:
+            self.theirs.do("create", batches, queues=QUEUES)
+        self.compare("batch write, inner batches", {"job": "write", "topic": batches, "path": path})
+        cluster = Cluster(self.mine.servers.namesrv)
+        kept = sum(found.next for found in cluster.bounds(cluster.queues([batches])).values())
+        cluster.close()
+        if kept != (self.warm + self.runs) * self.rows:
+            raise SystemExit(f"{kept} rows are in the queues of {batches}, not {(self.warm + self.runs) * self.rows}")
         times = self.warm + self.runs
         for side in (self.mine, self.theirs):
             if side:
