@@ -138,5 +138,9 @@ def test_a_slave_that_is_behind_is_no_queue_made_anew() -> None:
     assert ranges(behind, {queue: 8}, {queue: 15}, options) == [Range(queue, 8, 15)]
     with pytest.raises(DataLost, match="it was made anew"):
         ranges({queue: Bounds(3, 10)}, {queue: 8}, {queue: 15}, options)
+    with pytest.raises(DataLost, match=r"messages from 8 on of queue 0 .* \(the queue holds 3 to 4 now"):
+        ranges({queue: Bounds(3, 5)}, {queue: 8}, {queue: 5}, options)
+    with pytest.raises(DataLost, match=r"messages 0 to 14 .* \(the queue holds nothing now"):
+        ranges({queue: Bounds(0, 0)}, {queue: 0}, {queue: 15}, options)
     # What a broker holds that does not answer is planned as it is.
     assert ranges({}, {queue: 8}, {queue: 15}, options) == [Range(queue, 8, 15)]

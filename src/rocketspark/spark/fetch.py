@@ -46,8 +46,9 @@ class DataLost(RocketSparkError):
 
     def __init__(self, source: Range, at: int, found: int, why: str) -> None:
         queue = source.queue
+        which = f"{at} to {found}" if found >= at else f"from {at} on"
         super().__init__(
-            f"messages {at} to {found} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+            f"messages {which} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
             f" {queue.broker_name!r} are gone ({why}); set failOnDataLoss to false to go on without them"
         )
 

@@ -208,7 +208,8 @@ def ranges(bounds: dict[MessageQueue, Bounds], first: Offsets, end: Offsets, opt
         start = first.get(queue, oldest)
         wanted = Range(queue, start, end[queue])
         if end[queue] < start or end[queue] > newest:
-            lost(wanted, f"the queue holds {oldest} to {newest - 1} now: it was made anew", options)
+            held = f"{oldest} to {newest - 1}" if newest > oldest else "nothing"
+            lost(wanted, f"the queue holds {held} now: it was made anew, or the offsets asked for are wrong", options)
             start = min(start, oldest) if end[queue] < start else start
         if start < oldest:
             lost(Range(queue, start, min(oldest, end[queue])), "deleted", options)
