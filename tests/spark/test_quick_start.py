@@ -1,0 +1,51 @@
+"""docs/spark.md's quick start works as it stands there, cell after cell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.topics import messages_of
+
+from rocketspark.testing import Cluster
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+
+
+def test_quick_start(
+    spark: SparkSession,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = re.findall(r"```python\n(.*?)```", PAGE[: PAGE.index("## On a cluster")], re.DOTALL)
+    assert len(cells) == 5
+    orders, totals = make_topic(), make_topic()
+    names: dict[str, object] = {}
+    # Spark's worker processes run where the session was started: its files need their whole path.
+    here = {"127.0.0.1:9876": cluster.namesrv, '"orders"': f'"{orders}"', '"order-totals"': f'"{totals}"'}
+    here |= {'"out/': f'"{tmp_path}/out/', f'View("{orders}")': 'View("orders")'}
+    shown = []
+    for cell in cells:
+        for told, meant in here.items():
+            cell = cell.replace(told, meant)
+        exec(cell, names)
+        shown.append(capsys.readouterr().out)
+    assert '"price": ' in shown[1]
+    assert re.search(r"\| *Wien\| +100\| *3787\.5\|", shown[2])
+    found = sorted(
+        (json.loads(m.body)["shop"], json.loads(m.body)["total"], m.tag, m.keys)
+        for m in messages_of(cluster.namesrv, totals)
+    )
+    assert found == [
+        ("Köln", 3737.5, "total", ["Köln"]),
+        ("Paris", 3762.5, "total", ["Paris"]),
+        ("Wien", 3787.5, "total", ["Wien"]),
+    ]
