@@ -45,7 +45,7 @@ def test_quick_start(
         for m in messages_of(cluster.namesrv, totals)
     )
     assert found == [
-        ("Köln", 3737.5, "total", ["Köln"]),
-        ("Paris", 3762.5, "total", ["Paris"]),
-        ("Wien", 3787.5, "total", ["Wien"]),
+        ("Köln", 3737.5, "total", ("Köln",)),
+        ("Paris", 3762.5, "total", ("Paris",)),
+        ("Wien", 3787.5, "total", ("Wien",)),
     ]
