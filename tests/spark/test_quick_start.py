@@ -38,6 +38,7 @@ def test_quick_start(
             cell = cell.replace(told, meant)
         exec(cell, names)
         shown.append(capsys.readouterr().out)
+    spark.catalog.dropTempView("orders")
     assert '"price": ' in shown[1]
     assert re.search(r"\| *Wien\| +100\| *3787\.5\|", shown[2])
     found = sorted(

@@ -130,6 +130,7 @@ def test_mistakes_name_the_part(
         sql.dry_run(spark, plan, cluster.namesrv)
     assert error in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert [view.name for view in spark.catalog.listTables() if view.isTemporary] == []
 
 
 def test_as_a_declarative_pipeline(

@@ -4,6 +4,8 @@ so that it goes on where it was; what a batch sink does twice is as its mode say
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,8 +72,8 @@ def run(
 
     Raises ConfigError, and RocketSparkError for what fails in Spark.
     """
-    with one_line_errors():
-        frames = _frames(spark, plan, connection(where))
+    with one_line_errors(), ExitStack() as made:
+        frames = _frames(spark, plan, connection(where), made)
         streaming = [(sink, frame) for sink, frame in frames if frame.isStreaming]
         results = [
             _write_batch(sink, frame, connection(where), progress)
@@ -96,28 +98,31 @@ def run(
 
 def dry_run(spark: SparkSession, plan: Plan, where: Connection | str) -> DryRun:
     """Read and check all, write nothing. Raises as `run`."""
-    with one_line_errors():
-        frames = _frames(spark, plan, connection(where))
+    with one_line_errors(), ExitStack() as made:
+        frames = _frames(spark, plan, connection(where), made)
         views = []
         for name in plan.views:
             frame = spark.table(name)
             views.append(ViewPlan(name, frame.isStreaming, frame.schema.simpleString()[7:-1]))
-    return DryRun(
-        plan.name,
-        views,
-        [
+        sinks = [
             {"sink": sink.name, "to": _target(sink), "kind": "stream" if frame.isStreaming else "batch"}
             for sink, frame in frames
-        ],
-    )
+        ]
+    return DryRun(plan.name, views, sinks)
 
 
-def _frames(spark: SparkSession, plan: Plan, where: Connection) -> list[tuple[Sink, DataFrame]]:
-    """The views made, and the frame of each sink."""
+def _frames(spark: SparkSession, plan: Plan, where: Connection, made: ExitStack) -> list[tuple[Sink, DataFrame]]:
+    """The views made, and the frame of each sink. `made` drops the views at its end."""
+
+    def view(kind: str, name: str, make: Callable[[], DataFrame]) -> None:
+        # A view of that name in the session is not ours to replace: that is an error.
+        _named(kind, name, lambda: make().createTempView(name))
+        made.callback(spark.catalog.dropTempView, name)
+
     for source in plan.sources:
-        _named("source", source.name, lambda s=source: source_frame(spark, s, where).createOrReplaceTempView(s.name))
+        view("source", source.name, lambda s=source: source_frame(spark, s, where))  # type: ignore[misc]
     for step in plan.steps:
-        _named("step", step.name, lambda s=step: spark.sql(s.sql).createOrReplaceTempView(s.name))
+        view("step", step.name, lambda s=step: spark.sql(s.sql))  # type: ignore[misc]
     frames: list[tuple[Sink, DataFrame]] = []
     for sink in plan.sinks:
 
