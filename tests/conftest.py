@@ -1,7 +1,7 @@
 """Marks by folder, and which tests share a worker, so that what is dear to start is started once.
 
-Rule: all that needs the official servers or clients goes to one worker, all that needs Spark to one; other files are
-shared out whole.
+Rule: all that needs the official servers or clients goes to one worker, all that needs Spark to one, pipelines on it to
+one; other files are shared out whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def group_of(node_id: str) -> str:
     file, _, name = node_id.partition("::")
     parts = file.split("/")
     if parts[:2] == ["tests", "spark"]:
-        return "spark"
+        # Two sessions: one worker alone would be busy with them long after the other has done all else.
+        return "pipelines" if parts[2] == "pipelines" else "spark"
     if parts[:2] == ["tests", "java"] or "apache" in name or file in ONLY_OFFICIAL:
         return "jvm"
     return file
