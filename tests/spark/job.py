@@ -1,6 +1,7 @@
 """A driver of its own, told what to do by one JSON argument: streams from topics to files or to topics.
 
-Keys: `master`, `settings`, `once` (all there is now, else until a line comes on stdin), and `streams`: a list of
+Keys: `master`, `settings`, `once` (all there is now, else until a line comes on stdin and all that is there then is
+done), and `streams`: a list of
 `read` and `write` (options), `format` (of the output), `select` (SQL expressions), `checkpoint`.
 Prints a line of JSON per micro-batch, then "done".
 """
@@ -51,6 +52,7 @@ def main() -> None:
                 seen[query] = progress["batchId"]
                 print(json.dumps({"batch": seen[query], "rows": progress["numInputRows"]}), flush=True)
     for query in queries:
+        query.processAllAvailable()
         query.stop()
     print("done", flush=True)
     spark.stop()

@@ -252,7 +252,8 @@ def test_a_broker_that_refuses_the_expression_is_asked_once_and_then_for_everyth
         assert sum(read_fake(broker, sql="a CONTAINS 'x'")) == 300
 
 
-def test_other_refusals_of_a_filtered_pull_are_errors() -> None:
+def test_other_refusals_of_a_filtered_pull_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.spark.fetch.PATIENCE_S", 0.5)
     with running(FakeBroker(make_records(300), refuse=ResponseCode.NO_PERMISSION)) as broker:
         with pytest.raises(ServerError):
             read_fake(broker, sql="a > 1")

@@ -31,14 +31,14 @@ def test_quick_start(
     names: dict[str, object] = {}
     # Spark's worker processes run where the session was started: its files need their whole path.
     here = {"127.0.0.1:9876": cluster.namesrv, '"orders"': f'"{orders}"', '"order-totals"': f'"{totals}"'}
-    here |= {'"out/': f'"{tmp_path}/out/', f'View("{orders}")': 'View("orders")'}
+    here['"out/'] = f'"{tmp_path}/out/'
     shown = []
     for cell in cells:
         for told, meant in here.items():
             cell = cell.replace(told, meant)
         exec(cell, names)
         shown.append(capsys.readouterr().out)
-    spark.catalog.dropTempView("orders")
+    spark.catalog.dropTempView("sold")
     assert '"price": ' in shown[1]
     assert re.search(r"\| *Wien\| +100\| *3787\.5\|", shown[2])
     found = sorted(
