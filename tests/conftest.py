@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
+    places = {group: place for place, group in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(group_of(item.nodeid), len(FIRST)))
+
+
+# What takes longest is begun first, so that no worker is left with it in the end.
+FIRST = ("spark", "jvm", "pipelines")
 
 
 def group_of(node_id: str) -> str:
@@ -48,6 +54,8 @@ ONLY_OFFICIAL = {
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:

@@ -53,7 +53,8 @@ class Killed(BaseException):
 
 @pytest.fixture(
     scope="module",
-    params=["ours", pytest.param("apache", marks=APACHE)],
+    # On the official broker each row takes seconds: those but a few of the kills below are for `make soak`.
+    params=["ours", pytest.param("apache", marks=[*APACHE, pytest.mark.soak])],
 )
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     if request.param == "apache" and (missing := missing_tools()):
