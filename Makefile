@@ -1,9 +1,10 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo check fix test demo bench bench-spark soak clean
+.PHONY: help setup setup-python setup-demo check fix test test-official test-python demo demo-archive bench bench-spark soak clean
 
 PYTHON ?=
+PYTHONS ?=
 GO ?=
 NAMESRV ?=
 SPARK_MASTER ?=
@@ -42,8 +43,17 @@ fix: setup-python ## mend what ruff can mend, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup check ## check, then every test (TESTS=tests/unit for a part, WORKERS=1 for one at a time)
-	$(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -m "not soak" -n $(WORKERS) --dist loadscope
+# Groups of tests that share servers or a session go to one worker: tests/conftest.py.
+PYTEST = $(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadscope $(OPTIONS)
+
+test: setup $(if $(filter tests,$(TESTS)),check) ## check, then the tests (TESTS=tests/unit for a part alone, WORKERS=1 for one at a time, OPTIONS=--durations=30)
+	$(PYTEST) -m "not official and not soak"
+
+test-official: setup ## what drives official clients and brokers beyond the quick tests in `make test` (TESTS, WORKERS, OPTIONS)
+	$(PYTEST) -m "official and not soak"
+
+test-python: setup-python ## base, clients and servers on every Python 3.11 or later found here (PYTHONS="/path/to/python3.14")
+	@PYTHONS="$(PYTHONS)" scripts/test_pythons.sh $(OPTIONS)
 
 demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \

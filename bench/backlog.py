@@ -19,9 +19,9 @@ from bench.peers import Config, Servers, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.raw_pull import PULL_COUNT, frames, run_one
 from bench.report import Row, progress, rates_row, show, values_row
-from rocketspark.client import requests
+from rocketspark.client.connection import client_api
 from rocketspark.model import MessageQueue
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 
 COUNT = 10_000_000
 FRESH_COUNT = 200_000
@@ -43,7 +43,9 @@ def mend(servers: Servers, stream: Stream, per_queue: int) -> None:
 
     async def ends() -> list[int]:
         peer = await dial(servers.broker)
-        found = [await requests.max_offset(peer, MessageQueue(TOPIC, "", q), timeout_ms=10_000) for q in range(QUEUES)]
+        found = [
+            await client_api.max_offset(peer, MessageQueue(TOPIC, "", q), timeout_ms=10_000) for q in range(QUEUES)
+        ]
         peer.close()
         return found
 

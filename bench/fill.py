@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from rocketspark.client import requests
-from rocketspark.protocol import batch
+from rocketspark.client.connection import client_api
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader
-from rocketspark.transport.dial import dial, parse_address
+from rocketspark.protocol.message import batch
+from rocketspark.transport.connections import dial, parse_address
 from rocketspark.transport.messages import request
 
 BATCH_COUNT = 500
@@ -31,7 +31,7 @@ def create_topic(broker: str, topic: str, queues: int, attributes: str = "") -> 
 
     async def create() -> None:
         peer = await dial(broker)
-        await requests.create_topic(
+        await client_api.create_topic(
             peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes, timeout_ms=10_000
         )
         peer.close()

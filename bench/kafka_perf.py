@@ -129,16 +129,16 @@ def confluent_consume(broker: str, topic: str, window: int) -> None:
 
     def round_of(count: float) -> Result:
         every = threading.Event()
-        arrivals = Arrivals(int(count), every.set)
+        long_polling = Arrivals(int(count), every.set)
         started = time.perf_counter()
         consumer = confluent_consumer(broker, "consume", topic)
         while not every.is_set():
             for message in consumer.consume(FETCHED_MAX, 1.0):
-                arrivals.note(message)
+                long_polling.note(message)
             if time.perf_counter() - started > ROUND_S_MAX:
                 raise SystemExit(f"not all of {count:.0f} messages came")
         consumer.close()
-        return arrivals.result(started)
+        return long_polling.result(started)
 
     serve(round_of)
 
@@ -233,14 +233,14 @@ async def aiokafka_consume(broker: str, topic: str, window: int) -> None:
 
     async def round_of(count: float) -> Result:
         every = asyncio.Event()
-        arrivals = Arrivals(int(count), every.set)
+        long_polling = Arrivals(int(count), every.set)
         started = time.perf_counter()
         async with aiokafka_consumer(broker, "consume", topic) as consumer, asyncio.timeout(ROUND_S_MAX):
             while not every.is_set():
                 for messages in (await consumer.getmany(timeout_ms=1000, max_records=FETCHED_MAX)).values():
                     for message in messages:
-                        arrivals.note(message)
-        return arrivals.result(started)
+                        long_polling.note(message)
+        return long_polling.result(started)
 
     await serve_async(round_of)
 

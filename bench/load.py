@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from rocketspark.transport.dial import parse_address
+from rocketspark.transport.connections import parse_address
 
 REPLY_TIMEOUT_S = 30.0
 COUNT_MAX = 5_000_000

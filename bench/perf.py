@@ -169,15 +169,15 @@ def consume(namesrv: str, topic: str, window: int) -> None:
 
     def round_of(count: float) -> Result:
         every = threading.Event()
-        arrivals = Arrivals(int(count), every.set)
+        long_polling = Arrivals(int(count), every.set)
         consumer = PushConsumer(namesrv, new_group("consume"), consume_from="first")
         consumer.subscribe(topic)
-        consumer.listen(arrivals.note)
+        consumer.listen(long_polling.note)
         started = time.perf_counter()
         with consumer:
             if not every.wait(ROUND_S_MAX):
                 raise SystemExit(f"not all of {count:.0f} messages came")
-        return arrivals.result(started)
+        return long_polling.result(started)
 
     serve(round_of)
 
@@ -187,18 +187,18 @@ async def consume_async(namesrv: str, topic: str, window: int) -> None:
 
     async def round_of(count: float) -> Result:
         every = asyncio.Event()
-        arrivals = Arrivals(int(count), every.set)
+        long_polling = Arrivals(int(count), every.set)
         consumer = AsyncPushConsumer(namesrv, new_group("consume"), consume_from="first")
         consumer.subscribe(topic)
 
         @consumer.listen
         async def on_message(message: ReceivedMessage) -> None:
-            arrivals.note(message)
+            long_polling.note(message)
 
         started = time.perf_counter()
         async with consumer, asyncio.timeout(ROUND_S_MAX):
             await every.wait()
-        return arrivals.result(started)
+        return long_polling.result(started)
 
     await serve_async(round_of)
 

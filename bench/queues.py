@@ -14,8 +14,8 @@ from bench.measure import compare
 from bench.peers import Servers, both, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.report import Row, progress, show, values_row
-from rocketspark.client import requests
-from rocketspark.transport.dial import dial
+from rocketspark.client.connection import client_api
+from rocketspark.transport.connections import dial
 
 TOPIC_QUEUES = 100
 FEW_TOPIC = "bench-few-queues"
@@ -35,7 +35,7 @@ def create(broker: str, names: list[str], queues: int) -> float:
     async def all_of_them() -> None:
         peer = await dial(broker)
         for name in names:
-            await requests.create_topic(
+            await client_api.create_topic(
                 peer, name, read_queue_count=queues, write_queue_count=queues, timeout_ms=10_000
             )
         peer.close()

@@ -18,9 +18,9 @@ from bench.measure import compare, figure
 from bench.peers import Servers, both, end_rows, ours
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show
-from rocketspark.protocol import record, sysflags
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.message import record, sysflags
 from rocketspark.transport.messages import request
 
 TOPIC = "bench-pull"

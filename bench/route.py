@@ -14,10 +14,10 @@ from bench.measure import compare
 from bench.peers import Servers, apache_namesrv, both, end_rows, our_namesrv
 from bench.plan import Plan
 from bench.report import Row, progress, show
-from rocketspark.protocol import bodies
-from rocketspark.protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import RegisterBrokerHeader, RouteHeader
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.transport.messages import request
 
 WINDOWS = (1, 16, 64)

@@ -28,7 +28,7 @@ from bench.peers import Servers, apache, ours
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show
 from bench.spark_peers import KAFKA, ROCKETMQ, Peaks, Spark, Usage, settle, spark_session
-from rocketspark.spark.cluster import Cluster
+from rocketspark.spark.plan.cluster_queries import ClusterQueries
 
 TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-written", "bench-spark-java", "bench-long"
 QUEUES = 4
@@ -197,7 +197,7 @@ class Bench:
         if self.theirs:
             self.theirs.do("create", batches, queues=QUEUES)
         self.compare("batch write, inner batches", {"job": "write", "topic": batches, "path": path})
-        cluster = Cluster(self.mine.servers.namesrv)
+        cluster = ClusterQueries(self.mine.servers.namesrv)
         kept = sum(found.next for found in cluster.bounds(cluster.queues([batches])).values())
         cluster.close()
         if kept != (self.warm + self.runs) * self.rows:

@@ -23,9 +23,9 @@ from bench.plan import Plan
 from bench.report import Row, show
 from rocketspark.arrow import records
 from rocketspark.model import MessageQueue
-from rocketspark.spark.fetch import Piece, fetch
-from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import parse_read
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.pull_records import PulledPiece, fetch
 
 TOPIC = "bench-spark"
 BODY_BYTES = 128
@@ -34,14 +34,14 @@ COLUMNS = ["topic", "queueId", "queueOffset", "storeTime", "body"]
 SCHEMA = "topic string, queueId int, queueOffset long, storeTime timestamp, body binary"
 
 
-def pieces(namesrv: str, broker: str, rows: int, queues: int, **options: str) -> Iterator[Piece]:
+def pieces(namesrv: str, broker: str, rows: int, queues: int, **options: str) -> Iterator[PulledPiece]:
     """Every piece of the topic, queue after queue."""
     parsed = parse_read({"namesrv": namesrv, "topic": TOPIC, **options}, streaming=False)
     for queue_id, count in enumerate(queue_counts(rows, queues)):
-        yield from fetch(Range(MessageQueue(TOPIC, "", queue_id), 0, count), (broker,), parsed)
+        yield from fetch(OffsetRange(MessageQueue(TOPIC, "", queue_id), 0, count), (broker,), parsed)
 
 
-def decode(piece: Piece, columns: list[str]) -> int:
+def decode(piece: PulledPiece, columns: list[str]) -> int:
     """A piece as the source decodes it."""
     return int(
         records.decode(
@@ -159,7 +159,7 @@ def measure(runs: int = 3, rows: int = 2_000_000, queues: int = 4) -> list[Row]:
         loaded_s = fill(servers.broker, TOPIC, rows, queues=queues, body_bytes=BODY_BYTES)
         found = [Row("load, in batches", rows / loaded_s, None, "rows/s")]
 
-        def source() -> Iterator[Piece]:
+        def source() -> Iterator[PulledPiece]:
             return pieces(servers.namesrv, servers.broker, rows, queues)
 
         for _ in range(2):

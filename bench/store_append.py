@@ -12,7 +12,7 @@ import threading
 import time
 
 from rocketspark.model.java import string_hash
-from rocketspark.store import Found, Store, StoreSettings
+from rocketspark.store import GetStatus, Store, StoreSettings
 
 
 def main() -> None:
@@ -109,7 +109,7 @@ def read_all(store: Store, queues: int, count: int, size: int) -> None:
     seen = 0
     for queue_id in range(queues):
         offset = 0
-        while (found := store.read("bench", queue_id, offset, size, 1 << 20)).status is Found.FOUND:
+        while (found := store.read("bench", queue_id, offset, size, 1 << 20)).status is GetStatus.FOUND:
             offset = found.next_offset
             seen += found.count
     spent, cpu = time.perf_counter() - begun, time.thread_time() - cpu_begun

@@ -16,9 +16,9 @@ from bench.many import Connections
 from bench.peers import Servers, both, cpu_seconds, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.report import Row, percentile, progress, show, values_row
-from rocketspark.protocol import sysflags
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MaxOffsetHeader, PullHeader
+from rocketspark.protocol.message import sysflags
 from rocketspark.transport.messages import request
 
 CONNECTIONS = 50

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.official import started
+
 
 class CommandError(Exception):
     """What the client threw: its error's type, text and, where it has one, response code."""
@@ -38,6 +40,7 @@ class Commanded:
     """
 
     def __init__(self, version: str, argv: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+        started(argv[0])
         self.version = version
         self.folder = folder
         self._ids = itertools.count(1)
@@ -64,7 +67,7 @@ class Commanded:
             self._process.stdin.flush()
         return answer
 
-    def call(self, command: str, *, call_timeout_s: float = 60, **args: Any) -> Any:
+    def call(self, command: str, *, call_timeout_s: float = 200, **args: Any) -> Any:
         """Runs a command of the client's side and returns its result.
 
         Raises:
@@ -91,7 +94,7 @@ class Commanded:
             # A consumer's stop stores its offsets and leaves its group. Others need not be waited for:
             # the Java 5.5.0 client's shutdown hangs 3 s now and then, joining a thread that polls.
             if kind in ("push", "lite"):
-                stopped.result(60)
+                stopped.result(120)
 
     def close(self) -> None:
         """Ends the process: by end of input, else by force."""

@@ -1,16 +1,22 @@
 """Marks by folder, and which tests share a worker, so that what is dear to start is started once.
 
-Rule: all that needs the official servers or clients goes to one worker, all that needs Spark to one, pipelines on it to
-one; other files are shared out whole.
+Rule: tests that share an official server or client, or a Spark session, go to one worker; other files are shared out
+whole.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.official import SHORT_LIVED, SMOKE, drives_official_software, watch
+from tests.processor_time import Costs
+
+from rocketspark.model import limited_log
 
 # Machines are shared: how long one example takes says nothing.
 settings.register_profile("shared-machine", deadline=None)
@@ -20,34 +26,76 @@ HERE = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("java", "spark")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Begun in the background of a shell: what tests start would never hear a Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
+        os.environ.setdefault(name, SHORT_LIVED)
+
+
+@pytest.fixture(autouse=True)
+def own_log_lines() -> None:
+    limited_log.forget_all()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
-    places = {group: place for place, group in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(group_of(item.nodeid), len(FIRST)))
+        if drives_official_software(item, folder) and item.nodeid not in SMOKE:
+            item.add_marker("official")
+    items.sort(key=lambda item: rank_of(group_of(item.nodeid)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    watch(item)
 
 
 # What takes longest is begun first, so that no worker is left with it in the end.
-FIRST = ("spark", "jvm", "pipelines")
+FIRST: tuple[str, ...] = (
+    "spark",
+    "clients",
+    "tests/spark/test_standalone.py",
+    "tests/spark/test_kills.py",
+    "java",
+    "mqadmin",
+    "stores",
+)
+FIRST += ("jvm", "pipelines", "tests/spark/test_demo.py", "tests/spark/test_exactly_once.py", "cpp", "go")
+
+# Those without the session of the others, by themselves.
+OWN_PROCESSES = {name for name in FIRST if name.startswith("tests/")}
+
+
+def rank_of(group: str) -> int:
+    """When a group is begun."""
+    return FIRST.index(group) if group in FIRST else len(FIRST)
 
 
 def group_of(node_id: str) -> str:
     """What a test shares its worker with; node ids are `tests/folder/file.py::name[parameters]`."""
     file, _, name = node_id.partition("::")
     parts = file.split("/")
-    if parts[:2] == ["tests", "spark"]:
+    if parts[:2] == ["tests", "spark"] and file not in OWN_PROCESSES:
         # Two sessions: one worker alone would be busy with them long after the other has done all else.
         return "pipelines" if parts[2] == "pipelines" else "spark"
-    if parts[:2] == ["tests", "java"] or "apache" in name or file in ONLY_OFFICIAL:
+    if node_id in SMOKE and parts[1] == "java":
         return "jvm"
-    return file
+    if parts[:2] == ["tests", "java"]:
+        return "mqadmin" if "mqadmin" in file else "stores" if "store" in file else "java"
+    if parts[1] in ("go", "cpp"):
+        return parts[1]
+    return "clients" if "apache" in name or file in ONLY_OFFICIAL else file
 
 
 # Files of tests/clients that always need the official servers or clients.
 ONLY_OFFICIAL = {
-    f"tests/clients/{name}.py" for name in ("test_asked", "test_signed", "test_with_java", "test_with_java_records")
+    f"tests/clients/{name}.py"
+    for name in ("test_asked", "test_signed", "test_slaves", "test_with_java", "test_with_java_records")
 }
 
 

@@ -17,8 +17,8 @@ from typing import IO, Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
 # Kills of the server are not tested here: what it would do for a power cut only takes time.
 OPTIONS = ["listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=60", "shared_buffers=16MB"]
 

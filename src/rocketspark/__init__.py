@@ -1,12 +1,15 @@
 """RocketSpark: a message system in Python that speaks Apache RocketMQ, with its data pipeline on Spark.
 
 Rule: importing the package is cheap; a name's module is imported when the name is first used.
+
+Start with client, broker.server or spark.source.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
     from rocketspark.client import (
@@ -31,18 +34,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "AsyncPullConsumer": "client.pull_consumer",
-    "AsyncPushConsumer": "client.push_consumer",
+    "AsyncPullConsumer": "client.consumer.pull_consumer",
+    "AsyncPushConsumer": "client.consumer.push_consumer",
     "PullConsumer": "client.sync",
     "PushConsumer": "client.sync",
-    "AsyncProducer": "client.producer",
+    "AsyncProducer": "client.producer.producer",
     "Producer": "client.sync",
-    "AsyncTransactionProducer": "client.transactions",
-    "Transaction": "client.transactions",
-    "TransactionProducer": "client.transactions",
-    "TransactionResult": "client.transactions",
-    "TransactionState": "client.transactions",
-    "split": "client.producer",
+    "AsyncTransactionProducer": "client.producer.transactions",
+    "Transaction": "client.producer.transactions",
+    "TransactionProducer": "client.producer.transactions",
+    "TransactionResult": "client.producer.transactions",
+    "TransactionState": "client.producer.transactions",
+    "split": "client.producer.producer",
     "SendResult": "client.results",
     "SendStatus": "client.results",
     "RocketSparkError": "errors",
@@ -72,8 +75,4 @@ __all__ = [
     "split",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes(__name__, _HOME)

@@ -14,6 +14,7 @@
           NoNameServer          no NameServer answers
           TooManyInFlight       too much is in flight already
         NoReply               sent, but no reply in time: it may have been carried out
+          RequestTimedOut       no consumer replied to a request in time
         ConnectionLost        the connection ended before the reply: it may have been carried out
       ServerError           a server replied with a code other than success
         RouteNotFound         the NameServer knows no broker for the topic
@@ -87,6 +88,11 @@ class TransportError(RocketSparkError):
         super().__init__(message)
         self.address = address
 
+    @property
+    def client_code(self) -> int:
+        """RocketMQ's ClientErrorCode."""
+        return self.code
+
 
 class NotSent(TransportError):
     """The request never left this process: it was certainly not carried out."""
@@ -108,6 +114,12 @@ class NoReply(TransportError):
     """The request was sent but not answered in time: it may have been carried out."""
 
     code = 10002
+
+
+class RequestTimedOut(NoReply):
+    """A message sent with `request` is stored, but no reply to it came in time."""
+
+    code = 10006
 
 
 class ConnectionLost(TransportError):
@@ -143,7 +155,9 @@ class ServerError(RocketSparkError):
 
 
 class RouteNotFound(ServerError):
-    """The NameServer knows no broker that has the topic."""
+    """The NameServer knows no broker that has the topic. `client_code`: RocketMQ's ClientErrorCode."""
+
+    client_code = 10005
 
     def __init__(self, topic: str, *, remark: str | None = None, address: str = "") -> None:
         super().__init__(
@@ -160,13 +174,15 @@ class RouteNotFound(ServerError):
 class BrokerNotFound(RouteNotFound):
     """No broker of the name that a queue gives is known for its topic."""
 
+    client_code = 10003
+
 
 class SendFailed(RocketSparkError):
     """A send gave up.
 
     `topic`; `attempts`: how many were made; `brokers`: names tried in order; `cost_ms`: time spent in all.
     `__cause__` is the error of the last attempt; `code` its response code, or RocketMQ's ClientErrorCode if no server
-    replied (10001 no connection, 10002 no reply in time); `remark` the server's text.
+    replied (10001 no connection, 10002 no reply in time, 10003 no such broker); `remark` the server's text.
     """
 
     def __init__(
@@ -180,7 +196,7 @@ class SendFailed(RocketSparkError):
         self.attempts = attempts
         self.brokers = brokers
         self.cost_ms = cost_ms
-        self.code: int | None = getattr(cause, "code", None)
+        self.code: int | None = getattr(cause, "client_code", getattr(cause, "code", None))
         self.remark: str = getattr(cause, "remark", "")
         self.retriable = bool(getattr(cause, "retriable", False))
         self.__cause__ = cause
@@ -204,7 +220,14 @@ class StoreLocked(StoreError):
 
 
 class StoreUnwritable(StoreError):
-    """The store stopped writing: a directory or file that cannot be written, or a failed flush."""
+    """The store stopped writing: a directory or file that cannot be written, or a failed flush.
+
+    `retriable`: nothing is lost and it may go on by itself (no file descriptor was free).
+    """
+
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
 
 
 class DatabaseFailed(RocketSparkError):

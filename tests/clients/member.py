@@ -20,15 +20,15 @@ def note(message: ReceivedMessage) -> None:
 
 
 def main() -> None:
-    namesrv, group, topic, backlog, ordered = sys.argv[1:]
+    namesrv, group, topic, process_queue, ordered = sys.argv[1:]
     consumer = PushConsumer(
         namesrv,
         group,
         consume_from="first",
         ordered=ordered == "1",
         threads=4,
-        pull_count_max=int(backlog) // 2,
-        backlog_count_max=int(backlog),
+        pull_count_max=int(process_queue) // 2,
+        backlog_count_max=int(process_queue),
         rebalance_interval_ms=500,
         commit_interval_ms=200,
     )

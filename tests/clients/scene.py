@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.patience import LIMIT_S
+
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import PullConsumer
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -38,7 +40,7 @@ class Scene:
         with SyncOperations(self.namesrv) as operations:
             return topic in operations.list_topics()
 
-    def stored(self, count: int, *, limit_s: float = 20) -> list[ReceivedMessage]:
+    def stored(self, count: int, *, limit_s: float = LIMIT_S) -> list[ReceivedMessage]:
         """The messages of the topic once there are `count`, each queue's in order."""
         found: list[ReceivedMessage] = []
         with PullConsumer(self.namesrv, f"look-{self.group}", consume_from="first", auto_commit=False) as consumer:
@@ -63,7 +65,7 @@ class Inbox:
             self._arrived.notify_all()
         return self._then(message)
 
-    def wait_for(self, count: int, *, limit_s: float = 30) -> list[ReceivedMessage]:
+    def wait_for(self, count: int, *, limit_s: float = LIMIT_S) -> list[ReceivedMessage]:
         """What was received, once that is `count` messages or the time is over."""
         with self._arrived:
             self._arrived.wait_for(lambda: len(self.received) >= count, limit_s)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.clients.scene import Inbox, Scene
+from tests.patience import LIMIT_S
 
 from rocketspark.client import Producer, PullConsumer, PushConsumer
 from rocketspark.errors import FilterIllegal
@@ -65,7 +66,7 @@ class Orderly:
         return sum(map(len, self.taken.values()))
 
 
-def until(condition: Any, limit_s: float = 30) -> None:
+def until(condition: Any, limit_s: float = LIMIT_S) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
@@ -187,7 +188,7 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
     def listener(message: ReceivedMessage) -> None:
         seen.append(message.reconsume_times)
         if message.reconsume_times == 0:
-            release.wait(30)
+            release.wait(120)
 
     with consumer(scene, listener, consume_timeout_ms=400), Producer(scene.namesrv, "pg") as producer:
         producer.send(scene.topic, b"slow")

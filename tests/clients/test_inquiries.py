@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 from tests.clients.scene import Scene
 
-from rocketspark.client import Producer
-from rocketspark.errors import ServerError
+from rocketspark.client import AsyncProducer, Producer
+from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 
 
@@ -41,3 +42,17 @@ def test_a_topic_is_made(scene: Scene) -> None:
         producer.create_topic(topic, queue_count=3)
         assert producer.send(topic, b"x").queue.topic == topic
         assert producer.queues(topic) == [MessageQueue(topic, "broker-a", i) for i in range(3)]
+
+
+def test_a_topic_is_made_with_its_flag(scene: Scene) -> None:
+    topic = f"{scene.topic}-unit"
+
+    async def flags() -> list[int]:
+        async with AsyncProducer(scene.namesrv, f"p-{scene.group}") as producer:
+            with pytest.raises(UsageError, match="topic_sys_flag -1"):
+                await producer.create_topic(topic, queue_count=1, topic_sys_flag=-1)
+            await producer.create_topic(topic, queue_count=1, topic_sys_flag=3)
+            route = await producer._instance.routes.get(topic)
+            return [queues.topic_sys_flag for queues in route.queues]
+
+    assert asyncio.run(flags()) == [3]

@@ -44,7 +44,7 @@ def test_order_of_a_sharding_key_under_asyncio_and_threads(scene: Scene) -> None
     asyncio.run(run())
     with Producer(scene.namesrv, "pg") as producer:
         for future in [producer.send_future(scene.topic, b"b%d" % i, sharding_key="b") for i in range(100)]:
-            future.result(10)
+            future.result(120)
     bodies = [m.body for m in scene.stored(200)]
     for key in (b"a", b"b"):
         assert [b for b in bodies if b.startswith(key)] == [key + b"%d" % i for i in range(100)]
@@ -118,3 +118,29 @@ def test_gathered_sends_have_their_own_results(scene: Scene) -> None:
     expected = asyncio.run(run())
     found = {m.body: (m.message_id, m.offset_message_id, m.queue_id, m.queue_offset) for m in scene.stored(300)}
     assert found == expected
+
+
+def test_a_queue_of_another_topic_is_refused(scene: Scene) -> None:
+    with Producer(scene.namesrv, "pg") as producer:
+        with pytest.raises(MessageIllegal, match="of its own topic"):
+            producer.send(scene.topic, b"x", queue=MessageQueue(f"{scene.topic}-other", "broker-a", 0))
+        assert producer.send(scene.topic, b"x", queue=scene.queue()).queue_offset == 0
+
+
+@pytest.mark.parametrize("linger_ms", [None, 5])
+def test_what_goes_to_one_key_stays_in_order_whatever_it_is(scene: Scene, linger_ms: float | None) -> None:
+    bodies = [b"%03d" % i + (b"x" * 5000 if i % 5 == 4 else b"") for i in range(60)]
+    with Producer(scene.namesrv, "pg", linger_ms=linger_ms) as producer:
+        for i, body in enumerate(bodies):
+            producer.send_future(scene.topic, body, sharding_key="k", timeout_ms=9000 if i % 7 == 6 else None)
+    assert [m.body for m in scene.stored(60)] == bodies
+
+
+def test_names_that_end_in_any_digits(scene: Scene) -> None:
+    topic = f"{scene.topic[:60]}1912345601"
+    with Producer(scene.namesrv, "pg1912345602") as producer:
+        producer.create_topic(topic, queue_count=1)
+        sent = producer.send(topic, b"x", flag=5)
+        assert (sent.queue.topic, sent.queue_offset) == (topic, 0)
+        found = producer.view_message(topic, sent.offset_message_id)
+        assert (found.body, found.flag, found.topic) == (b"x", 5, topic)

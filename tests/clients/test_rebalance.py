@@ -20,7 +20,7 @@ from rocketspark.model import MessageQueue
 
 QUEUES = 6
 BACKLOG = 32
-LIMIT_S = 60
+LIMIT_S = 120
 Place = tuple[int, int]
 
 

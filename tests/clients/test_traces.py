@@ -23,7 +23,7 @@ def traces(scene: Scene, topic: str, count: int) -> list[Trace]:
     found: list[Trace] = []
     with PullConsumer(scene.namesrv, f"look-{scene.group}", consume_from="first") as consumer:
         consumer.assign(consumer.queues(topic))
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while len(found) < count and time.monotonic() < end:
             for message in consumer.poll(500):
                 found += decode(message.body.decode())

@@ -102,6 +102,16 @@ def test_any_producer_of_the_group_is_asked(scene: Scene) -> None:
         assert {m.body.decode() for m in bank.asked} - ended_late(scene, "own") == {"left"}
 
 
+def test_a_producer_that_sends_nothing_is_asked(scene: Scene) -> None:
+    group = f"p-{scene.group}"
+    with TransactionProducer(scene.namesrv, group, listener=Bank()) as gone:
+        gone.send_in_transaction(scene.topic, b"left", argument=UNKNOWN)
+    bank = Bank("left")
+    with TransactionProducer(scene.namesrv, group, listener=bank, topics=[scene.topic]):
+        assert [m.body for m in scene.stored(1)] == [b"left"]
+    assert {m.body for m in bank.asked} == {b"left"}
+
+
 def test_coroutines_and_fields(scene: Scene) -> None:
     class Listener:
         async def execute(self, message: Message, transaction: Transaction) -> TransactionState:

@@ -20,7 +20,7 @@ from tests.java.mqadmin import until
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
-from rocketspark.client.assign import STRATEGIES
+from rocketspark.client.consumer.allocate_queues import STRATEGIES
 from rocketspark.errors import MessageIllegal
 from rocketspark.model import Message, ReceivedMessage
 
@@ -79,7 +79,7 @@ def our_consumer(scene: Scene, listener: Any, **options: Any) -> PushConsumer:
     return made
 
 
-def awaited(java: JavaDriver, consumer: str, count: int, timeout_ms: int = 40_000) -> list[dict[str, Any]]:
+def awaited(java: JavaDriver, consumer: str, count: int, timeout_ms: int = 120_000) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = java.call("push_await", name=consumer, count=count, timeout_ms=timeout_ms)
     return found
 
@@ -433,14 +433,14 @@ def test_offsets_and_pull_consumers(scene: Scene, java: JavaDriver) -> None:
     # Of another group: its end, which is not waited for, stores its own offsets.
     name = f"all-{scene.group}"
     java.call("lite_start", name=name, namesrv=scene.namesrv, group=name, topic=scene.topic)
-    got = java.call("lite_poll", name=name, count=30, timeout_ms=20_000)
+    got = java.call("lite_poll", name=name, count=30, timeout_ms=120_000)
     assert [body_of(one) for one in got] == [b"%d" % i for i in range(30)]
     java.submit("lite_stop", name=name)
     with PullConsumer(scene.namesrv, scene.group, auto_commit=False) as ours:
         ours.assign([scene.queue()])
         ours.seek(scene.queue(), 12)
         found: list[ReceivedMessage] = []
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while len(found) < 18 and time.monotonic() < end:
             found += ours.poll(500)
         assert [m.body for m in found] == [b"%d" % i for i in range(12, 30)]
@@ -448,6 +448,6 @@ def test_offsets_and_pull_consumers(scene: Scene, java: JavaDriver) -> None:
     queues = [java_queue(scene)]
     again = f"again-{scene.group}"
     java.call("lite_start", name=again, namesrv=scene.namesrv, group=scene.group, topic=scene.topic, assign=queues)
-    got = java.call("lite_poll", name=again, count=5, timeout_ms=20_000)
+    got = java.call("lite_poll", name=again, count=5, timeout_ms=120_000)
     java.submit("lite_stop", name=again)
     assert [body_of(one) for one in got] == [b"%d" % i for i in range(25, 30)]

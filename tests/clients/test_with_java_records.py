@@ -13,6 +13,7 @@ from tests.clients.test_transactions import COMMIT, ROLLBACK, UNKNOWN, Bank
 from tests.clients.test_with_java import java_reader
 from tests.java.driver import JavaDriver, body_of, message
 from tests.java.mqadmin import MqAdmin, same, until
+from tests.patience import LIMIT_MS
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer, TransactionProducer
@@ -76,7 +77,7 @@ def test_transactions_and_checks(scene: Scene, java: JavaDriver) -> None:
             assert (asked.topic, asked.tag, asked.keys) == (scene.topic, "T", ("a", "b"))
             assert asked.message_id == sent[2]["transaction_id"]
             assert {m.body.decode() for m in inbox.wait_for(5)} == names
-        got = java.call("push_await", name=theirs, count=5, timeout_ms=20_000)
+        got = java.call("push_await", name=theirs, count=5, timeout_ms=LIMIT_MS)
         assert {body_of(one).decode() for one in got} == names
     assert {m.body.decode() for m in inbox.received} == names
 
@@ -102,7 +103,7 @@ def test_traces_are_alike(scene: Scene, java: JavaDriver, mqadmin: MqAdmin) -> N
         plain = message(scene.topic, "body", tag="A", keys="k1 k2")
         (java_sent,) = java.call("send", name=theirs, messages=[plain])
         assert len(inbox.wait_for(2)) == 2
-        assert len(java.call("push_await", name=reader, count=2, timeout_ms=20_000)) == 2
+        assert len(java.call("push_await", name=reader, count=2, timeout_ms=LIMIT_MS)) == 2
         with TransactionProducer(scene.namesrv, f"p-{scene.group}", listener=Bank(), trace=topics["ours"]) as paying:
             paying.send_in_transaction(scene.topic, b"paid", argument=COMMIT, check_after_s=60, tag="A", keys="k1 k2")
         with java.started("transactor", group=f"t-{scene.group}", **started) as transactor:
@@ -110,7 +111,7 @@ def test_traces_are_alike(scene: Scene, java: JavaDriver, mqadmin: MqAdmin) -> N
             paid = message(scene.topic, "paid", tag="A", keys="k1 k2", properties=pairs)
             java.call("transactor_send", name=transactor, messages=[paid])
         assert len(inbox.wait_for(4)) == 4
-        assert len(java.call("push_await", name=reader, count=4, timeout_ms=20_000)) == 4
+        assert len(java.call("push_await", name=reader, count=4, timeout_ms=LIMIT_MS)) == 4
     # 4 messages are read, each with a record before and one after; 2 sends, one of them with its end.
     found = {who: traces(scene, topic, 11) for who, topic in topics.items()}
     for records in found.values():

@@ -16,6 +16,7 @@ from tests.java import test_java_client_on_ours as on_ours
 from tests.java import test_java_client_wholes as wholes
 from tests.java import test_scenarios as scenarios
 from tests.java.apache import ask
+from tests.patience import LIMIT_MS
 
 CONSUMER_CONNECTIONS, RUNNING_INFO, CONSUME_DIRECTLY = 203, 307, 309
 
@@ -91,7 +92,7 @@ def test_polls_bring_everything_and_acknowledge_it(scene: on_ours.Scene) -> None
     scene.create(queues=1)
     scene.fill([f"{n}" for n in range(30)])
     with scene.java.started("lite", namesrv=scene.namesrv, group=scene.group, topic=scene.topic) as consumer:
-        received = scene.java.call("lite_poll", name=consumer, count=30, timeout_ms=15_000)
+        received = scene.java.call("lite_poll", name=consumer, count=30, timeout_ms=LIMIT_MS)
     assert scenarios.bodies(received) == [f"{n}" for n in range(30)]
     assert scene.committed(0) == 30
 
@@ -107,7 +108,7 @@ def test_a_consumer_is_seen_and_asked(scene: on_ours.Scene) -> None:
         return answer.body
 
     with scene.pusher() as consumer:
-        scene.java.call("push_await", name=consumer, count=1, timeout_ms=15_000)
+        scene.java.call("push_await", name=consumer, count=1, timeout_ms=LIMIT_MS)
         seen = json.loads(asked(CONSUMER_CONNECTIONS))
         [connection] = seen["connectionSet"]
         assert connection["language"] == "GO"
@@ -119,7 +120,7 @@ def test_a_consumer_is_seen_and_asked(scene: on_ours.Scene) -> None:
         assert b'{"topic":"%b","brokerName":"broker-a","queueId":1}:' % scene.topic.encode() in info
         place = {"topic": scene.topic, "msgId": sent["offset_message_id"], "brokerName": "broker-a"}
         assert json.loads(asked(CONSUME_DIRECTLY, **client, **place))["consumeResult"] == 0  # Its number for success.
-        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=15_000)
+        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=LIMIT_MS)
         assert scenarios.bodies(received) == ["seen", "seen"]
 
 

@@ -28,13 +28,18 @@ QUICK = {
 PATIENT = {"waitTimeMillsInSendQueue": "5000"}
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def java_tools() -> None:
     """Without JDK or jars the tests are skipped by hand-run pytest; with CI=true that is a failure."""
     if missing := missing_tools():
         if os.environ.get("CI", "").lower() in ("1", "true"):
             pytest.fail(missing)
         pytest.skip(missing)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tools_are_there(java_tools: None) -> None:
+    """Every test of this folder needs them."""
 
 
 @pytest.fixture(scope="session")

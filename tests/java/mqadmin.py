@@ -20,10 +20,12 @@ from typing import Any
 
 from tests.java.apache import SERVER_JARS, ask
 from tests.java.driver import JavaDriver, java_tool, message
+from tests.official import started
+from tests.patience import LIMIT_MS, LIMIT_S
 
 LOOP = Path(__file__).parent / "tools" / "MqAdminLoop.java"
 # One command takes some 20 ms; this ends a JVM that hangs.
-COMMAND_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S = LIMIT_S
 # Java's stack, and where its errors are explained.
 _NOISE = ("\tat ", "\t...", "For more information", "See https://")
 _PLACEHOLDERS = {
@@ -42,6 +44,7 @@ class MqAdmin:
     """mqadmin commands on one NameServer. `home`: folder for what they write."""
 
     def __init__(self, home: Path, namesrv: str, broker: str) -> None:
+        started("mqadmin")
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self._namesrv = namesrv
@@ -123,7 +126,7 @@ def table(lines: list[str]) -> dict[str, str]:
     return {p[0].rstrip(" :="): p[1] if len(p) > 1 else "" for p in pairs}
 
 
-def until(found: Callable[[], Any], timeout_s: float = 40) -> Any:
+def until(found: Callable[[], Any], timeout_s: float = LIMIT_S) -> Any:
     """Calls until the answer is true, and returns it."""
     deadline = time.monotonic() + timeout_s
     while not (answer := found()):
@@ -210,7 +213,7 @@ class Stage:
     def consume(self, group: str, topic: str, count: int, **options: Any) -> None:
         """Consumes so many messages and leaves: its offsets are stored then."""
         with self.pusher(group, topic, **options) as consumer:
-            received = self.java.call("push_await", name=consumer, count=count, timeout_ms=30_000)
+            received = self.java.call("push_await", name=consumer, count=count, timeout_ms=LIMIT_MS)
         assert len(received) == count
 
     def counted(self, name: str, key: str) -> int:

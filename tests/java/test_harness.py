@@ -1,13 +1,20 @@
-"""The harness itself: the official client against the official servers, so that a failure elsewhere is ours."""
+"""The harness itself: the official client against the official servers, so that a failure elsewhere is ours.
+
+And mqadmin once on ours, without the stage that its own tests need.
+"""
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.java.apache import ApacheCluster
 from tests.java.conftest import DriverFactory
 from tests.java.driver import CLIENT_VERSIONS, JavaError, body_of, message
+from tests.java.mqadmin import MqAdmin
+from tests.patience import LIMIT_MS
 
 
 @pytest.mark.parametrize("version", CLIENT_VERSIONS)
@@ -23,7 +30,7 @@ def test_client_sends_and_consumes(java_driver: DriverFactory, apache: ApacheClu
 
     subscriptions = [{"topic": topic, "tags": "a"}]
     with java.started("push", namesrv=apache.namesrv, group=f"{topic}-group", subscriptions=subscriptions) as consumer:
-        [received] = java.call("push_await", name=consumer, count=1, timeout_ms=15_000)
+        [received] = java.call("push_await", name=consumer, count=1, timeout_ms=LIMIT_MS)
     assert body_of(received) == b"hello"
     assert received["tag"] == "a"
     assert received["keys"] == "k1"
@@ -58,3 +65,12 @@ def test_java_errors_come_back(java_driver: DriverFactory, apache: ApacheCluster
     ):
         java.call("send", name=producer, messages=[message("no good topic!", "x")])
     assert failed.value.kind == "MQClientException"
+
+
+def test_mqadmin_makes_a_topic_and_finds_it(ours: Any, tmp_path: Path) -> None:
+    with closing(MqAdmin(tmp_path, ours.namesrv, ours.broker)) as mqadmin:
+        made = mqadmin("updateTopic", "-b", ours.broker, "-t", "commanded", "-r", "3", "-w", "3")
+        assert made[0] == "create topic to BROKER success."
+        assert "commanded" in mqadmin("topicList")
+        assert '"readQueueNums":3' in "".join(mqadmin("topicRoute", "-t", "commanded"))
+        assert mqadmin.refusal("topicRoute", "-t", "none").startswith("17 ")

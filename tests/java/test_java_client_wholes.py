@@ -12,6 +12,7 @@ import pytest
 from tests.java.conftest import DriverFactory
 from tests.java.driver import body_of, message
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
+from tests.patience import LIMIT_MS
 
 both_versions = pytest.mark.parametrize("scene", CLIENTS, indirect=True, ids=lambda value: "-".join(value))
 
@@ -46,8 +47,8 @@ def test_transactions_end_as_they_were_decided(scene: Scene) -> None:
             ],
         )
         assert [r["status"] for r in sent] == ["SEND_OK"] * 4
-        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=20_000)
-        deadline = time.monotonic() + 20
+        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=LIMIT_MS)
+        deadline = time.monotonic() + 120
         undecided = {"found by the check", "dropped by the check"}
         while not undecided <= {a["body"] for a in scene.java.call("transactor_checked", name=transactor)}:
             assert time.monotonic() < deadline, "not asked"
@@ -55,7 +56,7 @@ def test_transactions_end_as_they_were_decided(scene: Scene) -> None:
         # Both were asked for, nothing comes after: not even what is sent last comes before it.
         last = [in_transaction(scene, "last", "COMMIT_MESSAGE")]
         scene.java.call("transactor_send", name=transactor, messages=last)
-        received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=20_000)
+        received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=LIMIT_MS)
         asked = scene.java.call("transactor_checked", name=transactor)
     ids = {body_of(m).decode(): m["properties"]["UNIQ_KEY"] for m in received}
     assert sorted(body_of(m).decode() for m in received) == ["committed", "found by the check", "last"]
@@ -80,7 +81,7 @@ def test_an_orderly_consumer_gets_each_queue_in_order_and_again_from_where_it_fa
                 )
     # Each message fails once: it comes again before any other of its queue.
     with scene.pusher(orderly=True, fail_first=1, retry_pause_ms=100) as consumer:
-        received = scene.java.call("push_await", name=consumer, count=40, timeout_ms=30_000)
+        received = scene.java.call("push_await", name=consumer, count=40, timeout_ms=LIMIT_MS)
     for queue_id in range(2):
         bodies = [body_of(m).decode() for m in received if m["queue_id"] == queue_id]
         assert bodies == [f"{queue_id}-{number}" for number in range(10) for _ in range(2)]
@@ -113,9 +114,9 @@ def test_sql_chooses_by_properties(scene: Scene) -> None:
     with scene.producer() as producer:
         scene.java.call("send", name=producer, messages=sending, queue=scene.queue(0))
     with scene.java.started("push", namesrv=scene.namesrv, group=scene.group, subscriptions=subscriptions) as consumer:
-        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=15_000)
+        received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=LIMIT_MS)
         with scene.producer() as producer:
             scene.java.call("send", name=producer, messages=sending[-2:], queue=scene.queue(0))
-        received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=15_000)
+        received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=LIMIT_MS)
     # Its listeners run side by side.
     assert sorted(body_of(m).decode() for m in received) == ["5 red", "9 red", "9 red"]

@@ -10,6 +10,7 @@ import time
 
 from tests.java.apache import ask, committed_offset
 from tests.java.mqadmin import Stage, same, table, until
+from tests.patience import LIMIT_MS
 
 PROGRESS = "#Topic #Broker Name #QID #Broker Offset #Consumer Offset #Diff #Inflight #LastTime"
 
@@ -302,7 +303,7 @@ def test_a_live_consumer_goes_on_where_it_is_reset_to(stage: Stage) -> None:
     stage.create("Again", 1)
     stage.send("Again", 0, 4)
     with stage.pusher("repeaters", "Again") as consumer:
-        assert len(stage.java.call("push_await", name=consumer, count=4, timeout_ms=30_000)) == 4
+        assert len(stage.java.call("push_await", name=consumer, count=4, timeout_ms=LIMIT_MS)) == 4
         stage.mqadmin("resetOffsetByTime", "-g", "repeaters", "-t", "Again", "-s", "0")
-        received = stage.java.call("push_await", name=consumer, count=8, timeout_ms=30_000)
+        received = stage.java.call("push_await", name=consumer, count=8, timeout_ms=LIMIT_MS)
     assert sorted(m["queue_offset"] for m in received) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -297,7 +297,7 @@ def test_monitoring(stage: Stage) -> None:
         ]
 
     same(
-        until(reports, timeout_s=100)[:1],
+        until(reports)[:1],
         "UndoneMsgs [consumerGroup=buyers, topic=Orders, undoneMsgsTotal=0, undoneMsgsSingleMQ=0,"
         " undoneMsgsDelayTimeMills=0]",
     )

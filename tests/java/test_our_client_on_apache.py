@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.java.apache import ApacheCluster, committed_offset
 from tests.java.driver import JavaDriver, body_of, message
+from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
 from rocketspark.errors import MessageIllegal, RocketSparkError
@@ -45,7 +46,7 @@ class Scene:
 
         The Java broker answers a send before its queue shows the message.
         """
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         with self.java.started("pull", namesrv=self.namesrv, group=LOOKERS) as puller:
             while True:
                 stored = [
@@ -62,7 +63,7 @@ class Scene:
         place = self.java_queue(queue_id)
         with self.java.started("producer", namesrv=self.namesrv, group="java-producers") as producer:
             results: list[dict[str, Any]] = self.java.call("send", name=producer, messages=messages, queue=place)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         with self.java.started("pull", namesrv=self.namesrv, group=LOOKERS) as puller:
             while self.java.call("offsets", name=puller, queue=place)["max"] <= results[-1]["queue_offset"]:
                 assert time.monotonic() < deadline, "the queue does not show what was sent"
@@ -87,7 +88,7 @@ class Inbox:
             self._arrived.notify_all()
             return len(self.received) > self._fail_first
 
-    def wait_for(self, count: int, timeout_s: float = 15) -> list[ReceivedMessage]:
+    def wait_for(self, count: int, timeout_s: float = LIMIT_S) -> list[ReceivedMessage]:
         with self._arrived:
             self._arrived.wait_for(lambda: len(self.received) >= count, timeout_s)
             return list(self.received)
@@ -204,7 +205,7 @@ def test_we_read_what_java_sends(scene: Scene) -> None:
     assert (plain.message_id, plain.offset_message_id) == (sent["message_id"], sent["offset_message_id"])
     assert (plain.born_time_ms, plain.store_time_ms) == (java_plain["born_time_ms"], java_plain["store_time_ms"])
     assert (plain.born_host, plain.store_host) == (java_plain["born_host"], java_plain["store_host"])
-    assert (plain.log_position, plain.stored_bytes) == (java_plain["log_position"], java_plain["stored_bytes"])
+    assert (plain.physical_offset, plain.stored_bytes) == (java_plain["log_position"], java_plain["stored_bytes"])
     assert compressed.body == large
 
 
@@ -243,7 +244,7 @@ def test_push_with_tags(scene: Scene) -> None:
         started = time.monotonic()
         scene.send_by_java([message(scene.topic, "late d", tag="d"), message(scene.topic, "late a", tag="a")], 1)
         received = inbox.wait_for(21)
-        assert time.monotonic() - started < 12
+        assert time.monotonic() - started < 50
     wanted = [f"{index}" for index in range(40) if "abcd"[index % 4] in "ac"] + ["late a"]
     assert sorted(one.body.decode() for one in received) == sorted(wanted)
     # A consumer that ends has committed what it did: all but the filtered rest behind the last match.
@@ -271,7 +272,7 @@ def test_our_consumer_and_a_java_one_share_a_group(scene: Scene) -> None:
         with scene.java.started(
             "push", namesrv=scene.namesrv, group=scene.group, subscriptions=subscriptions
         ) as java_consumer:
-            deadline = time.monotonic() + 25
+            deadline = time.monotonic() + 120
             while not (len(ours()) == len(theirs(java_consumer)) == 2 and ours().isdisjoint(theirs(java_consumer))):
                 assert time.monotonic() < deadline, f"ours {ours()}, theirs {theirs(java_consumer)}"
                 time.sleep(0.05)
@@ -280,10 +281,10 @@ def test_our_consumer_and_a_java_one_share_a_group(scene: Scene) -> None:
             with Producer(scene.namesrv, "our-producers") as producer:
                 for queue_id in range(4):
                     producer.send(scene.topic, b"%d" % queue_id, queue=scene.queue(queue_id))
-            received = scene.java.call("push_await", name=java_consumer, count=2, timeout_ms=15_000)
+            received = scene.java.call("push_await", name=java_consumer, count=2, timeout_ms=LIMIT_MS)
             assert {found["queue_id"] for found in received} == {0, 1, 2, 3} - share
             assert {one.queue_id for one in inbox.wait_for(2)} == share
-        deadline = time.monotonic() + 25
+        deadline = time.monotonic() + 120
         while ours() != {0, 1, 2, 3}:
             assert time.monotonic() < deadline, f"ours {ours()}"
             time.sleep(0.05)
@@ -297,7 +298,7 @@ def test_failed_message_comes_again(scene: Scene) -> None:
     consumer.listen(inbox)
     with consumer:
         scene.send_by_java([message(scene.topic, "unlucky", tag="t", keys="k")])
-        received = inbox.wait_for(2, timeout_s=40)
+        received = inbox.wait_for(2)
     first, again = received
     assert again.reconsume_times == 1
     assert (again.body, again.topic, again.tag, again.keys) == (b"unlucky", scene.topic, "t", ("k",))

@@ -16,6 +16,7 @@ from tests.java.conftest import DriverFactory
 from tests.java.driver import body_of
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
 from tests.live.support import run, until
+from tests.patience import LIMIT_MS
 
 # Clients wait 10 s and for their next rebalance, up to 20 s, before they go on from where they were told to.
 WAIT_MS = 50_000
@@ -43,12 +44,12 @@ def test_consumers_go_back_when_they_are_told_to(java_driver: DriverFactory, our
             scene.fill(["one", "two"])
             consumers.append(stack.enter_context(scene.pusher()))
         for scene, consumer in zip(scenes, consumers, strict=True):
-            received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=20_000)
+            received = scene.java.call("push_await", name=consumer, count=2, timeout_ms=LIMIT_MS)
             assert sorted(map(body_of, received)) == [b"one", b"two"]
 
         async def committed() -> None:
             # The broker goes by what the group committed.
-            await until(lambda: all(s.committed(0) == 2 for s in scenes), 20)
+            await until(lambda: all(s.committed(0) == 2 for s in scenes))
 
         run(committed())
         for scene in scenes:

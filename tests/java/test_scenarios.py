@@ -15,11 +15,12 @@ from tests.commanded import CommandError, body_of, message
 from tests.java.apache import ask
 from tests.java.conftest import DriverFactory
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
+from tests.patience import LIMIT_S
 
 both_versions = pytest.mark.parametrize("scene", CLIENTS, indirect=True, ids=lambda value: "-".join(value))
 
 GROUP_SETTINGS = 200
-MANY = 20_000
+MANY = 120_000
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def scene(request: pytest.FixtureRequest, java_driver: DriverFactory, ours: Any)
     return Scene(java_driver(version, serialization), ours, f"{test}-{version.replace('.', '')}")
 
 
-def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], limit_s: float = 20) -> Any:
+def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], limit_s: float = LIMIT_S) -> Any:
     """What `look` gives once it is as wanted; the clients' errors on the way count as not yet."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -272,7 +273,6 @@ def test_offsets_are_reset_under_a_running_consumer(scene: Scene) -> None:
         received = eventually(
             lambda: scene.java.call("push_await", name=consumer, count=4, timeout_ms=1000),
             lambda found: bodies(found).count("new") == 2 and "newest" in bodies(found),
-            limit_s=40,
         )
     assert bodies(received).count("old") == 1
 

@@ -97,7 +97,7 @@ def read_all(
 
     The Java broker answers a send before its queue shows the message.
     """
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     with java.started("pull", namesrv=server.namesrv, group=GROUP) as puller:
         while True:
             everything = {}
@@ -114,7 +114,7 @@ def read_all(
 
 
 def commit(java: JavaDriver, server: Server, offsets: list[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     with java.started("pull", namesrv=server.namesrv, group=GROUP) as puller:
         while True:
             for place, offset in zip(QUEUES, offsets, strict=True):

@@ -28,8 +28,9 @@ from tests.java.test_store_exchange import (
     queue,
     read_all,
 )
+from tests.patience import LIMIT_MS, LIMIT_S
 
-from rocketspark.protocol import java_json
+from rocketspark.protocol.json import java_json
 
 # Half messages are checked by ours alone; offsets reach the disk soon.
 THEIRS = SMALL_FILES | {
@@ -54,7 +55,7 @@ def start(namesrv: ApacheNamesrv, tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def until(holds: Callable[[], Any], what: str, limit_s: float = 60) -> Any:
+def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
     deadline = time.monotonic() + limit_s
     while not (found := holds()):
         assert time.monotonic() < deadline, f"{what}: not within {limit_s} s"
@@ -106,18 +107,18 @@ def fail_once(java: JavaDriver, server: Server, mark: str) -> None:
     with java.started("producer", namesrv=server.namesrv, group="exchange-writers") as producer:
         java.call("send", name=producer, messages=[message("work", f"{mark} done")], queue=WORK)
         with java.started("push", **wanted) as consumer:
-            java.call("push_await", name=consumer, count=1, timeout_ms=30_000)
+            java.call("push_await", name=consumer, count=1, timeout_ms=LIMIT_MS)
         until(lambda: committed_offset(server.broker, WORKERS, "work", 0) == 1, "the first commit")
         with java.started("push", fail_first=1, **wanted) as consumer:
             java.call("send", name=producer, messages=[message("work", f"{mark} failed")], queue=WORK)
-            java.call("push_await", name=consumer, count=1, timeout_ms=30_000)
+            java.call("push_await", name=consumer, count=1, timeout_ms=LIMIT_MS)
     until(lambda: committed_offset(server.broker, WORKERS, "work", 0) == 2, "the commit")
 
 
 def work_again(java: JavaDriver, server: Server, mark: str) -> None:
     """The failed message comes to the next consumer, and nothing else."""
     with java.started("push", namesrv=server.namesrv, group=WORKERS, subscriptions=[{"topic": "work"}]) as consumer:
-        found = java.call("push_await", name=consumer, count=1, timeout_ms=60_000)
+        found = java.call("push_await", name=consumer, count=1, timeout_ms=LIMIT_MS)
         assert [(body_of(m).decode(), m["reconsume_times"]) for m in found] == [(f"{mark} failed", 1)]
     until(lambda: committed_offset(server.broker, WORKERS, f"%RETRY%{WORKERS}", 0), "the retry's commit")
 

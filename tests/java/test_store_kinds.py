@@ -25,11 +25,12 @@ from tests.java.test_store_exchange import (
     read_all,
 )
 from tests.java.test_store_from_java import until
+from tests.patience import LIMIT_MS
 
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import record, record_crc
+from rocketspark.protocol.message import record, record_crc
 from rocketspark.store import Store, StoreSettings
-from rocketspark.store.queue_ext import is_address
+from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
 KINDS = SMALL_FILES | {
     "enableConsumeQueueExt": "true",
@@ -143,7 +144,7 @@ def look_into(store: Path, copy: Path) -> None:
         assert record_crc.is_right(view)
     units = 0
     for place in QUEUES:
-        found_queue = opened.queue_index.find(place["topic"], place["queue_id"])
+        found_queue = opened.consume_queues.find(place["topic"], place["queue_id"])
         assert found_queue is not None
         assert found_queue.ext is not None
         for position, _, code in found_queue.units(0, found_queue.next):
@@ -172,7 +173,7 @@ def test_every_kind_of_file_goes_there_and_back(
         # The consumer's group is known to the broker, and so is its filter.
         until(lambda: ask(server.broker, 38, ext_fields={"consumerGroup": "by-price"}).code == 0, "the heartbeat")
         fill(java, server, "first", rounds=120)
-        passed = java.call("push_await", name=consumer, count=4 * 19, timeout_ms=60_000)
+        passed = java.call("push_await", name=consumer, count=4 * 19, timeout_ms=LIMIT_MS)
         assert len(passed) == 4 * 19
     in_batches = send_batched(java, server, "first", [0, 0])
     count = 4 * 120 + OTHERS + sum(in_batches)

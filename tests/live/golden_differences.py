@@ -279,7 +279,6 @@ ROWS: list[Row] = [
     Row(
         "admin_producer_connection", "*", "body.data.CLIENT_INNER_PRODUCER.#*", anything, "one whose end was overtaken"
     ),
-    Row("admin_consumer_connection", "*", "body.*.subVersion", time, "when it subscribed"),
     Row(
         "broker_unregister",
         "",

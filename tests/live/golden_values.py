@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rocketspark.protocol import java_json
+from rocketspark.protocol.json import java_json
 
 
 class Seen(NamedTuple):

@@ -17,26 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.support import beat, create, pull_header, records, send_header
+from tests.patience import LIMIT_S
 
 from rocketspark import AsyncProducer, AsyncPushConsumer, ReceivedMessage
 from rocketspark.broker.settings import settings_from
 from rocketspark.errors import RocketSparkError, RouteNotFound, SendFailed, TransportError
-from rocketspark.protocol import batch, headers, properties, record, sysflags
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, OffsetReply, PullReply, SendReply
-from rocketspark.protocol.record import Record
+from rocketspark.protocol.message import batch, properties, record, sysflags
+from rocketspark.protocol.message.record import Record
 from rocketspark.store import Store
 from rocketspark.testing import ServerProcess
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 
 MIXED, CLIENT, REMADE = "mixed", "by-client", "remade"
 QUEUES = 4
 SENDERS = 16
 CLIENT_SENDERS = 3
 # A server that has just been started may have much to do.
-ANSWER_MS = 20_000
+ANSWER_MS = 120_000
 GROUP, PRODUCERS = "followers", "PG"
 COMMIT, ROLLBACK = 8, 12
 CONFIG: dict[str, object] = {
@@ -102,11 +104,12 @@ class Found:
 
 @dataclass
 class Cycles:
-    """The run. `say` gets a line per cycle."""
+    """The run. `say` gets a line per cycle; `least`: so many sends are acknowledged in each before the kill."""
 
     server: ServerProcess
     seed: int
     say: Callable[[str], None] = lambda line: None
+    least: int = 0
     sent: dict[int, Sent] = field(default_factory=dict)
     # By number, as last looked through; and per queue up to where that was.
     found: dict[int, list[Found]] = field(default_factory=lambda: defaultdict(list))
@@ -158,6 +161,11 @@ class Cycles:
         tasks.append(asyncio.ensure_future(self._remake(peers[1])))
         load_s = self.chance.uniform(0.2, 0.9)
         await asyncio.sleep(load_s)
+        clients = len(self.client_sent)
+        await self._until(
+            lambda: self._answered(count) >= self.least and len(self.client_sent) >= clients + self.least // 10,
+            "sends acknowledged",
+        )
         how = "stopped" if self.chance.random() < 0.1 else "killed"
         await asyncio.to_thread(self.server.stop if how == "stopped" else self.server.kill)
         for done in await asyncio.gather(*tasks, return_exceptions=True):
@@ -173,9 +181,9 @@ class Cycles:
         start_s = time.monotonic() - began
         began = time.monotonic()
         looked = await self._look(from_start=False)
-        answered = sum(self.sent[n].done for n in range(count, len(self.sent)))
         self.say(
-            f"cycle {cycle}: {how} after {load_s:.2f} s, {len(self.sent) - count} sent, {answered} acknowledged,"
+            f"cycle {cycle}: {how} after {load_s:.2f} s, {len(self.sent) - count} sent,"
+            f" {self._answered(count)} acknowledged,"
             f" ready again in {start_s:.2f} s,"
             f" {looked} messages right in {time.monotonic() - began:.2f} s; in all {len(self.sent)} sent,"
             f" {len(self.client_sent)} by the client, {len(self.consumed)} consumed"
@@ -183,6 +191,9 @@ class Cycles:
         self.recent = count
         # What is kept of a long run would be looked through by the collector again and again, for seconds.
         gc.freeze()
+
+    def _answered(self, first: int) -> int:
+        return sum(self.sent[n].done for n in range(first, len(self.sent)))
 
     async def _kill_at_start(self) -> None:
         starting = asyncio.ensure_future(asyncio.to_thread(self.server.start))
@@ -200,7 +211,7 @@ class Cycles:
         await beat(peers[0], client_id="c0", group=GROUP, producer=PRODUCERS, topics={MIXED: "*"})
         follow = [asyncio.ensure_future(self._follow(peers[1], queue_id)) for queue_id in range(QUEUES)]
         wanted = {number for number, sent in self.sent.items() if sent.wanted}
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + LIMIT_S
         while missing := wanted - self.found.keys():
             assert time.monotonic() < end_s, f"lost: {[self.sent[n] for n in sorted(missing)[:5]]}"
             await asyncio.sleep(0.2)
@@ -213,9 +224,9 @@ class Cycles:
         await asyncio.gather(*follow)
 
     async def _until(self, true: Callable[[], bool], what: str) -> None:
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + LIMIT_S
         while not true():
-            assert time.monotonic() < end_s, f"not within 30 s: {what}"
+            assert time.monotonic() < end_s, f"not within {LIMIT_S:.0f} s: {what}"
             await asyncio.sleep(0.05)
 
     # -- load ------------------------------------------------------------------------------------------------------
@@ -286,7 +297,7 @@ class Cycles:
     def _checked(self, peer: Peer, request: Any, body: bytes) -> None:
         sent = self.sent[_number(record.decode(body))]
         assert sent.kind in ("commit", "rollback", "open")
-        end = _end(request.ext.half_offset, request.ext.log_position, commits=sent.commits)
+        end = _end(request.ext.half_offset, request.ext.physical_offset, commits=sent.commits)
         peer.oneway(RequestCode.END_TRANSACTION, end)
 
     async def _remake(self, peer: Peer) -> None:
@@ -434,7 +445,7 @@ class Cycles:
             hits = sorted(stored.position for stored in records(reply))
             wanted = sorted(copy.position for copy in self.found[number])
             assert hits == wanted, number
-            view = headers.ViewMessageHeader(log_position=wanted[0])
+            view = headers.ViewMessageHeader(physical_offset=wanted[0])
             (seen,) = records(
                 (await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, view, timeout_ms=ANSWER_MS)).raise_for_code("view")
             )
@@ -504,19 +515,25 @@ def _end(half_offset: int, position: int, *, commits: bool) -> EndTransactionHea
         topic=MIXED,
         producer_group=PRODUCERS,
         half_offset=half_offset,
-        log_position=position,
+        physical_offset=position,
         outcome=COMMIT if commits else ROLLBACK,
     )
 
 
 def run_cycles(
-    root: Path, cycles: int, seed: int, say: Callable[[str], None] = lambda line: None, *, flush: str = "ASYNC_FLUSH"
+    root: Path,
+    cycles: int,
+    seed: int,
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    flush: str = "ASYNC_FLUSH",
+    least: int = 0,
 ) -> Cycles:
     """So many kills of a server over one store; fails at the first thing that is wrong."""
     import uvloop
 
     server = ServerProcess(root / "store", config=CONFIG | {"flushDiskType": flush})
-    run = Cycles(server, seed, say)
+    run = Cycles(server, seed, say, least)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run.run(cycles))

@@ -10,19 +10,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.patience import LIMIT_S
+
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.namesrv.server import NameServer
-from rocketspark.protocol import bodies, headers, properties, record
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.record import Record
-from rocketspark.transport.dial import dial
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.message import properties, record
+from rocketspark.protocol.message.record import Record
+from rocketspark.transport.connections import dial
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 
 T = TypeVar("T")
-LIMIT_S = 30.0
+
 TOPIC = "T"
 GROUP = "G"
 
@@ -38,7 +42,7 @@ def run(main: Coroutine[Any, Any, T], limit_s: float = LIMIT_S) -> T:
         return runner.run(limited())
 
 
-async def until(true: Callable[[], T], limit_s: float = 5.0) -> T:
+async def until(true: Callable[[], T], limit_s: float = LIMIT_S) -> T:
     """Wait until `true()` holds, looking every few ms; returns what it gave."""
     end = time.monotonic() + limit_s
     while not (found := true()):
@@ -106,7 +110,7 @@ class Called:
     def _take(self, peer: Peer, request: Any, body: bytes) -> None:
         self.came.put_nowait((request.code, request.ext))
 
-    async def next(self, limit_s: float = 3.0) -> tuple[int, Any]:
+    async def next(self, limit_s: float = LIMIT_S) -> tuple[int, Any]:
         return await asyncio.wait_for(self.came.get(), limit_s)
 
 

@@ -28,7 +28,6 @@ from tests.live.support import (
 from tests.unit.protocol.golden import frames
 
 from rocketspark.broker.settings import parse_properties
-from rocketspark.protocol import java_json
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     ConsumerStatsHeader,
@@ -45,6 +44,7 @@ from rocketspark.protocol.headers.admin import (
     ResumeCheckHeader,
     StatsHeader,
 )
+from rocketspark.protocol.json import bodies, java_json
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 
@@ -574,7 +574,7 @@ def test_a_half_message_that_was_given_up_is_checked_again(tmp_path: Path) -> No
             end = EndTransactionHeader(
                 producer_group="P",
                 half_offset=high - 1,
-                log_position=position,
+                physical_offset=position,
                 outcome=8,
                 message_id="",
                 transaction_id="",
@@ -679,5 +679,24 @@ def test_topics_by_unit(tmp_path: Path) -> None:
                 await create(peer, topic, topic_sys_flag=flag)
             found = [(await document(names_peer, code))["topicList"] for code in (311, 312, 313)]
             assert [sorted(topics) for topics in found] == [["Both", "Unit"], ["Both", "Subscribed"], ["Subscribed"]]
+
+    run(main())
+
+
+def test_the_flag_of_a_topic_is_kept_and_told(tmp_path: Path) -> None:
+    async def flags(server: Any, peer: Peer) -> tuple[int, int]:
+        reply = await peer.request(RequestCode.GET_ALL_TOPIC_CONFIG)
+        told = java_json.decode(reply.raise_for_code("topics").body, bodies.TopicConfigTable).topic_config_table
+        registered = server._topics.wrapper().topic_config_table
+        return told[TOPIC].topic_sys_flag, registered[TOPIC].topic_sys_flag
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, topic_sys_flag=3)
+            assert await flags(server, peer) == (3, 3)
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert await flags(server, peer) == (3, 3)
+            await create(peer)
+            assert await flags(server, peer) == (0, 0)
 
     run(main())

@@ -23,10 +23,11 @@ from tests.live.support import (
 )
 
 from rocketspark.errors import ServerError
-from rocketspark.protocol import batch, headers, message_ids, properties, record
-from rocketspark.protocol.batch import BatchItem
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendReply
+from rocketspark.protocol.message import batch, message_ids, properties, record
+from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 
@@ -124,7 +125,7 @@ def test_what_does_not_fit_the_kind_of_queue_is_refused(tmp_path: Path) -> None:
             await create_group(peer)
             reply = await send(peer, batch.encode(items(2)), "batched", code=320, batch=True, pairs={"UNIQ_KEY": "O"})
             position = message_ids.parse_offset_message_id(reply.header(SendReply).message_id)[2]
-            back = headers.SendBackHeader(log_position=position, group=GROUP, delay_level=0)
+            back = headers.SendBackHeader(physical_offset=position, group=GROUP, delay_level=0)
             reply = await peer.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
             assert reply.code == ResponseCode.MESSAGE_ILLEGAL
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, create, run, until
 
-from rocketspark.protocol import bodies, headers, java_json
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import HeartbeatReply
+from rocketspark.protocol.json import bodies, java_json
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.live.support import pull_header, send_header
 from tests.unit.protocol import golden
 
-from rocketspark.protocol import frames, headers, java_json
+from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import Frame
+from rocketspark.protocol.json import java_json
 from rocketspark.testing import Cluster, run_cluster
 
 BROKER_REQUESTS = [

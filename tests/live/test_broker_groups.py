@@ -24,12 +24,15 @@ from tests.live.support import (
     sent,
     until,
 )
+from tests.patience import LIMIT_S
 
-from rocketspark.protocol import headers, java_json, properties
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.message import properties
 from rocketspark.transport.messages import Reply, reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 
 
 def table(body: bytes) -> dict[tuple[str, int], Any]:
@@ -154,10 +157,10 @@ def test_offsets_set_by_hand_are_told_once_and_commits_wait_for_it(tmp_path: Pat
             await beat(peer)
             await commit(peer, 0, 3)
             held = asyncio.ensure_future(pull(peer, TOPIC, 0, 3, sys_flag=6, suspend_ms=10_000))
-            await until(lambda: server._arrivals.waiting == 1)
+            await until(lambda: server._long_polling.waiting == 1)
             reset = await admin.request(222, headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0))
             assert table(reset.body) == {(TOPIC, 0): 0, (TOPIC, 1): 0}
-            moved = await asyncio.wait_for(held, 3)
+            moved = await asyncio.wait_for(held, LIMIT_S)
             assert (moved.code, moved.remark, moved.header(headers.PullReply).next_offset) == (21, "OFFSET_RESET", 0)
             # Queue 1 was not pulled yet: what its consumer still commits counts for nothing.
             assert (await commit(peer, 1, 7)).remark == "Offset has been previously reset"
@@ -350,9 +353,9 @@ def test_sql_filters_pass_what_they_say_where_they_are_allowed(tmp_path: Path) -
             held = asyncio.ensure_future(
                 peer.request(11, pull_header(TOPIC, 0, 4, sys_flag=6, suspend_ms=9000, **sql), timeout_ms=9000)
             )
-            await until(lambda: server._arrivals.waiting == 1)
+            await until(lambda: server._long_polling.waiting == 1)
             await sent(peer, b"no", pairs={"price": "9"})
             await sent(peer, b"yes", pairs={"price": "9", "color": "red"})
-            assert [m.body for m in records(await asyncio.wait_for(held, 3))] == [b"yes"]
+            assert [m.body for m in records(await asyncio.wait_for(held, LIMIT_S))] == [b"yes"]
 
     run(main())

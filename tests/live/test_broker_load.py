@@ -21,7 +21,7 @@ from tests.live.support import (
 
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply, SendReply
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 
 SENDERS = 4

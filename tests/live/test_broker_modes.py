@@ -21,12 +21,12 @@ def test_modes_that_an_operator_sets(tmp_path: Path) -> None:
                 reply = await peer.request(RequestCode.SET_COMMITLOG_READ_MODE, ReadAheadHeader(mode=mode))
                 return reply.code, reply.remark
 
-            segments = server.store.log.segments
+            mapped_files = server.store.log.mapped_files
             assert await read_ahead(1) == (0, "set commitlog readahead mode success, mode: 1")
-            assert segments.scattered
+            assert mapped_files.scattered
             assert len(records(await pull(peer, TOPIC, 0, 0))) == 1
             assert await read_ahead(0) == (0, "set commitlog readahead mode success, mode: 0")
-            assert not segments.scattered
+            assert not mapped_files.scattered
             assert await read_ahead(2) == (29, "set commitlog readahead mode param value error")
 
             async def engine(name: str) -> tuple[int, str | None]:

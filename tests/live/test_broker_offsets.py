@@ -26,9 +26,10 @@ from tests.live.support import (
 )
 
 from rocketspark.errors import ConfigError, StoreLocked
-from rocketspark.protocol import headers, java_json
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import OffsetReply, TimeReply
+from rocketspark.protocol.json import java_json
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 
@@ -84,7 +85,7 @@ def test_an_old_queue_without_a_committed_offset_is_not_read_from_the_start(tmp_
         async with broker(tmp_path) as server, connected(server.address) as peer:
             for _ in range(3):
                 await sent(peer)
-            queue = server.store.queue_index.find(TOPIC, 0)
+            queue = server.store.consume_queues.find(TOPIC, 0)
             assert queue is not None
             queue.min = 2
             assert (await query(peer)).code == 22
@@ -167,12 +168,12 @@ def test_a_message_is_found_by_key_unique_id_and_offset_id(tmp_path: Path) -> No
             assert await found("nothing") == await found("k3", end_ms=1) == await found("k3", unique=True) == []
 
             message_id = reply.header(headers.SendReply).message_id
-            view = headers.ViewMessageHeader(log_position=int(message_id[-16:], 16))
+            view = headers.ViewMessageHeader(physical_offset=int(message_id[-16:], 16))
             (seen,) = records((await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, view)).raise_for_code("view"))
             assert seen.body == b"4"
             for position in (1, -1, 2**40):
                 reply = await peer.request(
-                    RequestCode.VIEW_MESSAGE_BY_ID, headers.ViewMessageHeader(log_position=position)
+                    RequestCode.VIEW_MESSAGE_BY_ID, headers.ViewMessageHeader(physical_offset=position)
                 )
                 assert (reply.code, "can not find message" in (reply.remark or "")) == (1, True)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pull, records, run, send, send_header, sent, until
+from tests.patience import LIMIT_S
 
-from rocketspark.broker import pressure
+from rocketspark.broker.operations import fast_failure
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 from rocketspark.transport.messages import request
 
 
@@ -25,7 +26,7 @@ def test_requests_that_waited_too_long_are_refused_by_kind_and_not_stored(tmp_pa
             await create(peer)
             lag_s = 0.0
             # As in a turn of the loop that has gone on for so long.
-            server._pressure.overload.waited = lambda: lag_s  # type: ignore[method-assign]
+            server._fast_failure.overload.waited = lambda: lag_s  # type: ignore[method-assign]
             assert await sent(peer, b"first") == 0
             lag_s = 0.25
             refused = await send(peer, b"late")
@@ -55,13 +56,13 @@ def test_when_puts_are_slow_those_who_wait_for_their_turn_are_refused(
     async def main() -> None:
         async with broker(tmp_path, refuse_when_behind=True) as server, connected(server.address) as peer:
             await create(peer)
-            accept = server._send._intake.accept
+            accept = server._send._put_message.accept
 
             def slow(*args: Any, **options: Any) -> Any:
                 time.sleep(0.03)
                 return accept(*args, **options)
 
-            monkeypatch.setattr(server._send._intake, "accept", slow)
+            monkeypatch.setattr(server._send._put_message, "accept", slow)
             server._send.time_puts(1)
             host, port = server.address.split(":")
             lines = [socket.create_connection((host, int(port)), 10) for _ in range(40)]
@@ -92,7 +93,7 @@ def _whole(line: socket.socket) -> bytes:
 
 
 def test_after_a_slow_put_sends_are_refused_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "SLOW_PUT_PAUSE_S", 60.0)
+    monkeypatch.setattr(fast_failure, "SLOW_PUT_PAUSE_S", 60.0)
 
     async def main() -> None:
         async with (
@@ -100,20 +101,20 @@ def test_after_a_slow_put_sends_are_refused_for_a_while(tmp_path: Path, monkeypa
             connected(server.address) as peer,
         ):
             await create(peer)
-            accept = server._send._intake.accept
+            accept = server._send._put_message.accept
 
             def slow(*args: Any, **options: Any) -> Any:
                 time.sleep(0.16)
                 return accept(*args, **options)
 
-            monkeypatch.setattr(server._send._intake, "accept", slow)
+            monkeypatch.setattr(server._send._put_message, "accept", slow)
             server._send.time_puts(1)
             assert await sent(peer, b"slow") == 0
             monkeypatch.undo()
             answer = await send(peer)
             assert (answer.code, answer.remark) == (2, "[REJECTREQUEST]system busy, start flow control for a while")
             assert [r.body for r in records(await pull(peer))] == [b"slow"]
-            server._pressure.put_took(1)
+            server._fast_failure.put_took(1)
             assert await sent(peer, b"fast") == 1
 
     run(main())
@@ -127,13 +128,13 @@ def test_with_sync_flush_no_more_wait_than_may(tmp_path: Path, monkeypatch: pyte
             go_on, flush_log = threading.Event(), server.store.flush_log
 
             def late() -> int:
-                go_on.wait(30)
+                go_on.wait(120)
                 return flush_log()
 
             monkeypatch.setattr(server.store, "flush_log", late)
             try:
                 waiting = [asyncio.ensure_future(send(peer, b"%d" % n)) for n in range(3)]
-                await until(lambda: server._pressure.overload.refusing)
+                await until(lambda: server._fast_failure.overload.refusing)
                 answer = await send(peer)
                 assert (answer.code, answer.remark) == (2, "[OVERLOAD]system busy, start flow control for a while")
             finally:
@@ -165,7 +166,7 @@ def test_connections_beyond_the_maximum_are_closed_and_the_maximum_may_change(tm
         async with broker(tmp_path, connections_max=1) as server, connected(server.address) as peer:
             await create(peer)
             second = await dial(server.address)
-            await asyncio.wait_for(second.wait_closed(), 10)
+            await asyncio.wait_for(second.wait_closed(), LIMIT_S)
             (await peer.request(RequestCode.UPDATE_BROKER_CONFIG, None, b"maxConnections=2")).raise_for_code("update")
             async with connected(server.address) as third:
                 assert await sent(third) == 0

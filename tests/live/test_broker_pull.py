@@ -24,16 +24,19 @@ from tests.live.support import (
     sent,
     until,
 )
+from tests.patience import LIMIT_S
 
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import batch, headers
-from rocketspark.protocol.batch import BatchItem
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply
+from rocketspark.protocol.message import batch
+from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 
-HOLD = {"sys_flag": 6, "suspend_ms": 20_000}
+# Longer than any test: what is answered was not due.
+HOLD = {"sys_flag": 6, "suspend_ms": 600_000}
 
 
 async def filled(peer: Peer, count: int = 5, queue_id: int = 0) -> None:
@@ -87,7 +90,7 @@ def test_an_offset_before_the_oldest_moves_to_it(tmp_path: Path) -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             await filled(peer)
             # As after the deletion of old files: the queue begins at 3.
-            queue = server.store.queue_index.find(TOPIC, 0)
+            queue = server.store.consume_queues.find(TOPIC, 0)
             assert queue is not None
             queue.min = 3
             reply = await pull(peer, TOPIC, 0, 1)
@@ -273,7 +276,7 @@ def test_long_scans_of_one_connection_do_not_hold_up_the_others(tmp_path: Path) 
 async def holding(server: Any, peer: Peer, count: int = 1, /, **changes: Any) -> asyncio.Future[Reply]:
     """A pull that the broker holds by now."""
     future = peer.ask(RequestCode.PULL_MESSAGE, pull_header(TOPIC, 0, changes.pop("offset", 0), **HOLD | changes))
-    await until(lambda: server._arrivals.waiting == count)
+    await until(lambda: server._long_polling.waiting == count)
     return future
 
 
@@ -285,15 +288,11 @@ def test_a_held_pull_is_answered_as_soon_as_something_comes(tmp_path: Path, know
             if known:
                 await sent(peer, b"before")
             future = await holding(server, peer, offset=int(known))
-            started = time.perf_counter()
             await sent(sender, b"now")
-            reply = await asyncio.wait_for(future, 5)
-            took_ms = (time.perf_counter() - started) * 1000
+            reply = await asyncio.wait_for(future, LIMIT_S)
             assert [m.body for m in records(reply)] == [b"now"]
             assert (reply.code, reply.header(PullReply).next_offset) == (0, 1 + known)
-            # Well before the hold is over or a re-check of all that is held.
-            assert took_ms < 1500
-            assert server._arrivals.waiting == 0
+            assert server._long_polling.waiting == 0
 
     run(main())
 
@@ -304,7 +303,7 @@ def test_a_held_pull_of_the_sender_s_own_connection_is_answered_too(tmp_path: Pa
             await create(peer)
             future = await holding(server, peer)
             await sent(peer, b"now")
-            assert [m.body for m in records(await asyncio.wait_for(future, 5))] == [b"now"]
+            assert [m.body for m in records(await asyncio.wait_for(future, LIMIT_S))] == [b"now"]
 
     run(main())
 
@@ -315,7 +314,7 @@ def test_a_batch_answers_a_held_pull_with_all_its_messages(tmp_path: Path) -> No
             await create(peer)
             future = await holding(server, peer)
             await send(sender, batch.encode([BatchItem(0, b"%d" % n, b"") for n in range(3)]), code=320)
-            assert [m.body for m in records(await asyncio.wait_for(future, 5))] == [b"0", b"1", b"2"]
+            assert [m.body for m in records(await asyncio.wait_for(future, LIMIT_S))] == [b"0", b"1", b"2"]
 
     run(main())
 
@@ -326,7 +325,7 @@ def test_a_held_pull_ends_with_code_19_when_its_time_is_over(tmp_path: Path) -> 
             await filled(peer, 2)
             started = time.perf_counter()
             reply = await pull(peer, TOPIC, 0, 2, sys_flag=6, suspend_ms=150)
-            assert 0.14 < time.perf_counter() - started < 10
+            assert 0.14 < time.perf_counter() - started < 50
             header = reply.header(PullReply)
             assert (reply.code, reply.remark) == (19, "OFFSET_OVERFLOW_ONE")
             assert (header.next_offset, header.max_offset) == (2, 2)
@@ -350,7 +349,7 @@ def test_what_is_not_held(tmp_path: Path, changes: dict[str, Any], polling: bool
             await create(peer)
             started = time.perf_counter()
             assert (await pull(peer, **HOLD | changes)).code == 19
-            assert time.perf_counter() - started < 10
+            assert time.perf_counter() - started < 50
 
     run(main())
 
@@ -363,13 +362,13 @@ def test_a_held_pull_sleeps_through_messages_that_its_tags_do_not_match(tmp_path
             everything = await holding(server, sender, 2)
             await sent(sender, b"0", pairs={"TAGS": "a"})
             await sent(sender, b"1")
-            assert [m.body for m in records(await asyncio.wait_for(everything, 5))] == [b"0"]
+            assert [m.body for m in records(await asyncio.wait_for(everything, LIMIT_S))] == [b"0"]
             assert not future.done()
-            assert server._arrivals.waiting == 1
+            assert server._long_polling.waiting == 1
             await sent(sender, b"2", TOPIC, 1, pairs={"TAGS": "b"})
             assert not future.done(), "another queue's message"
             await sent(sender, b"3", pairs={"TAGS": "b"})
-            reply = await asyncio.wait_for(future, 5)
+            reply = await asyncio.wait_for(future, LIMIT_S)
             assert [m.body for m in records(reply)] == [b"3"]
             assert reply.header(PullReply).next_offset == 3
 
@@ -383,7 +382,7 @@ def test_a_held_pull_that_slept_through_others_goes_on_behind_them(tmp_path: Pat
             future = await holding(server, peer, subscription="b", suspend_ms=300)
             for _ in range(3):
                 await sent(peer, b"x", pairs={"TAGS": "a"})
-            reply = await asyncio.wait_for(future, 5)
+            reply = await asyncio.wait_for(future, LIMIT_S)
             assert (reply.code, reply.header(PullReply).next_offset) == (20, 3)
 
     run(main())
@@ -397,7 +396,7 @@ def test_a_held_pull_whose_connection_ended_is_forgotten(tmp_path: Path) -> None
                 await holding(server, peer)
             await until(lambda: len(server._server.peers) == 1)
             await sent(sender, b"0")
-            await until(lambda: server._arrivals.waiting == 0)
+            await until(lambda: server._long_polling.waiting == 0)
             assert [m.body for m in await pulled(sender)] == [b"0"]
 
     run(main())
@@ -409,7 +408,7 @@ def test_many_held_pulls_all_get_the_message(tmp_path: Path) -> None:
             await create(peer)
             futures = [await holding(server, peer, n + 1) for n in range(50)]
             await sent(sender, b"0")
-            for reply in await asyncio.wait_for(asyncio.gather(*futures), 5):
+            for reply in await asyncio.wait_for(asyncio.gather(*futures), LIMIT_S):
                 assert [m.body for m in records(reply)] == [b"0"]
 
     run(main())
@@ -421,8 +420,8 @@ def test_a_broker_that_stops_answers_those_it_holds(tmp_path: Path) -> None:
             await create(peer)
             future = await holding(server, peer)
             closing = asyncio.ensure_future(server.close())
-            assert (await asyncio.wait_for(future, 5)).code == 19
-            await asyncio.wait_for(peer.wait_closed(), 5)
+            assert (await asyncio.wait_for(future, LIMIT_S)).code == 19
+            await asyncio.wait_for(peer.wait_closed(), LIMIT_S)
             await closing
 
     run(main())
@@ -436,7 +435,7 @@ def test_a_topic_deleted_while_a_pull_is_held(tmp_path: Path) -> None:
             (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicHeader(topic=TOPIC))).raise_for_code(
                 ""
             )
-            reply = await asyncio.wait_for(future, 5)
+            reply = await asyncio.wait_for(future, LIMIT_S)
             assert reply.code in (17, 19, 21)
             assert (await pull(peer)).code == 17
             # Made again it begins anew.

@@ -14,6 +14,7 @@ from tests.live.support import (
     broker,
     connected,
     create,
+    create_group,
     pairs,
     pull,
     pulled,
@@ -23,9 +24,10 @@ from tests.live.support import (
     until,
 )
 
-from rocketspark.protocol import headers, message_ids
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.record import Record
+from rocketspark.protocol.message import message_ids
+from rocketspark.protocol.message.record import Record
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 
@@ -36,7 +38,7 @@ FAST = {"delay_levels": "1s 2s 1h"}
 
 
 async def back(peer: Peer, message: Record, **changes: Any) -> Reply:
-    values: dict[str, Any] = {"log_position": message.position, "group": GROUP, "delay_level": 0}
+    values: dict[str, Any] = {"physical_offset": message.position, "group": GROUP, "delay_level": 0}
     header = headers.SendBackHeader(**values | changes)
     return await peer.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
@@ -68,7 +70,7 @@ def test_a_delayed_message_comes_when_it_is_due_as_it_was_sent(tmp_path: Path) -
             (waiting,) = await pulled(peer, SCHEDULE, 0)
             assert pairs(waiting).items() >= {**given, "REAL_TOPIC": TOPIC, "REAL_QID": "3"}.items()
             assert message_ids.offset_message_id(waiting.store_host, waiting.position) == answer.message_id
-            queue = server.store.queue_index.find(SCHEDULE, 0)
+            queue = server.store.consume_queues.find(SCHEDULE, 0)
             assert queue is not None
             assert queue.unit(0)[2] == waiting.store_time_ms + 1000
 
@@ -236,7 +238,7 @@ def test_send_backs_that_cannot_be(tmp_path: Path) -> None:
             reply = await back(peer, message)
             assert (reply.code, (reply.remark or "")[:31]) == (26, "subscription group not exist, G")
             for position in (message.position + 1, -1, 2**40, message.position + message.size):
-                reply = await back(peer, message, group="TOOLS_CONSUMER", log_position=position)
+                reply = await back(peer, message, group="TOOLS_CONSUMER", physical_offset=position)
                 assert (reply.code, "look message by offset failed" in (reply.remark or "")) == (1, True), position
             # A group without retry queues: answered, nothing done.
             server._groups.table["TOOLS_CONSUMER"].retry_queue_nums = 0
@@ -273,5 +275,26 @@ def test_a_sync_flush_broker_answers_send_backs_once_on_disk(tmp_path: Path) -> 
             (message,) = await pulled(peer)
             (await back(peer, message)).raise_for_code("back")
             assert server.store.flushed_position == server.store.written_position
+
+    run(main())
+
+
+def test_what_is_odd_or_near_the_limit_comes_back(tmp_path: Path) -> None:
+    """A value with 0x01 in it; properties with little room left."""
+
+    async def main() -> None:
+        async with broker(tmp_path, delay_levels="1h 1h 1s") as server, connected(server.address) as peer:
+            await create(peer)
+            await create_group(peer)
+            texts = ["UNIQ_KEY\x01U1\x02mine\x01a\x01b\x02", "mine\x01" + "x" * 32_400 + "\x02"]
+            for n, text in enumerate(texts):
+                await sent(peer, b"%d" % n, properties=text)
+                (message,) = await pulled(peer, TOPIC, 0, n)
+                (await back(peer, message)).raise_for_code("send back")
+            for n, text in enumerate(texts):
+                again = await one(peer, RETRY, 0, n, wait_ms=60_000)
+                assert (again.body, again.reconsume_times) == (b"%d" % n, 1)
+                assert text.encode() in again.properties
+                assert pairs(again)["RETRY_TOPIC"] == TOPIC
 
     run(main())

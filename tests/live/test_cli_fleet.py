@@ -41,7 +41,7 @@ class Fleet:
             input=text,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -61,10 +61,10 @@ def fleet(store: Path, count: int) -> Iterator[Fleet]:
         yield Fleet(process, found[1], found[2].split(","))
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
-def until(true: Any, limit_s: float = 15) -> None:
+def until(true: Any, limit_s: float = 120) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, f"not so within {limit_s} s"

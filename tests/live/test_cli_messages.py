@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rocketspark import Producer
+from rocketspark import Producer, PullConsumer
 from rocketspark.testing import Cluster, run_cluster
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +189,51 @@ def test_a_reader_of_the_output_may_leave(cluster: Cluster) -> None:
         tail.wait()
         assert tail.stderr is not None
         tail.stderr.close()
+
+
+@pytest.mark.parametrize("where", ["closed", "full", "left"])
+def test_what_could_not_be_written_is_not_committed(cluster: Cluster, where: str) -> None:
+    topic = f"unwritten-{where}"
+    run(cluster, "produce", topic, "--sharding-key", "k", stdin="x\n" * 40)
+    call = command(cluster, "consume", topic, "--from", "first", "--group", topic)
+    if where == "full":
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    elif where == "closed":
+        shell = ["sh", "-c", '"$@" >&-', "sh", *call]
+        done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(call, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+        os.close(writing)
+    why = {"full": "No space left on device", "closed": "Bad file descriptor"}.get(where)
+    line = f"error: stdout cannot be written: {why}; give the command a place to write to\n" if why else ""
+    assert (done.returncode, done.stderr) == (1 if why else 0, line)
+    with PullConsumer(cluster.namesrv, topic) as consumer:
+        assert {consumer.committed(queue) for queue in consumer.queues(topic)} <= {None, 0}
+
+
+def test_what_others_named_cannot_move_the_cursor_or_forge_a_line(cluster: Cluster) -> None:
+    with Producer(cluster.namesrv, "g") as producer:
+        forged = "a]\n12:00:00 broker-a/0/99 [paid]"
+        producer.send("named", b"\x1b]0;owned\x07\tr\xc3\xb6d\xc2\x9b5m\x0b", tag=forged, keys=["k\x1b[2J"])
+    printed = run(cluster, "consume", "named", "--from", "first", "--count", "1")
+    assert printed.split("/0 ", 1)[1] == (
+        "[a]\\n12:00:00 broker-a/0/99 [paid]] [k\\x1b[2J] \\x1b]0;owned\\x07\tröd\\x9b5m\\x0b\n"
+    )
+    ascii_only = {"env": {**os.environ, "PYTHONIOENCODING": "ascii"}}
+    for arguments, wanted in (((), "\tr\\u00f6d"), (("--json",), "r\\u00f6d")):
+        call = command(cluster, "consume", "named", "--from", "first", "--count", "1", *arguments)
+        done = subprocess.run(call, capture_output=True, timeout=TIMEOUT_S, check=True, **ascii_only)  # type: ignore[call-overload]
+        assert wanted.encode() in done.stdout
+        assert not arguments or "röd" in json.loads(done.stdout)["body"]
+
+
+def test_stdin_that_is_closed_is_said(cluster: Cluster) -> None:
+    call = command(cluster, "produce", "closed")
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *call], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: stdin cannot be read: Bad file descriptor; pipe lines to it, or give --file"
+    )

@@ -19,7 +19,7 @@ from rocketspark.testing import ServerProcess, run_cluster, run_server_process
 
 COMMAND = [sys.executable, "-m", "rocketspark.cli.main"]
 FREE_PORTS = ["--namesrv-port", "0", "--broker-port", "0"]
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 class Processes:
@@ -90,21 +90,28 @@ def test_server_prints_one_ready_line_and_stops_cleanly(processes: Processes, nu
 
 
 def cpu_s(pid: int) -> float:
-    """What a process has used so far: other work on the machine counts little."""
+    """What a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_server_is_ready_with_little_work_and_small_when_idle(processes: Processes) -> None:
-    used_s = []
+    used_s, libraries_s = [], []
     for number in range(3):
+        code = "import asyncio, json, sys, lz4.frame, msgspec, uvloop, zstandard; print(flush=True); sys.stdin.read()"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as loaded:
+            assert loaded.stdout is not None
+            loaded.stdout.readline()
+            libraries_s.append(cpu_s(loaded.pid))
         process = processes.start("server", *FREE_PORTS, "--store", f"store{number}")
         assert ready_line(process).startswith("ready ")
         used_s.append(cpu_s(process.pid))
-        if used_s[-1] < 1:
-            break
-    assert min(used_s) < 1
+    # Some five times what its libraries take, and more where other work throws things out of the processor's caches.
+    assert min(used_s) < 20 * min(libraries_s)
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "/msgspec/" in maps
+    assert not [name for name in ("pyarrow", "pandas", "matplotlib", "psycopg") if name in maps]
     resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
     assert resident is not None
     assert int(resident[1]) < 120 * 1024

@@ -37,7 +37,7 @@ def read_all(namesrv: str, topic: str, count: int, group: str = "reader") -> lis
     with PullConsumer(namesrv, group, consume_from="first", auto_commit=False) as consumer:
         consumer.assign(consumer.queues(topic))
         found: list[ReceivedMessage] = []
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 120
         while len(found) < count and time.monotonic() < end_s:
             found += consumer.poll(200)
         return found
@@ -73,7 +73,7 @@ def test_every_field_comes_back(cluster: Cluster) -> None:
 def test_all_ways_to_send(cluster: Cluster) -> None:
     with Producer(cluster.namesrv, "pg") as producer:
         producer.send("ways", b"sync")
-        producer.send_future("ways", b"future").result(5)
+        producer.send_future("ways", b"future").result(120)
         producer.send_batch([Message(topic="ways", body=b"batch%d" % i) for i in range(3)])
         producer.send_oneway("ways", b"oneway")
         queue = producer.queues("ways")[-1]
@@ -114,7 +114,7 @@ def test_a_group_shares_and_goes_on(cluster: Cluster) -> None:
         def send(start: int, end: int) -> None:
             futures = [producer.send_future("shared", b"%d" % i, tag="ABC"[i % 3]) for i in range(start, end)]
             for future in futures:
-                future.result(10)
+                future.result(120)
 
         with member("one"):
             send(0, 1500)
@@ -139,7 +139,7 @@ def test_a_group_shares_and_goes_on(cluster: Cluster) -> None:
     assert later == []
 
 
-def await_count(got: Counter[bytes], count: int, timeout_s: float = 15) -> None:
+def await_count(got: Counter[bytes], count: int, timeout_s: float = 120) -> None:
     end_s = time.monotonic() + timeout_s
     while len(got) < count:
         assert time.monotonic() < end_s, f"{len(got)} of {count} came"
@@ -149,7 +149,7 @@ def await_count(got: Counter[bytes], count: int, timeout_s: float = 15) -> None:
 def test_order_within_a_sharding_key(cluster: Cluster) -> None:
     with Producer(cluster.namesrv, "pg") as producer:
         futures = [producer.send_future("ordered", b"%d" % i, sharding_key=f"plane{i % 7}") for i in range(700)]
-        results = [f.result(10) for f in futures]
+        results = [f.result(120) for f in futures]
     for key in range(7):
         mine = results[key::7]
         assert len({r.queue for r in mine}) == 1
@@ -172,12 +172,12 @@ def test_long_poll_brings_a_message_at_once(cluster: Cluster) -> None:
     with Producer(cluster.namesrv, "pg") as producer:
         producer.send("polled", b"first")
         with consumer:
-            assert come.wait(10)
+            assert come.wait(120)
             time.sleep(0.1)
             come.clear()
             sent_s = time.monotonic()
             producer.send("polled", b"second")
-            assert come.wait(10)
+            assert come.wait(120)
     assert arrived[-1] - sent_s < 3  # The broker looks by itself only every 5 s.
 
 

@@ -15,8 +15,9 @@ from tests.live import support
 from tests.live.golden_replay import IN_VAIN_MS, Replay, Step, filled, scenarios, tapped
 from tests.live.golden_values import ABSENT, Seen, pairs_of
 
-from rocketspark.protocol import batch, frames, properties, record
+from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message import batch, properties, record
 
 HOUR_MS = 3_600_000
 # As the captured broker was started, as far as it shows in the answers; what took it seconds takes ours less.
@@ -30,11 +31,13 @@ CONF: dict[str, Any] = {
 }
 
 
-def heartbeat(client: str, group: str = "", topic: str = "", version: int = 0, producer: str = "") -> bytes:
-    """What a Java push consumer of one topic, or a producer, sends."""
+def heartbeat(
+    client: str, group: str = "", topic: str = "", versions: tuple[int, int] = (0, 0), producer: str = ""
+) -> bytes:
+    """What a Java push consumer of one topic, or a producer, sends. `versions`: of its retry topic, of its topic."""
     subscriptions = [
         {"topic": name, "subString": "*", "tagsSet": [], "codeSet": [], "subVersion": version, "expressionType": "TAG"}
-        for name in (f"%RETRY%{group}", topic)
+        for name, version in zip((f"%RETRY%{group}", topic), versions, strict=True)
     ]
     consumer = {
         "groupName": group,
@@ -100,7 +103,9 @@ async def a_consumer_waits_for_requests(replay: Replay) -> None:
     """The consumer CG_req, whose pull of queue 0 is held when the request comes."""
     scenario = scenarios()["request_reply"]
     link = await replay.connection(23)
-    await link.ask(RequestCode.HEART_BEAT, body=heartbeat("192.0.2.2@CG_req", "CG_req", "GoldReq", 1795214819558))
+    await link.ask(
+        RequestCode.HEART_BEAT, body=heartbeat("192.0.2.2@CG_req", "CG_req", "GoldReq", (1795214819558, 1795214819558))
+    )
     await link.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     pull = frames.decode(frames.encode(scenario[9].frame))
     assert pull.ext is not None
@@ -153,7 +158,7 @@ async def groups_of_the_admin_scenarios(replay: Replay) -> None:
     producer, consumer = await replay.connection(-2), await replay.connection(-3)
     await producer.ask(RequestCode.HEART_BEAT, body=heartbeat("192.0.2.2@PG_admin", producer="PG_admin"))
     await producer.ask(RequestCode.SEND_MESSAGE_V2, sending("GoldPull", 1, group="PG_admin"), b"admin")
-    body = heartbeat("192.0.2.2@CG_admin", "CG_admin", "GoldPull", 1795214876217)
+    body = heartbeat("192.0.2.2@CG_admin", "CG_admin", "GoldPull", (1795214872289, 1795214876217))
     await consumer.ask(RequestCode.HEART_BEAT, body=body)
     for queue_id, offset in enumerate((6, 1, 0, 0)):
         where = {"consumerGroup": "CG_admin", "topic": "GoldPull", "queueId": str(queue_id)}

@@ -13,8 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.live.support import GROUP, TOPIC, beat, broker, connected, create, pull, pulled, run, send, sent, until
 
+from rocketspark.broker.consumers import long_polling
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, SendReply, UpdateConsumerOffsetHeader
 
@@ -80,8 +82,33 @@ class Scrape:
 async def scrape(server: BrokerServer) -> Scrape:
     assert server.metrics is not None
     url = f"http://127.0.0.1:{server.metrics.port}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
     return Scrape(text)
+
+
+def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_polling, "OWNER_WEIGHT_MAX", 0)
+    monkeypatch.setattr(LimitedLog, "left_out_count", 0)
+
+    async def main() -> None:
+        async with (
+            broker(tmp_path, metrics_exporter="PROM", metrics_port=0, connections_max=1) as server,
+            connected(server.address) as peer,
+        ):
+            await create(peer, queues=1)
+            found = await scrape(server)
+            assert found.rows("rocketspark_refused_total") == found.rows("rocketspark_log_lines_left_out_total") == 0
+            assert (await pull(peer, sys_flag=6, suspend_ms=60_000)).code == 2
+            for _ in range(3):
+                async with connected(server.address) as other:
+                    await other.wait_closed()
+            found = await scrape(server)
+            assert found.value("rocketspark_refused_total", kind="pull") == 1
+            assert found.value("rocketspark_refused_total", kind="connection") == 3
+            LimitedLog.left_out_count = 7
+            assert (await scrape(server)).value("rocketspark_log_lines_left_out_total") == 7
+
+    run(main())
 
 
 def test_numbers_are_those_of_what_was_done(tmp_path: Path) -> None:
@@ -146,7 +173,7 @@ def test_transactions(tmp_path: Path) -> None:
                     end = EndTransactionHeader(
                         producer_group="P",
                         half_offset=answer.queue_offset,
-                        log_position=int(answer.message_id[-16:], 16),
+                        physical_offset=int(answer.message_id[-16:], 16),
                         outcome=outcome,
                         message_id=answer.transaction_id,
                         transaction_id=answer.transaction_id,
@@ -183,10 +210,10 @@ def test_histograms(tmp_path: Path) -> None:
             await sent(peer, b"later", pairs={"DELAY": "5"})
             stored = server.store.queue_units(TOPIC, 0, 0, 4)
             held = asyncio.ensure_future(pull(peer, TOPIC, 0, 4, sys_flag=6, suspend_ms=10_000))
-            await until(lambda: server._arrivals.waiting == 1)
+            await until(lambda: server._long_polling.waiting == 1)
             half = (await peer.request(RequestCode.SEND_MESSAGE_V2, _half_header(), b"half")).header(SendReply)
             end = EndTransactionHeader(
-                producer_group="P", half_offset=0, log_position=int(half.message_id[-16:], 16), outcome=8
+                producer_group="P", half_offset=0, physical_offset=int(half.message_id[-16:], 16), outcome=8
             )
             (await peer.request(RequestCode.END_TRANSACTION, end)).raise_for_code("end")
             assert (await held).code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -11,15 +12,21 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, name_server, run, send, sent, until
+from tests.patience import LIMIT_S
 
-from rocketspark.errors import ConfigError
+from rocketspark.broker.operations import registration as registration_loop
+from rocketspark.errors import ConfigError, ConnectionLost, FrameError, ProtocolError
 from rocketspark.model.route import TopicRoute
+from rocketspark.namesrv import handlers as namesrv
+from rocketspark.namesrv import registry
 from rocketspark.namesrv.server import NameServer
-from rocketspark.protocol import bodies, frames, headers, java_json
-from rocketspark.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
+from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import Frame
-from rocketspark.protocol.registration import encode_compressed
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json import registration as deflated
+from rocketspark.protocol.json.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
+from rocketspark.protocol.json.registration import encode_compressed
 from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 
@@ -34,7 +41,7 @@ async def route(peer: Peer, topic: str = TOPIC) -> TopicRoute | None:
 
 
 async def gone(peer: Peer, topic: str = TOPIC) -> None:
-    end = time.monotonic() + 3
+    end = time.monotonic() + LIMIT_S
     while await route(peer, topic) is not None:
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
@@ -90,7 +97,7 @@ def test_a_broker_s_topics_are_routed_while_it_lives(tmp_path: Path) -> None:
                 assert (queues.read_queue_count, queues.write_queue_count, queues.perm) == (3, 3, 6)
                 # A topic made by its first message is routed soon.
                 await sent(peer, b"x", "Auto", default_topic_queue_count=2)
-                end = time.monotonic() + 3
+                end = time.monotonic() + LIMIT_S
                 while (auto := await route(asker, "Auto")) is None:
                     assert time.monotonic() < end
                     await asyncio.sleep(0.005)
@@ -135,10 +142,10 @@ def test_a_broker_whose_connection_ends_is_dropped_at_once_and_comes_back(tmp_pa
 def test_a_silent_broker_is_dropped_when_its_own_time_is_over() -> None:
     async def main() -> None:
         async with name_server(scan_s=0.02) as names, connected(names.address) as peer:
-            (await register(peer, expiry_ms=500)).raise_for_code("register")
+            (await register(peer, expiry_ms=1200)).raise_for_code("register")
             (await register(peer, broker_name="b", address="127.0.0.1:5")).raise_for_code("register")
             header = headers.BrokerHeader(broker_name="a", address="127.0.0.1:1", cluster="c")
-            end = time.monotonic() + 1.0
+            end = time.monotonic() + 1.6
             while time.monotonic() < end:
                 peer.oneway(RequestCode.BROKER_HEARTBEAT, header)
                 await asyncio.sleep(0.03)
@@ -161,7 +168,7 @@ def test_a_broker_that_starts_before_its_name_server_registers_when_it_is_there(
             assert await sent(peer) == 0
             late = NameServer(port=port)
             await late.start()
-            await until(lambda: late.registry.route(TOPIC), 5)
+            await until(lambda: late.registry.route(TOPIC))
             await late.close()
 
     run(main())
@@ -179,7 +186,7 @@ def test_several_name_servers_hear_of_everything(tmp_path: Path) -> None:
                 await one.close()
                 started = time.monotonic()
                 await create(peer, "Other")
-                assert time.monotonic() - started < 10
+                assert time.monotonic() - started < 50
                 await until(lambda: two.registry.route("Other"))
                 delete = headers.TopicHeader(topic="Other")
                 (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, delete)).raise_for_code("delete")
@@ -226,6 +233,120 @@ def test_registrations_compressed_plain_and_broken() -> None:
                 assert reply.code == 1
                 assert (reply.remark or "").startswith("ProtocolError: ")
             assert queue_count(await route(peer)) == 8
+
+    run(main())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_static_topic_s_mapping_reaches_clients_which_refuse_it_by_name(compressed: bool) -> None:
+    """As a Java broker registers it: numbers that are keys without quotes."""
+
+    async def main() -> None:
+        async with name_server() as names, connected(names.address) as peer:
+            data = (
+                b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":1,"stateVersion":0,'
+                b'"timestamp":1},"topicConfigTable":{"S":{"order":false,"perm":6,"readQueueNums":2,"topicFilterType":'
+                b'"SINGLE_TAG","topicName":"S","topicSysFlag":0,"writeQueueNums":2},"%(topic)b":{"perm":6,'
+                b'"readQueueNums":3,"topicName":"%(topic)b","writeQueueNums":3}},"topicQueueMappingInfoMap":{"S":'
+                b'{"bname":"a","currIdMap":{0:0,2:1},"dirty":false,"epoch":5,"scope":"__global__","topic":"S",'
+                b'"totalQueues":4}}}}'
+            ) % {b"topic": TOPIC.encode()}
+            if compressed:
+                data = encode_compressed(java_json.decode(data, RegisterBrokerBody))
+            (await register(peer, data, compressed=compressed)).raise_for_code("register")
+            answer = json.loads((await route_reply(peer, "S")).body)
+            assert answer["topicQueueMappingByBroker"] == {
+                "a": {
+                    "topic": "S",
+                    "scope": "__global__",
+                    "totalQueues": 4,
+                    "bname": "a",
+                    "epoch": 5,
+                    "dirty": False,
+                    "currIdMap": {"0": 0, "2": 1},
+                }
+            }
+            with pytest.raises(ProtocolError, match="'S' is a static topic"):
+                await route(peer, "S")
+            assert b"topicQueueMappingByBroker" not in (await route_reply(peer, TOPIC)).body
+            assert queue_count(await route(peer, TOPIC)) == 3
+
+    run(main())
+
+
+def test_a_large_registration_is_read_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    read = namesrv._registration
+
+    def noted(header: Any, body: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(header, body)
+
+    monkeypatch.setattr(namesrv, "_registration", noted)
+    monkeypatch.setattr(namesrv, "TOPICS_MAX", 3000)
+    monkeypatch.setattr(deflated, "TOPICS_MAX", 3000)
+
+    async def main() -> None:
+        async with name_server() as names, connected(names.address) as peer:
+            (await register(peer)).raise_for_code("register")
+            many = bodies.encode(registration(2, **{f"T{i}": 4 for i in range(3000)}))
+            (await register(peer, many)).raise_for_code("register")
+            assert len(await topics(peer)) == 3001
+            more = registration(3, **{f"T{i}": 4 for i in range(3001)})
+            for data, compressed in ((bodies.encode(more), False), (encode_compressed(more), True)):
+                reply = await register(peer, data, compressed=compressed)
+                assert reply.code == 1
+                assert "3001 topics in one registration" in (reply.remark or "")
+
+    run(main())
+    assert threads == [True, False, False, False]
+
+
+def test_others_are_answered_while_a_large_registration_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TOPICS_IN_TURN", 1)
+
+    async def main() -> None:
+        async with (
+            name_server() as names,
+            connected(names.address) as peer,
+            connected(names.address) as other,
+            connected(names.address) as third,
+        ):
+            (await register(other, address="127.0.0.1:9", broker_name="b")).raise_for_code("register")
+            many = registration(2, **{f"T{i}": 4 for i in range(3000)}, Z=4)
+            large = asyncio.create_task(register(peer, bodies.encode(many)))
+            while not names.registry.route("T0"):
+                await asyncio.sleep(0)
+            # A newer one of the same broker, which comes meanwhile, is taken behind it.
+            newer = asyncio.create_task(register(third, bodies.encode(registration(3, Z=8, T2999=8))))
+            answered = 0
+            while names.registry.route("Z") is None:
+                assert await route(other, TOPIC) is not None
+                answered += 1
+            assert answered >= 50
+            for registered in (large, newer):
+                (await registered).raise_for_code("register")
+            assert [queue_count(await route(other, name)) for name in ("T0", "T2999", "Z")] == [4, 8, 8]
+
+    run(main())
+
+
+def test_a_broker_that_goes_while_its_registration_is_taken_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TOPICS_IN_TURN", 1)
+
+    async def main() -> None:
+        async with name_server() as names, connected(names.address) as peer, connected(names.address) as other:
+            many = registration(2, **{f"T{i}": 4 for i in range(3000)})
+            large = asyncio.create_task(register(peer, bodies.encode(many)))
+            while not names.registry.route("T0"):
+                await asyncio.sleep(0)
+            peer.close()
+            with pytest.raises(ConnectionLost):
+                await large
+            await gone(other, "T0")
+            # The next one has the lock, so that the one before is over.
+            (await register(other, bodies.encode(registration(1, **{f"U{i}": 4 for i in range(1000)}))))
+            assert sorted(await topics(other)) == sorted(f"U{i}" for i in range(1000))
 
     run(main())
 
@@ -367,5 +488,39 @@ def test_a_topic_made_by_a_send_has_its_route_when_the_send_is_answered(tmp_path
                 assert (await send(peer, b"first", topic)).code == 0
                 answer = await asking.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, headers.RouteHeader(topic=topic))
                 assert answer.code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyError(7), FrameError("too long"), OSError(5, "odd")], ids=repr)
+def test_a_registration_that_fails_in_a_way_nobody_thought_of_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(registration_loop, "RETRY_S", 0.01)
+    register_once = registration_loop.Registration._register
+    errors = [error] * 3
+
+    async def failing(self: Any, *arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return await register_once(self, *arguments)
+
+    monkeypatch.setattr(registration_loop.Registration, "_register", failing)
+
+    async def main() -> None:
+        async with (
+            name_server() as names,
+            broker(tmp_path, namesrv_addresses=names.address) as server,
+            connected(server.address) as peer,
+            connected(names.address) as other,
+        ):
+            await until(lambda: not errors)
+            await until(lambda: names.registry.topics())
+            # Those who create a topic while it fails wait for no longer than they must.
+            errors.append(error)
+            await create(peer, "created")
+            await create(peer, "again")
+            while await route(other, "again") is None:
+                await asyncio.sleep(0)
 
     run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -9,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.patience import LIMIT_S
 
 from rocketspark import Producer
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
+from rocketspark.testing import cluster as embedded
 from rocketspark.testing import run_cluster
 
 
@@ -96,3 +99,25 @@ def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="brokers=0"), run_cluster(brokers=0):
         pass
     assert set(threading.enumerate()) <= threads
+
+
+def test_one_that_is_interrupted_before_it_has_a_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    make_loop = embedded._loop_factory()
+
+    def late() -> asyncio.AbstractEventLoop:
+        assert go_on.wait(LIMIT_S)
+        return make_loop()
+
+    monkeypatch.setattr(embedded, "_loop_factory", lambda: late)
+    servers = embedded._ServerThread(tmp_path, 1, {})
+    servers._thread.start()
+    closing = threading.Thread(target=servers.close)
+    closing.start()
+    while not servers._closed:
+        time.sleep(0)
+    go_on.set()
+    closing.join(LIMIT_S)
+    assert not closing.is_alive()
+    assert not servers._thread.is_alive()
+    assert servers._cluster is None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketspark import Message, MessageQueue, SendResult, SendStatus
-from rocketspark.client.outgoing import Packing
+from rocketspark.client.producer.prepared_message import PackingSettings
 from rocketspark.errors import NoReply, SendFailed, ServerError
 
 
@@ -24,7 +24,7 @@ class FakeProducer:
     """`fails(message)`: the error of a send, or None; `sent`: (body, unique id) in order; `lanes`: keys in flight."""
 
     client_id = "fake"
-    packing = Packing()
+    packing = PackingSettings()
 
     def __init__(self, fails: Callable[[Message], BaseException | None] = lambda message: None) -> None:
         self.fails = fails
@@ -55,7 +55,7 @@ class FakeProducer:
     def bodies(self) -> list[str]:
         return [body for body, _ in self.sent]
 
-    async def until_sent(self, count: int, limit_s: float = 30) -> None:
+    async def until_sent(self, count: int, limit_s: float = 120) -> None:
         async with asyncio.timeout(limit_s):
             while len(self.sent) < count:
                 self.arrived.clear()

@@ -26,7 +26,7 @@ def message(number: int = 1, *, topic: str = "T", keys: tuple[str, ...] = (), **
         broker_name="b",
         queue_id=0,
         queue_offset=number,
-        log_position=0,
+        physical_offset=0,
         stored_bytes=1,
         message_id=f"{number:032X}",
         offset_message_id=f"{number + 1000:032X}",
@@ -102,19 +102,19 @@ def test_of_two_at_once_one_works_and_the_other_waits(database: Tables, seen: Se
         calls.append(1)
         if len(calls) == 1:
             inside.set()
-            assert go.wait(30)
+            assert go.wait(120)
             return not first_fails
         return True
 
     listener = deduplicate(store=seen)(worker(database, then))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(listener, message())
-        assert inside.wait(30)
+        assert inside.wait(120)
         second = threads.submit(listener, message())
         assert not second.done()
         go.set()
-        assert first.result(30) is (not first_fails)
-        assert second.result(30) is (True if first_fails else None)
+        assert first.result(120) is (not first_fails)
+        assert second.result(120) is (True if first_fails else None)
     assert len(calls) == 1 + first_fails
     assert done(database) == ["1"]
 
@@ -124,17 +124,17 @@ def test_who_waits_too_long_tries_again_later(database: Tables, seen: SeenStore)
 
     def then() -> None:
         inside.set()
-        assert go.wait(30)
+        assert go.wait(120)
 
     impatient = deduplicate(store=SeenStore(database.url, wait_ms=50))(worker(database))
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(deduplicate(store=seen)(worker(database, then)), message())
-        assert inside.wait(30)
+        assert inside.wait(120)
         with pytest.raises(DatabaseFailed) as error:
             impatient(message())
         assert error.value.retriable
         go.set()
-        first.result(30)
+        first.result(120)
     impatient(message())
     assert done(database) == ["1"]
 
@@ -254,3 +254,24 @@ def test_without_tables_one_is_told_how_to_make_them(database: Tables) -> None:
     database.run("CREATE TABLE other (n INTEGER)")
     with pytest.raises(ConfigError, match=r"rocketspark_seen.*create_tables\(\)"):
         deduplicate(store=database.url)(worker(database))(message())
+
+
+def test_a_plain_function_that_returns_a_coroutine_does_and_records_nothing(database: Tables, seen: SeenStore) -> None:
+    async def work(given: Any, connection: Any) -> None:
+        raise AssertionError("outside of the transaction")
+
+    def wrapped(given: Any, connection: Any) -> Any:
+        return work(given, connection)
+
+    with pytest.raises(UsageError, match="make it an async def"):
+        deduplicate(store=seen)(wrapped)(message())
+    deduplicate(store=seen)(worker(database))(message())
+    assert done(database) == ["1"]
+
+
+def test_an_id_that_no_database_takes_is_one_all_the_same(database: Tables, seen: SeenStore) -> None:
+    for odd in ("a\0b", "a\ud800", "x" * 501, "a\ud801"):
+        listener = deduplicate(store=seen, by=lambda given, odd=odd: odd)(worker(database))  # type: ignore[misc]
+        listener(message())
+        listener(message())
+    assert done(database) == ["1"] * 4

@@ -22,7 +22,7 @@ from rocketspark.errors import MessageIllegal
 from rocketspark.recipes import AsyncOutbox, Kept, Outbox, OutboxStore, SeenStore, State, deduplicate
 from rocketspark.testing import Cluster, run_cluster, run_server_process
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

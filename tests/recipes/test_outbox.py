@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -12,8 +13,17 @@ from tests.recipes.conftest import Tables
 from tests.recipes.fake_producer import FakeProducer, anything, no_reply, refused
 
 from rocketspark import Message, SendResult
-from rocketspark.errors import ConfigError, DatabaseFailed, MessageIllegal, SendFailed, StateError, UsageError
+from rocketspark.errors import (
+    ConfigError,
+    DatabaseFailed,
+    MessageIllegal,
+    SendFailed,
+    ServerError,
+    StateError,
+    UsageError,
+)
 from rocketspark.recipes import AsyncOutbox, Kept, OutboxStore, State
+from rocketspark.recipes.outbox_store import RowOutcome
 
 
 @pytest.fixture
@@ -384,3 +394,147 @@ def test_what_can_be_neither_sent_nor_kept_is_an_error_with_both(database: Table
             assert isinstance(error.value.__context__, SendFailed)
 
     run(main())
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.xdist_group("postgres")
+def test_of_transactions_side_by_side_what_was_written_first_goes_first(database: Tables, store: OutboxStore) -> None:
+    import psycopg
+
+    producer = FakeProducer()
+    box = outbox(producer, store)
+    first, second, third = (psycopg.connect(database.url) for _ in range(3))
+
+    def add(connection: Any, text: str, lane: str | None = "k") -> None:
+        store.add(connection, box.prepare("T", text.encode(), None, {"sharding_key": lane}))
+
+    def claimed() -> list[list[str]]:
+        runs = store.claim("relay", 10, 3_600_000)
+        store.settle("relay", [RowOutcome(entry.number, State.SENT) for run in runs for entry in run])
+        return [[entry.message.body.decode() for entry in run] for run in runs]
+
+    add(first, "1")
+    add(second, "2")
+    add(second, "alone", None)
+    second.commit()
+    # What has no order waits for nobody.
+    assert claimed() == [["alone"]]
+    add(third, "3")
+    assert claimed() == []
+    first.commit()
+    # The third is open still; what it wrote comes later.
+    assert claimed() == [["1", "2"]]
+    assert claimed() == []
+    add(first, "4")
+    first.rollback()
+    third.commit()
+    assert claimed() == [["3"]]
+    # One after the other there is nothing to wait for.
+    add(first, "5")
+    first.commit()
+    assert claimed() == [["5"]]
+    for connection in (first, second, third):
+        connection.close()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.xdist_group("postgres")
+def test_transactions_that_never_stop_overlapping_hold_nothing_back_for_ever(
+    database: Tables, store: OutboxStore
+) -> None:
+    import psycopg
+
+    box = outbox(FakeProducer(), store)
+    links = [psycopg.connect(database.url) for _ in range(2)]
+    got: list[str] = []
+    for i in range(20):
+        link = links[i % 2]
+        store.add(link, box.prepare("T", b"%d" % i, None, {"sharding_key": "k"}))
+        # There is always one open.
+        links[(i + 1) % 2].commit()
+        runs = store.claim("relay", 10, 3_600_000)
+        store.settle("relay", [RowOutcome(entry.number, State.SENT) for run in runs for entry in run])
+        got += [entry.message.body.decode() for run in runs for entry in run]
+    assert got == [str(i) for i in range(len(got))]
+    assert len(got) >= 17
+    for link in links:
+        link.close()
+
+
+def test_a_row_that_is_no_message_is_parked_and_holds_nothing_back(database: Tables, store: OutboxStore) -> None:
+    async def main() -> None:
+        producer = FakeProducer()
+        async with outbox(producer, store) as box:
+            with store.database.transaction() as connection:
+                for i in range(4):
+                    store.add(connection, box.prepare("T", b"%d" % i, f"k{i}", {"sharding_key": "s"}))
+                store.add(connection, box.prepare("T", b"4", "k4", {}))
+            for key, fields in (("k0", "{"), ("k2", '{"flag":"x"}'), ("k4", "[" * 5000)):
+                database.run("UPDATE rocketspark_outbox SET fields = ? WHERE outbox_key = ?", fields, key)
+            assert (await box.relay_once()).sent == 2
+        assert producer.bodies == ["1", "3"]
+        assert [(e.key, e.state) for e in store.entries()] == [(f"k{i}", State.PARKED) for i in (0, 2, 4)]
+        assert "cannot be read" in (store.get("k2").error or "")
+        assert store.get("k2").message.body == b"2"
+        assert store.drop(["k0", "k2", "k4"]) == 3
+
+    run(main())
+
+
+def test_an_error_that_no_database_takes_is_kept_all_the_same(store: OutboxStore) -> None:
+    async def main() -> None:
+        def fails(message: Message) -> BaseException | None:
+            if message.body == b"bad":
+                cause = ServerError(13, "a\0b\ud800" + "x" * 100_000, retriable=False)
+                return SendFailed("T", cause, attempts=1, brokers=("b",), cost_ms=1)
+            return None
+
+        producer = FakeProducer(fails)
+        async with outbox(producer, store) as box:
+            with store.database.transaction() as connection:
+                for text in (b"bad", b"good"):
+                    store.add(connection, box.prepare("T", text, text.decode(), {}))
+            done = await box.relay_once()
+            assert (done.sent, done.parked) == (1, 1)
+        assert len(store.get("bad").error or "") < 1100
+        assert store.get("bad").state is State.PARKED
+
+    run(main())
+
+
+def test_a_close_in_the_midst_of_a_claim_leaves_nothing_owned(store: OutboxStore) -> None:
+    claims, go_on = threading.Event(), threading.Event()
+    claim = store.claim
+
+    def slow(*arguments: Any) -> Any:
+        found = claim(*arguments)
+        claims.set()
+        assert go_on.wait(60)
+        return found
+
+    store.claim = slow  # type: ignore[method-assign]
+
+    async def main(once: bool) -> None:
+        producer = FakeProducer()
+        box = outbox(producer, OutboxStore(store.database), relay=not once)
+        box.store.claim = slow  # type: ignore[method-assign]
+        with store.database.transaction() as connection:
+            for i in range(3):
+                store.add(connection, box.prepare("T", b"%d" % i, None, {"sharding_key": "s"}))
+        await box.start()
+        relaying = asyncio.ensure_future(box.relay_once()) if once else None
+        await asyncio.to_thread(claims.wait, 60)
+        if relaying is not None:
+            relaying.cancel()
+        closing = asyncio.ensure_future(box.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        assert producer.sent == []
+        assert [entry.owner for entry in store.entries()] == [None] * 3
+        store.drop([entry.key for entry in store.entries()])
+
+    for once in (False, True):
+        claims.clear()
+        go_on.clear()
+        run(main(once))

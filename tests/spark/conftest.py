@@ -17,13 +17,14 @@ from pyspark.sql.types import StructType
 from tests.java.apache import ApacheCluster
 from tests.java.driver import missing_tools
 
-from rocketspark.client import Producer, requests
+from rocketspark.client import Producer
+from rocketspark.client.connection import client_api
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.batch_read import BatchReader
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
+from rocketspark.spark.read.batch_read import BatchReader
 from rocketspark.testing import Cluster, run_cluster
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,12 +111,12 @@ def make_topic(cluster: Cluster) -> Callable[..., str]:
         async def create() -> None:
             for address in cluster.brokers[:brokers]:
                 peer = await dial(address)
-                await requests.create_topic(
+                await client_api.create_topic(
                     peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes
                 )
                 peer.close()
             namesrv = await dial(cluster.namesrv)
-            while len((await requests.fetch_route(namesrv, topic)).read_queues()) < queues * brokers:
+            while len((await client_api.fetch_route(namesrv, topic)).read_queues()) < queues * brokers:
                 await asyncio.sleep(0.005)
             namesrv.close()
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rocketspark.protocol import properties, record
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import PullHeader, PullReply, Request
+from rocketspark.protocol.headers import PullHeader, PullReply, Request, TopicHeader
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.message import properties, record
 from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
 
@@ -40,7 +41,8 @@ class FakeBroker:
     it are gone; `shuffle`: replies to pulls that came together are sent last first; `drop_after`: the connection is
     cut after that many pulls, once; `refuse`: a code that every pull is answered with, or the first `refuse_for`;
     `refuse_sql`: those with an expression; `gather`: nothing is answered until so many pulls are there, once;
-    `overreach`: a filtered pull looks beyond what was asked.
+    `removed`: offsets whose records went while the queue still names them, as a broker has it that removes a file: they
+    are passed over; `removed_after`: only from that pull on; `compacted`: the topic is one that is compacted.
     """
 
     def __init__(self, records: list[bytes], **ways: Any) -> None:
@@ -55,6 +57,9 @@ class FakeBroker:
         self.refuse_for: int = ways.pop("refuse_for", 1 << 30)
         self.gather: int = ways.pop("gather", 0)
         self.hidden_for: int = ways.pop("hidden_for", 0)
+        self.removed: set[int] = set(ways.pop("removed", ()))
+        self.removed_after: int = ways.pop("removed_after", 0)
+        self.compacted: bool = ways.pop("compacted", False)
         assert not ways, ways
         self.pulls: list[PullHeader] = []
         self.connections = 0
@@ -91,6 +96,12 @@ class FakeBroker:
         for peer, answer in reversed(held):
             peer.send(answer)
 
+    def topic_config(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        config = bodies.TopicConfig(topic_name=request.ext.topic)
+        if self.compacted:
+            config.attributes["cleanup.policy"] = "COMPACTION"
+        return reply(request.opaque, ResponseCode.SUCCESS, body=bodies.encode(config))
+
     def _answer(self, opaque: int, header: PullHeader) -> bytes:
         end = len(self.records)
         if self.hidden_for > 0:
@@ -121,6 +132,9 @@ class FakeBroker:
         scanned = 0
         while at < end and len(found) < count and scanned < self.scan_max:
             stored = self.records[at]
+            if at in self.removed and len(self.pulls) > self.removed_after:
+                at += 1
+                continue
             if "*" in tags or self._tag(stored) in tags:
                 found.append(stored)
             at += 1
@@ -144,6 +158,7 @@ def running(broker: FakeBroker) -> Iterator[FakeBroker]:
     async def serve() -> None:
         routes = Routes()
         routes.add(RequestCode.PULL_MESSAGE, broker.pull)
+        routes.add(RequestCode.GET_TOPIC_CONFIG, broker.topic_config)
         server = Server(routes)
         await server.start("127.0.0.1", 0)
         broker.address = server.address

@@ -34,7 +34,7 @@ VICTIMS = ("executor", "driver", "broker")
 SOURCE, TARGET = "kill-source", "kill-target"
 ROWS_PER_S = 200
 # Each row is read twice, by either stream.
-AHEAD_MAX = 2000
+AHEAD_MAX = 600
 CONFIG = {"flushIntervalCommitLog": 50, "transactionTimeOut": 1000, "transactionCheckInterval": 1000}
 SETTINGS = LOOPBACK | {
     "spark.executor.memory": "512m",

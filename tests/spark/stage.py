@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.client import requests
+from rocketspark.client.connection import client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.namesrv.server import NameServer
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Stage:
 
     async def _until(self, holds: Any) -> None:
         peer = await dial(self.namesrv)
-        while not holds((await requests.cluster_info(peer)).broker_addr_table):
+        while not holds((await client_api.cluster_info(peer)).broker_addr_table):
             await asyncio.sleep(0.005)
         peer.close()
 
@@ -90,7 +90,7 @@ class Stage:
     async def _create(self, topic: str, queues: int, brokers: tuple[str, ...]) -> None:
         for name in brokers:
             peer = await dial(self._brokers[name].address)
-            await requests.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
+            await client_api.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
             peer.close()
         await self._until_route(topic, lambda found: all(found.get(name) == queues for name in brokers))
 
@@ -101,10 +101,10 @@ class Stage:
     async def _delete(self, topic: str) -> None:
         for broker in self._brokers.values():
             peer = await dial(broker.address)
-            await requests.delete_topic(peer, topic)
+            await client_api.delete_topic(peer, topic)
             peer.close()
         peer = await dial(self.namesrv)
-        await requests.delete_topic_route(peer, topic)
+        await client_api.delete_topic_route(peer, topic)
         peer.close()
         await self._until_route(topic, lambda found: not found)
 
@@ -112,7 +112,7 @@ class Stage:
         peer = await dial(self.namesrv)
         while True:
             try:
-                route = await requests.fetch_route(peer, topic)
+                route = await client_api.fetch_route(peer, topic)
                 found = {queues.broker_name: queues.read_queue_count for queues in route.queues}
             except RouteNotFound:
                 found = {}

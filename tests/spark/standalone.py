@@ -15,10 +15,16 @@ from typing import NamedTuple
 import pyspark
 from tests.java.apache import free_ports
 from tests.java.driver import java_home
+from tests.official import SHORT_LIVED
 
 SPARK = Path(pyspark.__file__).parent
-LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
-READY_S_MAX = 90
+LOOPBACK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
+}
+READY_S_MAX = 200
 # For a driver: each machine's own python3 is used, by its name.
 BY_PATH = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -49,7 +55,7 @@ def spark_process(
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def until(true: Callable[[], object], told: Callable[[], str] = lambda: "", limit_s: float = READY_S_MAX) -> None:

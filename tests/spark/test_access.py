@@ -59,7 +59,7 @@ def test_signed_and_in_a_namespace_there_and_back(
         stream = spark.readStream.format("rocketmq").options(**options).option("startingOffsets", "earliest").load()
         stream.explain(True)
         query = stream.writeStream.format("memory").queryName("signed").trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(600)
         assert spark.table("signed").count() == 1000
         query.explain(True)
         shown = f"{query.recentProgress} {query.status} {found} {found.schema}"

@@ -13,10 +13,11 @@ from tests.java.apache import ApacheCluster
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer
 from rocketspark.errors import RouteNotFound
-from rocketspark.spark.pipelines import archive, restore
+from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines.restore import pipeline as restore
 
 COUNT = 5000
-WAIT_S = 60
+WAIT_S = 200
 
 
 def await_topic(apache: ApacheCluster, topic: str) -> None:

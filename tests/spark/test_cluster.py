@@ -12,17 +12,17 @@ import pytest
 
 from rocketspark.errors import NotSent, RouteNotFound
 from rocketspark.model import MessageQueue
-from rocketspark.protocol import bodies
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, RouteHeader
-from rocketspark.spark.cluster import Bounds, Cluster
-from rocketspark.spark.fetch import DataLost
-from rocketspark.spark.offsets import Range
+from rocketspark.protocol.json import bodies
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.reading import ranges
+from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.partitions import ranges
+from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
 
@@ -68,7 +68,7 @@ class Both:
     def hang_up(self) -> None:
         """Close every connection, and wait until they are."""
         self._loop.call_soon_threadsafe(lambda: [peer.close() for peer in list(self._server.peers)])
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while self._server.peers:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -86,29 +86,29 @@ def both() -> Iterator[Both]:
 
 
 @pytest.fixture
-def cluster(both: Both) -> Iterator[Cluster]:
-    made = Cluster(both.address)
+def cluster(both: Both) -> Iterator[ClusterQueries]:
+    made = ClusterQueries(both.address)
     yield made
     made.close()
 
 
-def test_connections_that_were_closed_meanwhile_are_made_again(both: Both, cluster: Cluster) -> None:
+def test_connections_that_were_closed_meanwhile_are_made_again(both: Both, cluster: ClusterQueries) -> None:
     queue = MessageQueue("T", "broker-a", 0)
     for _ in range(3):
         assert cluster.queues(["T"]) == [queue]
-        assert cluster.bounds([queue]) == {queue: Bounds(3, 10)}
+        assert cluster.bounds([queue]) == {queue: OffsetBounds(3, 10)}
         assert cluster.addresses("broker-a", "T") == (both.address,)
         both.hang_up()
     assert len(both.asked) == 3
 
 
-def test_unknown_topic_is_named(cluster: Cluster) -> None:
+def test_unknown_topic_is_named(cluster: ClusterQueries) -> None:
     with pytest.raises(RouteNotFound, match="no topic 'absent'"):
         cluster.queues(["T", "absent"])
 
 
 def test_no_nameserver() -> None:
-    cluster = Cluster("127.0.0.1:1")
+    cluster = ClusterQueries("127.0.0.1:1")
     try:
         with pytest.raises(NotSent, match=r"cannot connect to 127.0.0.1:1"):
             cluster.queues(["T"])
@@ -117,30 +117,30 @@ def test_no_nameserver() -> None:
 
 
 def test_one_nameserver_of_several_is_enough(both: Both) -> None:
-    cluster = Cluster(f"127.0.0.1:1;{both.address};127.0.0.1:2")
+    cluster = ClusterQueries(f"127.0.0.1:1;{both.address};127.0.0.1:2")
     try:
         assert cluster.queues(["T"]) == [MessageQueue("T", "broker-a", 0)]
     finally:
         cluster.close()
 
 
-def test_a_slave_is_read_while_its_master_is_away_and_known_to_be_one(both: Both, cluster: Cluster) -> None:
+def test_a_slave_is_read_while_its_master_is_away_and_known_to_be_one(both: Both, cluster: ClusterQueries) -> None:
     both.broker_id = 1
     [queue] = cluster.queues(["T"])
-    assert cluster.bounds([queue]) == {queue: Bounds(3, 10, of_master=False)}
+    assert cluster.bounds([queue]) == {queue: OffsetBounds(3, 10, of_master=False)}
     assert cluster.addresses("broker-a", "T") == (both.address,)
 
 
 def test_a_slave_that_is_behind_is_no_queue_made_anew() -> None:
     queue = MessageQueue("T", "broker-a", 0)
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=True)
-    behind = {queue: Bounds(3, 10, of_master=False)}
-    assert ranges(behind, {queue: 8}, {queue: 15}, options) == [Range(queue, 8, 15)]
+    behind = {queue: OffsetBounds(3, 10, of_master=False)}
+    assert ranges(behind, {queue: 8}, {queue: 15}, options) == [OffsetRange(queue, 8, 15)]
     with pytest.raises(DataLost, match="it was made anew"):
-        ranges({queue: Bounds(3, 10)}, {queue: 8}, {queue: 15}, options)
+        ranges({queue: OffsetBounds(3, 10)}, {queue: 8}, {queue: 15}, options)
     with pytest.raises(DataLost, match=r"messages from 8 on of queue 0 .* \(the queue holds 3 to 4 now"):
-        ranges({queue: Bounds(3, 5)}, {queue: 8}, {queue: 5}, options)
+        ranges({queue: OffsetBounds(3, 5)}, {queue: 8}, {queue: 5}, options)
     with pytest.raises(DataLost, match=r"messages 0 to 14 .* \(the queue holds nothing now"):
-        ranges({queue: Bounds(0, 0)}, {queue: 0}, {queue: 15}, options)
+        ranges({queue: OffsetBounds(0, 0)}, {queue: 0}, {queue: 15}, options)
     # What a broker holds that does not answer is planned as it is.
-    assert ranges({}, {queue: 8}, {queue: 15}, options) == [Range(queue, 8, 15)]
+    assert ranges({}, {queue: 8}, {queue: 15}, options) == [OffsetRange(queue, 8, 15)]

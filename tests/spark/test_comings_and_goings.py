@@ -14,16 +14,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.java.apache import ApacheCluster
 from tests.spark.stage import Stage, staged
 
-from rocketspark.client import Producer, requests
+from rocketspark.client import Producer
+from rocketspark.client.connection import client_api
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.fetch import DataLost
-from rocketspark.spark.offsets import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.stream_read import StreamReader
-from rocketspark.spark.watch import QueueGone
-from rocketspark.transport.dial import dial
+from rocketspark.spark.plan.offset_ranges import from_json
+from rocketspark.spark.read.partition_discovery import QueueGone
+from rocketspark.spark.read.pull_records import DataLost
+from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.transport.connections import dial
 
 
 @pytest.fixture
@@ -106,6 +107,29 @@ def test_a_broker_that_stops_keeps_its_place(stage: Stage, send: Sender) -> None
     stage.start("broker-b")
     assert stream.run() == missed
     assert sorted(stream.rows) == sorted(send.sent)
+
+
+def test_a_topic_that_is_no_longer_read_is_nobody_s_concern(
+    stage: Stage, send: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic in ("t", "extra"):
+        stage.create(topic, 1)
+        send(topic, "broker-a")
+    stream = Stream(stage, "t,extra")
+    assert len(stream.run()) == 6
+    stream._options["topic"] = "t"
+    stream.restart()
+    new = send("t", "broker-a")
+    assert stream.run() == new
+    stage.delete("extra")
+    new = send("t", "broker-a")
+    assert stream.run() == new
+    assert "away" not in caplog.text
+    # It keeps its place, so that what became of it is told when it is wanted again.
+    stream._options["topic"] = "t,extra"
+    stream.restart()
+    with pytest.raises(QueueGone, match="topic 'extra'"):
+        stream.run()
 
 
 def test_a_broker_that_stops_between_planning_and_reading_is_waited_for(stage: Stage, send: Sender) -> None:
@@ -292,13 +316,13 @@ def test_on_apache_s_broker_what_is_deleted_or_taken_away_is_told_apart_as_well(
     async def change(topic: str, queues: int) -> None:
         broker, namesrv = await dial(apache.broker), await dial(apache.namesrv)
         if queues:
-            await requests.create_topic(broker, topic, read_queue_count=queues, write_queue_count=queues)
+            await client_api.create_topic(broker, topic, read_queue_count=queues, write_queue_count=queues)
         else:
-            await requests.delete_topic(broker, topic)
-            await requests.delete_topic_route(namesrv, topic)
+            await client_api.delete_topic(broker, topic)
+            await client_api.delete_topic_route(namesrv, topic)
         while True:
             try:
-                [found] = (await requests.fetch_route(namesrv, topic)).queues
+                [found] = (await client_api.fetch_route(namesrv, topic)).queues
                 count = found.read_queue_count
             except RouteNotFound:
                 count = 0

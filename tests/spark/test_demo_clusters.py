@@ -28,7 +28,7 @@ def test_it_runs_on_apache_rocketmq_and_a_spark_cluster(tmp_path: Path) -> None:
             env=os.environ | settings | {"DEMO_FLIGHTS": "5000", "DEMO_OUT": str(tmp_path / "out")},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=800,
         )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "all 22 checks passed" in done.stdout

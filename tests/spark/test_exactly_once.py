@@ -24,25 +24,27 @@ from tests.clients.outages import Servers
 from tests.java.driver import missing_tools
 
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.client import AsyncProducer, requests
+from rocketspark.client import AsyncProducer
+from rocketspark.client.connection import client_api
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.protocol import properties, record
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.message import properties, record
 from rocketspark.spark import exactly_once
-from rocketspark.spark import rows as rows_module
-from rocketspark.spark.exactly_once import Attempt, Sent, ends, halves, handles, moments
-from rocketspark.spark.exactly_once.commit_log import CommitLog
-from rocketspark.spark.exactly_once.writing import TakenOver
+from rocketspark.spark.exactly_once import SentAttempt, TaskAttempt, end_transactions, failpoints, transaction_handles
+from rocketspark.spark.exactly_once import half_messages as halves
+from rocketspark.spark.exactly_once.batch_commit import TakenOver
+from rocketspark.spark.exactly_once.commit_topic import CommitTopic
 from rocketspark.spark.options import parse_write
+from rocketspark.spark.write import rows as rows_module
 
 # The commit topic lies on the first broker by name.
 COMMIT_BROKER, TARGET_BROKER = "broker-a", "broker-b"
 PARTITIONS, ROWS = 2, 20
 QUERY = "4381cd59-feb5-410d-9c5f-fd0298db02ba"
 IN_TASKS = ("halves under way", "halves sent", "task done")
-IN_COMMIT = tuple(moment for moment in moments.MOMENTS if moment not in IN_TASKS)
+IN_COMMIT = tuple(moment for moment in failpoints.MOMENTS if moment not in IN_TASKS)
 APACHE = [pytest.mark.java, pytest.mark.xdist_group("jvm")]
 names = (f"exact{number}" for number in itertools.count())
 
@@ -71,8 +73,8 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(autouse=True)
 def quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is under way when kills fall where they do here, but for one row, which sets its own."""
-    monkeypatch.setattr(ends, "DRAIN_S", 0.2)
-    monkeypatch.setattr(ends, "GUARD_S", 0.0)
+    monkeypatch.setattr(end_transactions, "DRAIN_S", 0.2)
+    monkeypatch.setattr(end_transactions, "GUARD_S", 0.0)
 
 
 @pytest.fixture
@@ -94,9 +96,9 @@ class Query:
     async def _make_topic(self) -> None:
         async with AsyncProducer(self.servers.namesrv, "maker") as producer:
             instance = producer._instance
-            info = await instance.routes.ask(requests.cluster_info)
+            info = await instance.routes.ask(client_api.cluster_info)
             peer = await instance.broker(info.broker_addr_table[TARGET_BROKER].broker_addrs[0])
-            await requests.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2)
+            await client_api.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2)
             while True:
                 try:
                     await instance.routes.refresh(self.name)
@@ -110,13 +112,13 @@ class Query:
         """The driver plans a batch."""
         exactly_once.open_log(self.options)
 
-    def attempt(self, batch: int, partition: int, rows: Sequence[bytes] | None = None) -> Sent:
+    def attempt(self, batch: int, partition: int, rows: Sequence[bytes] | None = None) -> SentAttempt:
         """A task attempt."""
         rows = rows if rows is not None else bodies(batch, partition)
         frame = pa.record_batch({"body": pa.array(list(rows), pa.binary())})
-        return exactly_once.send_attempt(iter([frame]), self.options, Attempt(QUERY, batch, partition))
+        return exactly_once.send_attempt(iter([frame]), self.options, TaskAttempt(QUERY, batch, partition))
 
-    def task(self, batch: int, partition: int, *, rerun_killed: bool = False) -> Sent:
+    def task(self, batch: int, partition: int, *, rerun_killed: bool = False) -> SentAttempt:
         """A task: Spark makes four attempts."""
         for left in range(3, -1, -1):
             try:
@@ -129,7 +131,7 @@ class Query:
                     raise
         raise AssertionError
 
-    def tasks(self, batch: int, **how: Any) -> list[Sent]:
+    def tasks(self, batch: int, **how: Any) -> list[SentAttempt]:
         self.plan()
         return [self.task(batch, partition, **how) for partition in range(PARTITIONS)]
 
@@ -141,7 +143,7 @@ class Query:
     def connected(self) -> Iterator[None]:
         """A task's client lives, and is asked by brokers."""
         with LoopThread() as loop:
-            log = CommitLog(self.options)
+            log = CommitTopic(self.options)
             loop.run(greeted(log))
             try:
                 yield
@@ -151,7 +153,7 @@ class Query:
     def wait_until_all_ended(self) -> None:
         """No half message of this query is open on the target broker any more."""
         with self.connected():
-            until(lambda: not asyncio.run(self._open()), 60)
+            until(lambda: not asyncio.run(self._open()), 120)
 
     async def _open(self) -> set[int]:
         """Half queue offsets. An official broker puts back one that is open; it has looked at all below `done`."""
@@ -159,7 +161,7 @@ class Query:
             await producer.queues(self.name)
             queue = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", TARGET_BROKER, 0)
             peer = await producer._instance.master_of(queue)
-            done = await requests.query_consumer_offset(peer, queue, "CID_RMQ_SYS_TRANS") or 0
+            done = await client_api.query_consumer_offset(peer, queue, "CID_RMQ_SYS_TRANS") or 0
             marks = await all_of(producer, MessageQueue("RMQ_SYS_TRANS_OP_HALF_TOPIC", TARGET_BROKER, 0))
             halves = await all_of(producer, queue)
         ended = {int(n) for mark in marks for n in mark.body.decode().split(",") if n}
@@ -173,7 +175,7 @@ class Query:
             async with AsyncProducer(self.servers.namesrv, "reader") as producer:
                 queue = MessageQueue("TRANS_CHECK_MAX_TIME_TOPIC", TARGET_BROKER, 0)
                 await producer.queues(self.name)
-                return await requests.max_offset(await producer._instance.master_of(queue), queue)
+                return await client_api.max_offset(await producer._instance.master_of(queue), queue)
 
         return asyncio.run(ask())
 
@@ -212,7 +214,7 @@ async def all_of(producer: AsyncProducer, queue: MessageQueue) -> list[record.Re
     """What a queue shows now."""
     found: list[record.Record] = []
     peer = await producer._instance.master_of(queue)
-    at, end = await requests.min_offset(peer, queue), await requests.max_offset(peer, queue)
+    at, end = await client_api.min_offset(peer, queue), await client_api.max_offset(peer, queue)
     while at < end:
         header = PullHeader(
             group="reader",
@@ -227,14 +229,14 @@ async def all_of(producer: AsyncProducer, queue: MessageQueue) -> list[record.Re
             subscription_version=0,
             expression_type="TAG",
         )
-        pulled = await requests.pull(peer, header)
+        pulled = await client_api.pull(peer, header)
         if pulled.code == ResponseCode.SUCCESS:
             found += record.decode_all(pulled.records)
         at = max(at, pulled.header.next_offset)
     return found
 
 
-async def greeted(log: CommitLog) -> None:
+async def greeted(log: CommitTopic) -> None:
     await log.start()
     await log.find()
     await log.instance.greet_all()
@@ -278,11 +280,11 @@ class Once:
             self.act()
 
     def __enter__(self) -> Once:
-        moments.listener = self
+        failpoints.listener = self
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        moments.listener = None
+        failpoints.listener = None
         if kind is None:
             assert self.passed, self.moment
 
@@ -305,7 +307,7 @@ def test_a_task_is_killed(servers: Servers, moment: str) -> None:
     query.expect(0, 1, 2)
 
 
-@pytest.mark.parametrize("moment", moments.MOMENTS)
+@pytest.mark.parametrize("moment", failpoints.MOMENTS)
 def test_the_driver_is_killed(servers: Servers, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver dies with all its executors; it comes back and runs the batch again."""
     if moment == "ends sent":
@@ -342,7 +344,7 @@ def kill_rows() -> Iterator[Any]:
         TARGET_BROKER: ("ends sent",),
         COMMIT_BROKER: ("record sent",),
     }
-    for whose, broker, moment in itertools.product(("ours", "apache"), telling, moments.MOMENTS):
+    for whose, broker, moment in itertools.product(("ours", "apache"), telling, failpoints.MOMENTS):
         marks = APACHE if whose == "apache" else []
         if whose == "apache" and moment not in telling[broker]:
             marks = [*marks, pytest.mark.soak]
@@ -494,10 +496,10 @@ def test_the_last_batch_is_known_when_its_record_has_expired(servers: Servers, m
     query = Query(servers)
     query.run(0)
     query.run(1)
-    real = CommitLog.bounds
+    real = CommitTopic.bounds
     gone: dict[MessageQueue, int] = {}
 
-    async def bounds(self: CommitLog, queue: MessageQueue) -> tuple[int, int]:
+    async def bounds(self: CommitTopic, queue: MessageQueue) -> tuple[int, int]:
         oldest, end = await real(self, queue)
         return max(oldest, gone.get(queue, 0)), end
 
@@ -505,14 +507,14 @@ def test_the_last_batch_is_known_when_its_record_has_expired(servers: Servers, m
         """What is there now has been deleted."""
 
         async def ends_now() -> None:
-            async with exactly_once.writing._opened(query.options) as log:
+            async with exactly_once.batch_commit._opened(query.options) as log:
                 await log.find()
                 for queue in (log._queue(0), log._queue(1)):
                     gone[queue] = (await real(log, queue))[1]
 
         asyncio.run(ends_now())
 
-    monkeypatch.setattr(CommitLog, "bounds", bounds)
+    monkeypatch.setattr(CommitTopic, "bounds", bounds)
     expire()
     with pytest.raises(ConfigError, match="this is batch 0"):
         query.run(0)
@@ -556,7 +558,7 @@ def test_batches_without_rows(servers: Servers) -> None:
 
 
 def test_many_rows_and_several_manifests(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "ROWS_MAX", 300)
+    monkeypatch.setattr(transaction_handles, "ROWS_MAX", 300)
     monkeypatch.setattr(rows_module, "PART_ROWS_MAX", 250)
     query = Query(servers)
     query.plan()

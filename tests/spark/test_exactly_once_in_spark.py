@@ -43,7 +43,7 @@ class Table:
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(600)
 
     def read(self, topic: str) -> DataFrame:
         return self.spark.read.format("rocketmq").option("namesrv", self.namesrv).option("topic", topic).load()

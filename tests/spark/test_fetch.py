@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections import deque
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
 from rocketspark.arrow import records
 from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
 from rocketspark.model import MessageQueue, subscribe
-from rocketspark.protocol import batch, sysflags
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.spark import fetch as fetching
-from rocketspark.spark import link
-from rocketspark.spark.fetch import DataLost, fetch
-from rocketspark.spark.offsets import Range
+from rocketspark.protocol.message import batch, sysflags
 from rocketspark.spark.options import parse_read
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read import pipelined_connection
+from rocketspark.spark.read import pull_records as fetching
+from rocketspark.spark.read.pull_records import DataLost, fetch
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -37,7 +39,7 @@ def read(broker: FakeBroker, first: int, end: int, **options: Any) -> list[int]:
     parsed = parse_read(given, streaming=False)
     found: list[int] = []
     at = first
-    for piece in fetch(Range(QUEUE, first, end), (broker.address,), parsed):
+    for piece in fetch(OffsetRange(QUEUE, first, end), (broker.address,), parsed):
         assert piece.first == at
         at = piece.end
         if piece.spans:
@@ -75,8 +77,8 @@ def test_every_row_once_and_in_order(ways: dict[str, Any]) -> None:
 
 
 def test_rows_beyond_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BUFFER_BYTES", 20_000)
-    monkeypatch.setattr(link, "_used", deque(maxlen=4))
+    monkeypatch.setattr(pipelined_connection, "BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(pipelined_connection, "_used", deque(maxlen=4))
     with running(FakeBroker(make_records(5000), shuffle=True)) as broker:
         # Replies of 300 rows are far larger than the buffer, those of 50 are smaller.
         assert read(broker, 0, 5000, maxMessagesPerPull=300) == list(range(5000))
@@ -84,13 +86,13 @@ def test_rows_beyond_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pieces_that_are_kept_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BUFFER_BYTES", 20_000)
-    monkeypatch.setattr(link, "_used", deque(maxlen=4))
+    monkeypatch.setattr(pipelined_connection, "BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(pipelined_connection, "_used", deque(maxlen=4))
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T", "maxMessagesPerPull": "50"}, streaming=False)
     with running(FakeBroker(make_records(3000))) as broker:
         kept = []
         for _ in range(2):
-            for piece in fetch(Range(QUEUE, 0, 3000), (broker.address,), options):
+            for piece in fetch(OffsetRange(QUEUE, 0, 3000), (broker.address,), options):
                 # Every third is kept beyond the next, as raw records or by an array over them; the others go.
                 if len(kept) % 3 == 0:
                     kept.append((piece.first, piece.end, np.frombuffer(piece.buffer, np.uint8), piece.spans))
@@ -102,21 +104,33 @@ def test_pieces_that_are_kept_are_not_written_over(monkeypatch: pytest.MonkeyPat
                 assert found == list(range(first, end))
 
 
-def test_a_buffer_is_used_again_once_nobody_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BUFFER_BYTES", 1000)
-    monkeypatch.setattr(link, "_used", deque(maxlen=4))
-    buffer = link._buffer(0)
-    marked = id(buffer)
+@pytest.mark.parametrize("held", ["view", "slice", "numpy", "arrow", "cycle"])
+def test_a_buffer_is_used_again_once_nobody_looks_at_it(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelined_connection, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(pipelined_connection, "_used", deque(maxlen=4))
+    buffer = pipelined_connection._buffer(0)
     buffer[:4] = b"mark"
-    link._used.append(buffer)
-    view = memoryview(buffer)[10:]
-    del buffer
-    assert bytes(link._buffer(0)[:4]) == bytes(4)
-    view.release()
-    assert len(link._buffer(2000)) == 2000
-    again = link._buffer(1000)
-    assert (id(again), bytes(again[:4])) == (marked, b"mark")
-    assert not link._used
+    pipelined_connection._used.append(buffer)
+    view: Any = memoryview(buffer)
+    if held == "cycle":
+        # Not gone with its last name, but when it is collected.
+        keeper: list[Any] = [view]
+        keeper.append(keeper)
+        view = keeper
+    else:
+        view = {"view": view, "slice": view[10:], "numpy": np.frombuffer(view), "arrow": pa.py_buffer(view)}[held]
+    assert pipelined_connection._buffer(0) is not buffer
+    assert bytes(pipelined_connection._buffer(0)[:4]) == bytes(4)
+    del view
+    if held == "cycle":
+        del keeper
+        assert pipelined_connection._buffer(0) is not buffer
+        gc.collect()
+    assert len(pipelined_connection._buffer(2000)) == 2000
+    # Who knows it by its name alone does not keep it.
+    assert pipelined_connection._buffer(1000) is buffer
+    assert (bytes(buffer[:4]), len(buffer)) == (b"mark", 1000)
+    assert not pipelined_connection._used
 
 
 def test_pulls_ask_for_what_the_broker_gives() -> None:
@@ -240,8 +254,8 @@ def test_pieces_of_small_and_large_replies(
 ) -> None:
     monkeypatch.setattr(fetching, "JOINED_BYTES_MAX", joined_bytes_max)
     monkeypatch.setattr(fetching, "ROWS_PER_PIECE", 300)
-    monkeypatch.setattr(link, "BUFFER_BYTES", 10_000)
-    monkeypatch.setattr(link, "_used", deque(maxlen=4))
+    monkeypatch.setattr(pipelined_connection, "BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(pipelined_connection, "_used", deque(maxlen=4))
     with running(FakeBroker(make_records(2000), **ways)) as broker:
         assert read(broker, 3, 1990, maxMessagesPerPull=40) == list(range(3, 1990))
 
@@ -249,7 +263,7 @@ def test_pieces_of_small_and_large_replies(
 def test_small_replies_in_any_order_make_large_pieces() -> None:
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T", "maxMessagesPerPull": "32"}, streaming=False)
     with running(FakeBroker(make_records(4000), count_max=32, shuffle=True)) as broker:
-        [piece] = fetch(Range(QUEUE, 0, 4000), (broker.address,), options)
+        [piece] = fetch(OffsetRange(QUEUE, 0, 4000), (broker.address,), options)
         assert (piece.first, piece.end, len(piece.spans)) == (0, 4000, 1)
 
 
@@ -257,6 +271,8 @@ def test_pieces_of_large_messages_are_bounded_in_bytes(monkeypatch: pytest.Monke
     monkeypatch.setattr(fetching, "BYTES_PER_PIECE", 100_000)
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=False)
     with running(FakeBroker(make_records(300, body=bytes(5000)), count_max=2, shuffle=True)) as broker:
-        sizes = [sum(end - at for at, end in p.spans) for p in fetch(Range(QUEUE, 0, 300), (broker.address,), options)]
+        sizes = [
+            sum(end - at for at, end in p.spans) for p in fetch(OffsetRange(QUEUE, 0, 300), (broker.address,), options)
+        ]
     assert sum(sizes) > 300 * 5000
     assert max(sizes) < 100_000 + 2 * 6000

@@ -16,19 +16,20 @@ from tests.java.apache import ApacheCluster, ask
 from tests.spark.conftest import read_rows
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
-from rocketspark.client import Producer, requests
+from rocketspark.client import Producer
+from rocketspark.client.connection import client_api
 from rocketspark.errors import RouteNotFound, ServerError
 from rocketspark.filters import sql92
 from rocketspark.model import Message, MessageQueue, subscribe
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.fetch import fetch
-from rocketspark.spark.link import Link, LinkReply
-from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
+from rocketspark.spark.read.pull_records import fetch
+from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster, run_cluster
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 
 COUNT = 240
 # "Aa" and "BB" have the same Java hash code.
@@ -53,12 +54,12 @@ class Loaded(NamedTuple):
 def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     async def run() -> None:
         peer = await dial(broker)
-        await requests.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+        await client_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
         peer.close()
         server = await dial(namesrv)
         while True:
             try:
-                await requests.fetch_route(server, topic)
+                await client_api.fetch_route(server, topic)
                 break
             except RouteNotFound:
                 await asyncio.sleep(0.01)
@@ -123,14 +124,14 @@ def set_property_filter(apache: ApacheCluster, on: bool) -> None:
 def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of records received, reply by reply."""
     sizes: list[int] = []
-    receive = Link.receive
+    receive = PipelinedConnection.receive
 
-    def counted(link: Link) -> list[LinkReply]:
+    def counted(link: PipelinedConnection) -> list[PipelinedReply]:
         replies = receive(link)
         sizes.extend(reply.end - reply.start for reply in replies)
         return replies
 
-    monkeypatch.setattr(Link, "receive", counted)
+    monkeypatch.setattr(PipelinedConnection, "receive", counted)
     return sizes
 
 
@@ -223,7 +224,7 @@ def test_a_streaming_query_gives_what_passes(spark: SparkSession, loaded: Loaded
     rows = read.options(tags="Aa || BB", sql="n > 30", maxMessagesPerTrigger=100).load()
     query = rows.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/c").trigger(availableNow=True)
     running = query.start(f"{tmp_path}/rows")
-    assert running.awaitTermination(300)
+    assert running.awaitTermination(600)
     found = [row.asDict() for row in spark.read.parquet(f"{tmp_path}/rows").collect()]
     assert numbers(found) == accepted(lambda m: m.tag in ("Aa", "BB") and sql_n(m) > 30)
     progress = [p for p in running.recentProgress if p.sources[0].endOffset != p.sources[0].startOffset]
@@ -239,7 +240,7 @@ def sql_n(message: Message) -> int:
 def read_fake(broker: FakeBroker, **options: str) -> list[int]:
     """Queue offsets of a fake queue's pieces that hold records, as they came."""
     parsed = parse_read({"namesrv": "127.0.0.1:1", "topic": "T", **options}, streaming=False)
-    source = Range(MessageQueue("T", "broker-a", 0), 0, len(broker.records))
+    source = OffsetRange(MessageQueue("T", "broker-a", 0), 0, len(broker.records))
     return [piece.end - piece.first for piece in fetch(source, (broker.address,), parsed)]
 
 
@@ -253,7 +254,7 @@ def test_a_broker_that_refuses_the_expression_is_asked_once_and_then_for_everyth
 
 
 def test_other_refusals_of_a_filtered_pull_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.spark.fetch.PATIENCE_S", 0.5)
+    monkeypatch.setattr("rocketspark.spark.read.pull_records.PATIENCE_S", 0.5)
     with running(FakeBroker(make_records(300), refuse=ResponseCode.NO_PERMISSION)) as broker:
         with pytest.raises(ServerError):
             read_fake(broker, sql="a > 1")

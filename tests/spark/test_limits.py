@@ -14,9 +14,9 @@ from tests.spark.conftest import Place
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offsets import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.plan.offset_ranges import from_json
+from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 
 Load = Callable[..., dict[Place, Message]]
@@ -163,7 +163,7 @@ def test_available_now_ends_with_each(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(600)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == wanted
 
 

@@ -15,16 +15,17 @@ from tests.java.apache import committed_offset
 from tests.java.mqadmin import MqAdmin
 from tests.spark.conftest import read_rows
 
-from rocketspark.client import Producer, requests
+from rocketspark.client import Producer
+from rocketspark.client.connection import client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.cluster import Cluster as Asked
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offsets import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.plan.cluster_queries import ClusterQueries as Asked
+from rocketspark.spark.plan.offset_ranges import from_json
+from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 
 
 class Place(NamedTuple):
@@ -60,12 +61,12 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 async def create(place: Place) -> None:
     peer, server = await dial(place.broker), await dial(place.namesrv)
-    await requests.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2)
+    await client_api.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2)
     while True:
         try:
-            await requests.fetch_route(server, place.topic)
+            await client_api.fetch_route(server, place.topic)
             break
-        except requests.RouteNotFound:
+        except client_api.RouteNotFound:
             await asyncio.sleep(0.01)
     peer.close()
     server.close()
@@ -128,7 +129,7 @@ def test_progress_is_committed_to_the_group_as_each_micro_batch_ends(
     def run() -> Any:
         writer = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(600)
         assert query.exception() is None
         return query
 
@@ -138,6 +139,18 @@ def test_progress_is_committed_to_the_group_as_each_micro_batch_ends(
     place.add(5, 0)
     run()
     assert place.committed(group) == [105, 20]
+
+
+@pytest.mark.java
+def test_the_official_tool_shows_the_progress_and_what_is_left(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    source = spark.readStream.format("rocketmq").option("namesrv", place.namesrv).option("topic", place.topic)
+    stream = source.options(startingOffsets="earliest", consumerGroup=group).schema("queueId int").load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    assert writer.trigger(availableNow=True).start().awaitTermination(90)
+    assert place.committed(group) == [100, 20]
     place.add(40, 3)
     admin = MqAdmin(tmp_path / "admin", place.namesrv, place.broker)
     try:
@@ -146,7 +159,7 @@ def test_progress_is_committed_to_the_group_as_each_micro_batch_ends(
         admin.close()
     rows = [line.split()[:6] for line in lines if line.startswith(place.topic)]
     assert sorted(rows) == [
-        [place.topic, "broker-a", "0", "145", "105", "40"],
+        [place.topic, "broker-a", "0", "140", "100", "40"],
         [place.topic, "broker-a", "1", "23", "20", "3"],
     ]
     assert "Consume Diff Total: 43" in lines

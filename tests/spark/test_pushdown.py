@@ -18,12 +18,12 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.batch_read import PushingReader
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offsets import Range
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.reading import QueuePartition
-from rocketspark.spark.store_read import StorePartition
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.batch_read import PushingReader
+from rocketspark.spark.read.partitions import QueuePartition
+from rocketspark.spark.read.store_read import StorePartition
 from rocketspark.testing import Cluster
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
@@ -302,6 +302,6 @@ def test_no_row_is_lost_where_a_clock_was_set_back(
     ]
     assert list(reader.pushFilters(bounds)) == []
     cluster: Any = Clocked(times, seed)
-    kept = reader._narrow(cluster, [Range(queue, 0, len(times))] if times else [])
+    kept = reader._narrow(cluster, [OffsetRange(queue, 0, len(times))] if times else [])
     read = {at for part in kept for at in range(part.first, part.end)}
     assert read >= {at for at, time in enumerate(times) if first <= time <= first + length}

@@ -12,7 +12,7 @@ from tests.spark.topics import messages_of
 
 from rocketspark.client import Producer
 from rocketspark.spark.options import parse_write
-from rocketspark.spark.sender import send_rows
+from rocketspark.spark.write.batch_sender import send_rows
 from rocketspark.testing.process import ServerProcess, run_server_process
 
 

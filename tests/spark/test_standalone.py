@@ -19,7 +19,7 @@ from rocketspark.client import Producer
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.trace import Consumed, encode
 from rocketspark.spark.environment import pack, settings
-from rocketspark.spark.pipelines.archive import hours
+from rocketspark.spark.pipelines.archive.pipeline import hours
 from rocketspark.testing import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ FEW_PARTITIONS = {"spark.sql.shuffle.partitions": "2"}
 
 
 def run_job(
-    program: str, spec: dict[str, Any], variables: dict[str, str] | None = None, limit_s: float = 240
+    program: str, spec: dict[str, Any], variables: dict[str, str] | None = None, limit_s: float = 800
 ) -> subprocess.CompletedProcess[str]:
     """A driver's whole run."""
     return subprocess.run(
@@ -43,8 +43,8 @@ def run_job(
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A master and two workers."""
-    with spark_cluster(tmp_path_factory.mktemp("standalone")) as running:
+    """A master and a worker."""
+    with spark_cluster(tmp_path_factory.mktemp("standalone"), workers=1) as running:
         yield running
 
 
@@ -85,6 +85,7 @@ def test_the_package_is_shipped_to_executors(
     assert bodies_of(cluster.namesrv, target) == sorted(message.body for message in sent.values())
 
 
+@pytest.mark.official
 def test_a_pipeline_on_a_cluster(
     tmp_path: Path,
     standalone: Standalone,
@@ -107,7 +108,7 @@ def run_pipeline(name: str, *arguments: str, namesrv: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "rocketspark.cli.main", "pipeline", name, *arguments, *once]
     command += ["--namesrv", namesrv, "--json"]
     env = environment() | BY_PATH
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -141,7 +142,7 @@ def test_spark_connect(
 
 
 # Some twenty Spark jobs: half a minute, several on a machine with much else to do.
-@pytest.mark.timeout(900)
+@pytest.mark.official
 def test_pipelines_for_operators_run_there(
     standalone: Standalone, archive: Path, cluster: Cluster, producer: Producer, make_topic: Callable[..., str]
 ) -> None:
@@ -156,7 +157,7 @@ def test_pipelines_for_operators_run_there(
         producer.send(traces, encode(Consumed(**request, cost_ms=1, success=False, context=2, time_ms=5)).encode())
     spec = {"namesrv": cluster.namesrv, "topic": topic, "traces": traces, "group": group}
     where = {"master": standalone.master, "settings": FEW_PARTITIONS | LOOPBACK | settings(archive)}
-    done = run_job("tests.spark.pipelines.operators_job", spec | where, BY_PATH, limit_s=600)
+    done = run_job("tests.spark.pipelines.operators_job", spec | where, BY_PATH, limit_s=800)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == {
         "trace": [["", group, 3]],

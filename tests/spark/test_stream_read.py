@@ -16,11 +16,11 @@ from tests.spark.conftest import Place
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.fetch import DataLost
-from rocketspark.spark.offsets import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.reading import QueuePartition
-from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.plan.offset_ranges import from_json
+from rocketspark.spark.read.partitions import QueuePartition
+from rocketspark.spark.read.pull_records import DataLost
+from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 from rocketspark.testing.process import run_server_process
 
@@ -55,7 +55,7 @@ class Stream:
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(600)
         return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
 
     def places(self) -> list[Place]:
@@ -100,7 +100,7 @@ def test_progress_names_offsets(spark: SparkSession, stream: Stream, load: Load,
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(600)
     progress = next(p for p in query.recentProgress if p["numInputRows"])
     ends: dict[str, dict[str, int]] = {}
     for broker, queue_id, _ in placed:
@@ -184,7 +184,7 @@ def test_unknown_topic_ends_the_query_with_one_clear_line(
     frame = spark.readStream.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", "absent").load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(Exception, match="no topic 'absent'") as caught:
-        query.awaitTermination(60)
+        query.awaitTermination(600)
     assert 'File "' not in str(caught.value)
 
 

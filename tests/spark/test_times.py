@@ -12,12 +12,13 @@ import pytest
 from tests.java.apache import ApacheCluster
 from tests.spark.conftest import read_rows
 
-from rocketspark.client import Producer, requests
+from rocketspark.client import Producer
+from rocketspark.client.connection import client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.cluster import Cluster as Asked
+from rocketspark.spark.plan.cluster_queries import ClusterQueries as Asked
 from rocketspark.testing import Cluster
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 
 Place = tuple[str, int, int]
 
@@ -55,14 +56,14 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
 
 async def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     peer = await dial(broker)
-    await requests.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+    await client_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
     peer.close()
     server = await dial(namesrv)
     while True:
         try:
-            await requests.fetch_route(server, topic)
+            await client_api.fetch_route(server, topic)
             break
-        except requests.RouteNotFound:
+        except client_api.RouteNotFound:
             await asyncio.sleep(0.01)
     server.close()
 

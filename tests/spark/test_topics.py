@@ -114,7 +114,7 @@ def test_topics_that_match_join_a_running_query_and_a_deleted_one_ends_it_with_o
                     query.awaitTermination(0.05)
             stage.delete("log-1")
             with pytest.raises(Exception, match=r"topic 'log-1' .* is gone \(the topic was deleted\)") as caught:
-                query.awaitTermination(60)
+                query.awaitTermination(600)
         finally:
             query.stop()
     assert seen == [("log-1", "first"), ("log-2", "first")]

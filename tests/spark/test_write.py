@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from tests.spark.conftest import Place
 
-from rocketspark.client.outgoing import queue_of_key
+from rocketspark.client.producer.prepared_message import queue_of_key
 from rocketspark.model import Message, MessageQueue
 from rocketspark.testing import Cluster
 
@@ -131,7 +131,7 @@ def test_delivery_times(table: Table, topic: str) -> None:
     assert (hour["TIMER_DELAY_MS"], hour["REAL_TOPIC"]) == ("3600000", topic)
     assert tomorrow["TIMER_DELIVER_MS"] == str(int(now.timestamp() + 86_400) * 1000)
     found: set[str] = set()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while "soon" not in found and time.monotonic() < end:
         found = {bytes(r.body).decode() for r in table.read(topic)}
     assert found == {"past", "at once", "soon"}
@@ -202,7 +202,7 @@ def test_stream_write(
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(600)
 
     load(source, 1000)
     run()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "DESIGN.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "DESIGN.md", ROOT / "tests" / "RULES.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
@@ -21,19 +22,29 @@ def test_every_test_that_is_named_exists(document: Path) -> None:
     assert missing == []
 
 
+SOURCE = ROOT / "src" / "rocketspark"
+PACKAGES = sorted(p.parent for p in SOURCE.rglob("__init__.py"))
+
+
 def test_the_file_map_names_every_package() -> None:
     design = (ROOT / "DESIGN.md").read_text("utf-8")
-    packages = [p.name for p in (ROOT / "src" / "rocketspark").iterdir() if (p / "__init__.py").exists()]
-    assert len(packages) > 10
-    assert [p for p in packages if f"      {p}/ " not in design] == []
+    names = [p.name for p in PACKAGES if p != SOURCE]
+    assert len(names) > 30
+    assert [name for name in names if not re.search(rf"\b{name}[/,; ]", design)] == []
 
 
-def test_the_file_map_names_every_file_of_the_clients() -> None:
-    design = (ROOT / "DESIGN.md").read_text("utf-8")
-    client = design.split("      client/ ", 1)[1].split("      admin/ ", 1)[0]
-    files = [p.stem for p in (ROOT / "src" / "rocketspark" / "client").glob("[a-z]*.py")]
-    assert len(files) > 30
-    assert [name for name in sorted(files) if not re.search(rf"\b{name}\b", client)] == []
+def test_no_package_is_crowded() -> None:
+    crowded = {str(p.relative_to(SOURCE)): len(list(p.glob("[a-z]*.py"))) for p in PACKAGES}
+    assert {name: count for name, count in crowded.items() if count > 14} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.relative_to(SOURCE.parent)))
+def test_a_package_says_what_it_holds_and_where_to_begin(package: Path) -> None:
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    starts = re.search(r"Start with (?:the file of|`?(\w+))", text)
+    assert starts is not None, "its __init__ does not say where to start reading"
+    if name := starts.group(1):
+        assert (package / name).is_dir() or (package / f"{name}.py").exists(), f"there is no {name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)

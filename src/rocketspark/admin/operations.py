@@ -1,5 +1,5 @@
-"""What an operator does to a cluster. Rule: every operation once, composed of the calls in client.requests; the CLI
-and other fronts only show what it returns.
+"""An operator's work on a cluster. Rule: every operation once, composed of the calls in client.connection.client_api;
+the CLI and other fronts only show its result.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.client import requests, validate
+from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
+from rocketspark.client.connection import client_api
 from rocketspark.client.facade import Facade, arguments_of, blocking
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
@@ -48,7 +49,7 @@ class TopicState(msgspec.Struct, frozen=True):
 
 
 class QueueProgress(msgspec.Struct, frozen=True):
-    """How far a group is in a queue; `committed` None: it never committed there."""
+    """A group's progress in a queue; `committed` None: it never committed there."""
 
     queue: MessageQueue
     min_offset: int
@@ -70,6 +71,30 @@ class BrokerState(msgspec.Struct, frozen=True, order=True):
     address: str
 
 
+class Aside(msgspec.Struct, frozen=True):
+    """A message that a broker set aside: `kind` delay, timer or half; its place, the reason, since when, attempts.
+
+    `queue_offset` -1: not known.
+    """
+
+    broker_name: str
+    name: str
+    kind: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    reason: str
+    first_seen_ms: int
+    attempts: int
+
+    def place(self) -> dict[str, Any]:
+        """Return all but the broker's name, for scripts."""
+        found: dict[str, Any] = msgspec.structs.asdict(self)
+        del found["broker_name"]
+        return found
+
+
 class Operations(AsyncClient):
     """Operations on a cluster, on the running asyncio loop.
 
@@ -86,7 +111,7 @@ class Operations(AsyncClient):
         self,
         namesrv: str | None = None,
         *,
-        timeout_ms: float = requests.TIMEOUT_MS,
+        timeout_ms: float = client_api.TIMEOUT_MS,
         access_key: str | None = None,
         secret_key: str | None = None,
         security_token: str | None = None,
@@ -126,13 +151,13 @@ class Operations(AsyncClient):
     # -- topics --------------------------------------------------------------------------------------------------
 
     async def list_topics(self) -> list[str]:
-        """Names of all topics, sorted; RocketMQ's own are among them."""
-        found = await self._routes.ask(lambda peer: requests.topic_list(peer, timeout_ms=self._timeout_ms))
+        """Return the names of all topics, sorted; RocketMQ's own are among them."""
+        found = await self._routes.ask(lambda peer: client_api.topic_list(peer, timeout_ms=self._timeout_ms))
         return sorted(found)
 
     async def show_topic(self, topic: str) -> TopicState:
-        """A topic's route and the offsets of its queues. Raises RouteNotFound, or what a broker raises."""
-        validate.check_topic(topic)
+        """Return a topic's route and the offsets of its queues. Raises RouteNotFound, or what a broker raises."""
+        validators.check_topic(topic)
         route = await self._routes.refresh(topic)
         states = await asyncio.gather(*(self._queue_state(q) for q in route.read_queues()))
         return TopicState(topic, route, tuple(states))
@@ -140,8 +165,8 @@ class Operations(AsyncClient):
     async def _queue_state(self, queue: MessageQueue) -> QueueState:
         peer = await self._broker(await self._routes.find_readable(queue))
         lowest, highest = await asyncio.gather(
-            requests.min_offset(peer, queue, timeout_ms=self._timeout_ms),
-            requests.max_offset(peer, queue, timeout_ms=self._timeout_ms),
+            client_api.min_offset(peer, queue, timeout_ms=self._timeout_ms),
+            client_api.max_offset(peer, queue, timeout_ms=self._timeout_ms),
         )
         return QueueState(queue, lowest, highest)
 
@@ -168,12 +193,12 @@ class Operations(AsyncClient):
 
         Returns once the NameServer shows the topic. Raises MessageIllegal, UsageError, or what a broker raises.
         """
-        validate.check_target(topic)
+        validators.check_target(topic)
         if not 1 <= queue_count <= 1024 or perm not in (2, 4, 6):
             raise UsageError(f"queue_count {queue_count} must be 1 to 1024, perm {perm} one of 2, 4, 6")
         targets = await self._masters(cluster, brokers)
         for target in targets:
-            await requests.create_topic(
+            await client_api.create_topic(
                 await self._broker(target.address),
                 topic,
                 read_queue_count=read_queue_count or queue_count,
@@ -216,12 +241,12 @@ class Operations(AsyncClient):
 
         Raises RouteNotFound if there is no such topic.
         """
-        validate.check_target(topic)
+        validators.check_target(topic)
         route = await self._routes.refresh(topic)
         for broker in route.brokers:
             for address in broker.addresses.values():
-                await requests.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
-        await self._routes.ask_all(lambda peer: requests.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
+                await client_api.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
+        await self._routes.ask_all(lambda peer: client_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
         self._routes.forget(topic)
         return [b.broker_name for b in route.brokers]
 
@@ -229,32 +254,63 @@ class Operations(AsyncClient):
 
     async def list_groups(self, topic: str) -> list[str]:
         """Consumer groups that subscribe to a topic, or have offsets there, sorted. Raises RouteNotFound."""
-        route = await self._routes.refresh(validate.check_topic(topic))
+        route = await self._routes.refresh(validators.check_topic(topic))
         peers = [await self._broker(broker.master) for broker in route.brokers if broker.master]
         found = await asyncio.gather(
-            *(requests.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
+            *(client_api.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
         )
         return sorted(set().union(*found))
 
     async def show_progress(self, group: str, topic: str) -> list[QueueProgress]:
-        """How far a group is in each queue of a topic. Raises RouteNotFound, or what a broker raises."""
-        route = await self._routes.refresh(validate.check_topic(topic))
+        """Return a group's progress in each queue of a topic. Raises RouteNotFound, or what a broker raises."""
+        route = await self._routes.refresh(validators.check_topic(topic))
         return list(await asyncio.gather(*(self._progress(group, q) for q in route.read_queues())))
 
     async def _progress(self, group: str, queue: MessageQueue) -> QueueProgress:
         # The end first: what is committed meanwhile is no less.
         state = await self._queue_state(queue)
         peer = await self._broker(await self._routes.find_readable(queue))
-        committed = await requests.query_consumer_offset(
+        committed = await client_api.query_consumer_offset(
             peer, queue, group, zero_if_not_found=False, timeout_ms=self._timeout_ms
         )
         return QueueProgress(queue, state.min_offset, state.max_offset, committed)
 
+    # -- what brokers set aside ------------------------------------------------------------------------------------
+
+    async def list_quarantine(self, broker: str | None = None) -> list[Aside]:
+        """Return the messages that brokers quarantined as never to be delivered or checked, by broker, oldest first."""
+        found = []
+        for target in await self._masters(None, None if broker is None else [broker]):
+            entries = await client_api.list_quarantine(await self._broker(target.address), timeout_ms=self._timeout_ms)
+            found += [Aside(target.broker_name, **msgspec.structs.asdict(entry)) for entry in entries]
+        return found
+
+    async def retry_quarantined(self, name: str, broker: str | None = None) -> str:
+        """Retry a quarantined message; returns the broker's name. Raises the broker's error: it stays there then."""
+        return await self._end_quarantine(name, broker, retry=True)
+
+    async def drop_quarantined(self, name: str, broker: str | None = None) -> str:
+        """Drop a quarantined message; returns the broker's name. It stays in the log until it expires."""
+        return await self._end_quarantine(name, broker, retry=False)
+
+    async def _end_quarantine(self, name: str, broker: str | None, *, retry: bool) -> str:
+        where = sorted({e.broker_name for e in await self.list_quarantine(broker) if e.name == name})
+        if len(where) != 1:
+            raise UsageError(
+                f"{name!r} is set aside on {', '.join(where)}: name the broker"
+                if where
+                else f"nothing named {name!r} is set aside"
+            )
+        (target,) = await self._masters(None, where)
+        peer = await self._broker(target.address)
+        await client_api.end_quarantine(peer, name, retry=retry, timeout_ms=self._timeout_ms)
+        return where[0]
+
     # -- brokers -------------------------------------------------------------------------------------------------
 
     async def cluster_info(self) -> list[BrokerState]:
-        """Every broker the NameServer knows, ordered by cluster, name and id."""
-        info = await self._routes.ask(lambda peer: requests.cluster_info(peer, timeout_ms=self._timeout_ms))
+        """Return every broker the NameServer knows, ordered by cluster, name and id."""
+        info = await self._routes.ask(lambda peer: client_api.cluster_info(peer, timeout_ms=self._timeout_ms))
         return sorted(
             BrokerState(cluster, name, number, address)
             for cluster, names in info.cluster_addr_table.items()
@@ -277,7 +333,10 @@ class SyncOperations(Facade[Operations]):
     delete_topic = blocking(Operations.delete_topic)
     list_groups = blocking(Operations.list_groups)
     show_progress = blocking(Operations.show_progress)
+    list_quarantine = blocking(Operations.list_quarantine)
+    retry_quarantined = blocking(Operations.retry_quarantined)
+    drop_quarantined = blocking(Operations.drop_quarantined)
     cluster_info = blocking(Operations.cluster_info)
 
 
-__all__ = ["BrokerState", "Operations", "QueueProgress", "QueueState", "SyncOperations", "TopicState"]
+__all__ = ["Aside", "BrokerState", "Operations", "QueueProgress", "QueueState", "SyncOperations", "TopicState"]

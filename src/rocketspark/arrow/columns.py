@@ -1,4 +1,4 @@
-"""The columns a message has as a table row, and small helpers to build Arrow arrays from numpy without copies.
+"""The columns of a message as a table row, and small helpers to build Arrow arrays from numpy without copies.
 
 Rule: names and types of columns stand here and nowhere else.
 """
@@ -41,12 +41,12 @@ COLUMNS: dict[str, pa.DataType] = {
 
 
 def schema_of(names: list[str] | tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
-    """The Arrow schema of some columns, all by default. Raises KeyError for an unknown one."""
+    """Return the Arrow schema of some columns, all by default. Raises KeyError for an unknown one."""
     return pa.schema([(name, COLUMNS[name]) for name in names])
 
 
 def gather(data: Any, starts: Ints, ends: Ints, kind: pa.DataType, missing: Ints | None = None) -> pa.Array:
-    """A binary or string array of the slices [start, end) of `data`, null where `missing`.
+    """Return a binary or string array of the slices [start, end) of `data`, null where `missing`.
 
     Slices ascend and don't overlap; `data` is at most 2 GiB. Strings are checked: ArrowInvalid if one is no UTF-8.
     """
@@ -65,18 +65,35 @@ def gather(data: Any, starts: Ints, ends: Ints, kind: pa.DataType, missing: Ints
 
 
 def numbers(values: Ints, kind: pa.DataType) -> pa.Array:
-    """A fixed-width array without nulls over a numpy array of the same width, not copied."""
+    """Return a fixed-width array without nulls over a numpy array of the same width, not copied."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
+# The times that Python, and so a driver's `collect`, can show in every zone: years 1 to 9999. Producers state what they
+# like as a message's time; one beyond is shown as the nearest of these.
+TIME_MS_MIN = -62_135_337_600_000
+TIME_MS_MAX = 253_402_127_999_999
+
+
 def times(values_ms: Ints) -> pa.Array:
     """Timestamps from ms since 1970."""
-    return numbers(values_ms.astype(np.int64) * 1000, TIME)
+    return numbers(times_us(values_ms), TIME)
+
+
+def times_us(values_ms: Ints) -> Ints:
+    """Return us since 1970 from ms, cut to the range of timestamps."""
+    found: Ints = np.clip(values_ms.astype(np.int64), TIME_MS_MIN, TIME_MS_MAX) * 1000
+    return found
+
+
+def time_us(time_ms: int) -> int:
+    """One of `times_us`."""
+    return min(max(time_ms, TIME_MS_MIN), TIME_MS_MAX) * 1000
 
 
 def constant(text: str, n: int) -> pa.Array:
-    """The same text n times."""
+    """Return the same text n times."""
     # pyarrow's own way, by a scalar, imports pandas.
     data = text.encode()
     bounds = np.arange(n + 1, dtype=np.int32) * len(data)
@@ -84,6 +101,6 @@ def constant(text: str, n: int) -> pa.Array:
 
 
 def at(data: npt.NDArray[np.uint8], kind: str) -> Ints:
-    """Every position of `data` read as a number of that numpy kind: index it with byte positions."""
+    """Return every position of `data` read as a number of that numpy kind: index it with byte positions."""
     count = max(0, len(data) - np.dtype(kind).itemsize + 1)
     return np.ndarray((count,), kind, data.data, strides=(1,))

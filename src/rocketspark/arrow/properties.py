@@ -72,7 +72,7 @@ class Properties:
         return gather(self._data, np.where(missing, ends, self._marks[found] + 1), ends, pa.string(), missing)
 
     def maps(self) -> pa.Array | None:
-        """All pairs as map<string, string>, or None if some row names a property twice."""
+        """Return all pairs as map<string, string>, or None if some row names a property twice."""
         names = gather(self._data, self._starts, self._marks, pa.string())
         counts = np.diff(self._row_pairs)
         coded = names.dictionary_encode()

@@ -6,31 +6,33 @@ Batches with what has no quick way (inner batches, names twice in one row, texts
 
 from __future__ import annotations
 
-import itertools
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import COLUMNS, Ints, at, constant, gather, numbers, schema_of, times
+from rocketspark.arrow.columns import COLUMNS, Ints, at, constant, gather, numbers, schema_of, times, times_us
+from rocketspark.arrow.decode_errors import STRICT, DecodeFindings
 from rocketspark.arrow.properties import Properties, split_keys
-from rocketspark.arrow.wanted import EVERYTHING, Wanted
+from rocketspark.arrow.row_by_row import INNER, DecodeRequest, slow_batches
+from rocketspark.arrow.row_filter import EVERYTHING, RowFilter
 from rocketspark.errors import RecordError
-from rocketspark.model import ReceivedMessage
-from rocketspark.protocol import compression, properties, record, sysflags
-from rocketspark.protocol.message_ids import unpack_host
-from rocketspark.protocol.record import Buffer
+from rocketspark.protocol.message import compression, properties, record, sysflags
+from rocketspark.protocol.message.message_ids import unpack_host
+from rocketspark.protocol.message.record import Buffer
 
 Span = tuple[int, int]
 
-_INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 _SIZE = struct.Struct(">i").unpack_from
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), np.uint16)
 OFFSET_END = (1 << 63) - 1
+# Bodies of so many bytes, as they inflate, make one batch of rows; one body alone may be larger.
+INFLATED_BYTES_MAX = 32 << 20
 # Fewer records of equal size in a row than this: the next ones are walked one by one.
 _RUN_LEAST = 16
 _WALK = 1024
@@ -43,7 +45,7 @@ _AT_RECONSUME_TIMES = _AT_STORE_HOST + 8
 
 
 def find_records(buffer: Buffer, span: Span) -> Ints:
-    """Where each record of a span of whole records begins. Raises RecordError for an impossible size."""
+    """Return where each record of a span of whole records begins. Raises RecordError for an impossible size."""
     start, end = span
     found: list[Ints] = []
     while start + 4 <= end:
@@ -59,7 +61,7 @@ def find_records(buffer: Buffer, span: Span) -> Ints:
 
 
 def _equal_run(buffer: Buffer, start: int, end: int) -> Ints:
-    """The records from `start` on that all have the size of the first: found at once, which messages often are."""
+    """Return the records from `start` on that all have the first one's size, a frequent case: all found at once."""
     size = _SIZE(buffer, start)[0]
     if size < record.RECORD_BYTES_MIN or start + size > end:
         return np.zeros(0, np.int64)
@@ -73,7 +75,7 @@ def _equal_run(buffer: Buffer, start: int, end: int) -> Ints:
 
 
 def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> list[int]:
-    """The next records one by one, 80 ns each: quicker than any search for the magic numbers."""
+    """Return the next records one by one, 80 ns each: quicker than any search for the magic numbers."""
     least = record.RECORD_BYTES_MIN
     starts: list[int] = []
     add = starts.append
@@ -89,7 +91,7 @@ def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> list[int]:
     return starts
 
 
-def decode(
+def batches(
     buffer: Buffer,
     spans: Sequence[Span] | None = None,
     columns: Sequence[str] = tuple(COLUMNS),
@@ -100,11 +102,13 @@ def decode(
     offset_first: int = 0,
     offset_end: int = OFFSET_END,
     tags: frozenset[str] = frozenset(),
-    wanted: Wanted = EVERYTHING,
+    wanted: RowFilter = EVERYTHING,
     ascending: bool = False,
     check_crc: bool = False,
-) -> pa.RecordBatch:
-    """The records of a buffer as rows.
+    whole: bool = False,
+    findings: DecodeFindings = STRICT,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a buffer as rows; more than one batch only where bodies inflate to much.
 
     Args:
         spans: byte ranges [start, end) of whole records, ascending; all of the buffer by default.
@@ -118,22 +122,25 @@ def decode(
         ascending: a row whose queue offset does not come after that of every row before it is left out: for a queue
             that was read in pieces which may overlap.
         check_crc: compare the bodies with their CRC (adds 0.2 us a row).
+        whole: all offsets from `offset_first` to `offset_end` should be there, ascending: `findings` is told of others.
+        findings: told of what is missing, and of bodies that don't inflate or have a wrong CRC; by default an error.
 
-    Raises RecordError for bytes that are no records, bodies that don't inflate, or a wrong CRC.
+    Raises RecordError for bytes that are no records, and what `findings` raises.
     """
-    given = starts
     if starts is None:
         found = [find_records(buffer, span) for span in ([(0, len(buffer))] if spans is None else spans)]
         starts = np.concatenate(found) if found else np.zeros(0, np.int64)
     if tags:
         wanted = wanted._replace(tags=tags if wanted.tags is None else tags & wanted.tags)
+    asked = DecodeRequest(
+        columns, broker, offset_first, offset_end, wanted, ascending, whole, findings, INFLATED_BYTES_MAX
+    )
     rows = _Rows(buffer, starts, broker, topic)
-    if (rows.sys_flags & _INNER == _INNER).any():
-        return _decode_slowly(
-            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, wanted, ascending
-        )
-    rows.check(crc=check_crc)
-    offsets = rows.number(record.AT_QUEUE_OFFSET, ">i8")
+    if (rows.sys_flags & INNER == INNER).any():
+        yield from slow_batches(buffer, starts.tolist(), asked)
+        return
+    rows.check()
+    offsets = rows.offsets
     outside = (offsets < offset_first) | (offsets >= offset_end)
     if ascending and len(offsets) > 1:
         tops = np.maximum.accumulate(np.where(outside, offset_first - 1, offsets))
@@ -141,23 +148,56 @@ def decode(
     if outside.any():
         rows = rows.only(~outside)
     try:
-        rows = rows.chosen(wanted)
-        arrays = [rows.column(name) for name in columns]
+        chosen = rows.chosen(wanted)
+        arrays = {name: chosen.column(name) for name in columns if name != "body"}
     except (_NoQuickWay, pa.ArrowInvalid):
-        return _decode_slowly(
-            buffer, _spans(buffer, spans, given), columns, broker, offset_first, offset_end, wanted, ascending
-        )
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
+        yield from slow_batches(buffer, starts.tolist(), asked)
+        return
+    if whole and len(rows) != offset_end - offset_first:
+        _tell_missing(rows.offsets, offset_first, offset_end, findings)
+    schema = schema_of(tuple(columns))
+    spoiled = chosen.with_wrong_crc(findings) if check_crc else {}
+    if "body" not in columns:
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+        return
+    for first, bodies in chosen.bodies(findings, spoiled):
+        count = len(bodies)
+        made = [bodies if name == "body" else arrays[name].slice(first, count) for name in columns]
+        yield pa.RecordBatch.from_arrays(made, schema=schema)
 
 
-def _spans(buffer: Buffer, spans: Sequence[Span] | None, starts: Ints | None) -> Sequence[Span] | None:
-    if starts is None:
-        return spans
-    return [(start, start + int(_SIZE(buffer, start)[0])) for start in starts.tolist()]
+def decode(
+    buffer: Buffer,
+    spans: Sequence[Span] | None = None,
+    columns: Sequence[str] = tuple(COLUMNS),
+    **how: Any,
+) -> pa.RecordBatch:
+    """Return the records of a buffer as one batch; arguments as of `batches`.
+
+    Raises RecordError also for what does not go into one batch, as it inflates to much.
+    """
+    found = batches(buffer, spans, columns, **how)
+    only = next(found)
+    if next(found, None) is not None:
+        raise RecordError(f"the bodies inflate to more than {INFLATED_BYTES_MAX} bytes: decode them in several batches")
+    return only
+
+
+def _tell_missing(offsets: Ints, first: int, end: int, findings: DecodeFindings) -> None:
+    """Report the offsets of [first, end) that are not among ascending offsets."""
+    edges = np.concatenate(([first - 1], offsets, [end]))
+    for place in np.flatnonzero(np.diff(edges) > 1).tolist():
+        findings.missing(int(edges[place]) + 1, int(edges[place + 1]))
 
 
 class _NoQuickWay(Exception):
-    """These rows must be decoded one by one."""
+    """Raised for rows that have to be decoded one by one."""
+
+
+def _replaced(stored: pa.Array, where: Ints, values: list[bytes | None]) -> pa.Array:
+    """`stored` with `values` in the places where `where` is true."""
+    made = pa.array(values, pa.binary())
+    return made if len(made) == len(stored) else pc.replace_with_mask(stored, pa.array(where), made)
 
 
 class _Rows:
@@ -174,14 +214,14 @@ class _Rows:
         return len(self._starts)
 
     def only(self, chosen: Ints) -> _Rows:
-        """The rows for which `chosen` is true."""
+        """Return the rows for which `chosen` is true."""
         return self if chosen.all() else _Rows(self._buffer, self._starts[chosen], self._broker, self._topic)
 
-    def chosen(self, wanted: Wanted) -> _Rows:
-        """The rows that are wanted."""
+    def chosen(self, wanted: RowFilter) -> _Rows:
+        """Return the rows that are wanted."""
         rows = self
         if not wanted.any_time:
-            stored = self.number(_AT_STORE_TIME + self._born_host_extra, ">i8").astype(np.int64) * 1000
+            stored = times_us(self.number(_AT_STORE_TIME + self._born_host_extra, ">i8"))
             rows = rows.only((stored >= wanted.stored_us[0]) & (stored <= wanted.stored_us[1]))
         if wanted.tags is not None:
             rows = rows.only(np.asarray(pc.is_in(rows.tag(), pa.array(sorted(wanted.tags), pa.string()))))
@@ -192,7 +232,7 @@ class _Rows:
         return rows
 
     def with_key(self, key: str) -> Ints:
-        """Which rows have a key."""
+        """Tell of each row whether it has the key."""
         found = self._properties.find(properties.KEYS)
         # Most have no such text in their keys at all; the others are cut at blanks.
         holding = np.array(pc.fill_null(pc.match_substring(found, key), False), bool)
@@ -202,16 +242,20 @@ class _Rows:
         return holding
 
     def accepted(self, accepts: Callable[[bytes], bool]) -> Ints:
-        """Which rows' stored properties a test accepts; some us each."""
+        """Tell of each row whether a test accepts its stored properties; some us each."""
         _, _, _, topic_end, ends = self._parts
         view = memoryview(self._buffer)
         places = zip((topic_end + 2).tolist(), ends.tolist(), strict=True)
         return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)
 
     def number(self, where: int | Ints, kind: str) -> Ints:
-        """A big-endian field, `where` bytes after each record's start."""
+        """Return a big-endian field, `where` bytes after each record's start."""
         values: Ints = at(self._bytes, kind)[self._starts + where]
         return values
+
+    @cached_property
+    def offsets(self) -> Ints:
+        return self.number(record.AT_QUEUE_OFFSET, ">i8")
 
     @cached_property
     def sys_flags(self) -> Ints:
@@ -226,7 +270,7 @@ class _Rows:
         return self._born_host_extra + self._extra(sysflags.STORE_HOST_V6)
 
     def _extra(self, flag: int) -> int | Ints:
-        """Bytes that an IPv6 host adds to a record's fixed part."""
+        """Return the bytes that an IPv6 host adds to a record's fixed part."""
         v6 = (self.sys_flags & flag) != 0
         return np.where(v6, 12, 0) if v6.any() else 0
 
@@ -260,18 +304,20 @@ class _Rows:
             record.decode(self._buffer, start, check_crc=False)
             raise RecordError(f"record at {start} is broken")
 
-    def check(self, *, crc: bool) -> None:
-        """Raise RecordError unless the parts of every record fit together, and its CRC if asked."""
-        body, body_end, *_ = self._parts
-        if crc:
-            self._check_crcs(body, body_end)
+    def check(self) -> None:
+        """Raise RecordError unless the parts of every record fit together."""
+        _ = self._parts
 
-    def _check_crcs(self, body: Ints, body_end: Ints) -> None:
+    def with_wrong_crc(self, findings: DecodeFindings) -> dict[int, bytes | None]:
+        """Return the rows whose body does not match its CRC, and the bytes in its place."""
+        body, body_end, *_ = self._parts
         view = memoryview(self._buffer)
         stored = self.number(record.AT_CRC, ">i4")
-        for i, (start, end, crc) in enumerate(zip(body.tolist(), body_end.tolist(), stored.tolist(), strict=True)):
-            if crc and zlib.crc32(view[start:end]) & record.CRC_MASK != crc:
-                raise RecordError(f"record at {int(self._starts[i])}: the body's CRC is not {crc}")
+        return {
+            i: findings.spoiled(int(self.offsets[i]), f"the body's CRC is not {crc}", bytes(view[start:end]))
+            for i, (start, end, crc) in enumerate(zip(body.tolist(), body_end.tolist(), stored.tolist(), strict=True))
+            if crc and zlib.crc32(view[start:end]) & record.CRC_MASK != crc
+        }
 
     # -- columns -------------------------------------------------------------------------------------------------
 
@@ -292,20 +338,34 @@ class _Rows:
     def broker(self) -> pa.Array:
         return constant(self._broker, len(self))
 
-    def body(self) -> pa.Array:
+    def bodies(self, findings: DecodeFindings, given: Mapping[int, bytes | None]) -> Iterator[tuple[int, pa.Array]]:
+        """Runs of rows as (first row, their bodies), inflated; at least one. `given`: what stands for some of them."""
         body, body_end, *_ = self._parts
-        bodies = gather(self._buffer, body, body_end, pa.binary())
+        stored = gather(self._buffer, body, body_end, pa.binary())
         packed = (self.sys_flags & sysflags.COMPRESSED) != 0
+        if given:
+            packed[list(given)] = True
         if not packed.any():
-            return bodies
+            yield 0, stored
+            return
         view = memoryview(self._buffer)
-        inflated = [
-            compression.inflate(bytes(view[body[i] : body_end[i]]), int(self.sys_flags[i]))
-            for i in np.flatnonzero(packed).tolist()
-        ]
-        if packed.all():
-            return pa.array(inflated, pa.binary())
-        return pc.replace_with_mask(bodies, pa.array(packed), pa.array(inflated, pa.binary()))
+        first = size = 0
+        held: list[bytes | None] = []
+        for i in np.flatnonzero(packed).tolist():
+            one = given[i] if i in given else self._inflated(i, view[body[i] : body_end[i]], findings)
+            size += len(one or b"")
+            if held and size > INFLATED_BYTES_MAX:
+                yield first, _replaced(stored[first:i], packed[first:i], held)
+                first, size, held = i, len(one or b""), []
+            held.append(one)
+        yield first, _replaced(stored[first:], packed[first:], held)
+
+    def _inflated(self, row: int, stored: memoryview, findings: DecodeFindings) -> bytes | None:
+        data = bytes(stored)
+        try:
+            return compression.inflate(data, int(self.sys_flags[row]))
+        except RecordError as e:
+            return findings.spoiled(int(self.offsets[row]), str(e), data)
 
     @cached_property
     def _properties(self) -> Properties:
@@ -365,7 +425,7 @@ class _Rows:
         return pa.array([unpack_host(host) for host in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
 
     def _by_host_form(self, where: int | Ints, flag: int, make: Callable[[Ints, int, Ints], pa.Array]) -> pa.Array:
-        """`make(host bytes, their count, rows)` for the rows with IPv4 and those with IPv6, put together again."""
+        """Return `make(host bytes, their count, rows)` of the rows with IPv4 and those with IPv6, put together."""
         v6 = (self.sys_flags & flag) != 0
         places = self._starts + where
         made = []
@@ -387,7 +447,6 @@ _MADE_BY: dict[str, Callable[[_Rows], pa.Array]] = {
     "messageId": _Rows.message_id,
     "tag": _Rows.tag,
     "keys": _Rows.keys,
-    "body": _Rows.body,
     "properties": _Rows.properties,
     "bornTime": _Rows.born_time,
     "storeTime": _Rows.store_time,
@@ -402,52 +461,4 @@ _FIXED_FIELDS = {
     "flag": (record.AT_FLAG, ">i4"),
     "sysFlag": (record.AT_SYS_FLAG, ">i4"),
     "logPosition": (record.AT_POSITION, ">i8"),
-}
-
-
-def _decode_slowly(
-    buffer: Buffer,
-    spans: Sequence[Span] | None,
-    columns: Sequence[str],
-    broker: str,
-    offset_first: int,
-    offset_end: int,
-    wanted: Wanted,
-    ascending: bool,
-) -> pa.RecordBatch:
-    """Every kind of record, one by one: 20 us each."""
-    view = memoryview(buffer)
-    messages = [
-        message
-        for start, end in ([(0, len(view))] if spans is None else spans)
-        for message in record.decode_messages(view[start:end], broker)
-        if offset_first <= message.queue_offset < offset_end
-    ]
-    if ascending:
-        tops = itertools.accumulate((m.queue_offset for m in messages), max, initial=offset_first - 1)
-        messages = [m for m, top in zip(messages, tops, strict=False) if m.queue_offset > top]
-    messages = [m for m in messages if wanted.takes(m)]
-    arrays = [pa.array([_VALUES[name](m) for m in messages], COLUMNS[name]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(tuple(columns)))
-
-
-_VALUES: dict[str, Callable[[ReceivedMessage], object]] = {
-    "topic": lambda m: m.topic,
-    "broker": lambda m: m.broker_name,
-    "queueId": lambda m: m.queue_id,
-    "queueOffset": lambda m: m.queue_offset,
-    "messageId": lambda m: m.message_id,
-    "tag": lambda m: m.tag,
-    "keys": lambda m: list(m.keys),
-    "body": lambda m: m.body,
-    "properties": lambda m: list(m.properties.items()),
-    "bornTime": lambda m: m.born_time_ms * 1000,
-    "storeTime": lambda m: m.store_time_ms * 1000,
-    "bornHost": lambda m: m.born_host,
-    "storeHost": lambda m: m.store_host,
-    "reconsumeTimes": lambda m: m.reconsume_times,
-    "flag": lambda m: m.flag,
-    "sysFlag": lambda m: m.sys_flag,
-    "offsetMessageId": lambda m: m.offset_message_id,
-    "logPosition": lambda m: m.log_position,
 }

@@ -60,7 +60,8 @@ IGNORED: dict[str, str] = dict(
     enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 estimateAccumulation=true
     expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
-    fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
+    fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false
+    fetchNamesrvAddrInterval=10000
     filterDataCleanTimeSpan=86400000 filterSupportRetry=false flushCommitLogLeastPages=4
     flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushConsumeQueueLeastPages=2
     flushConsumeQueueThoroughInterval=60000 flushConsumerOffsetHistoryInterval=60000
@@ -117,7 +118,7 @@ IGNORED: dict[str, str] = dict(
     serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
-    shortPollingTimeMills=1000 shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
+    shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
     slaveReadEnable=false slaveTimeout=3000 socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
     splitMetadataSize=2000 splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
     subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000 syncBrokerMetadataPeriod=5000
@@ -163,6 +164,9 @@ UNKEPT_PROMISES: dict[str, frozenset[str]] = {
     "allAckInSyncStateSet": frozenset({"false"}),
     "duplicationEnable": frozenset({"false"}),
     "useTLS": frozenset({"false"}),
+    # The addresses of NameServers are looked up nowhere: namesrvAddr names them.
+    "fetchNamesrvAddrByAddressServer": frozenset({"false"}),
+    "fetchNameSrvAddrByDnsLookup": frozenset({"false"}),
     "rejectPullConsumerEnable": frozenset({"false"}),
     "readOnlyCommitLogStorePaths": frozenset({""}),
 }

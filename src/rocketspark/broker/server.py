@@ -1,62 +1,82 @@
-"""A broker: builds the parts and hands each what it needs. Wiring only."""
+"""The broker server: builds the parts of a broker and hands each what it needs. Wiring only."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketspark.broker import inner_batches
-from rocketspark.broker.arrivals import Arrivals
-from rocketspark.broker.clients import Clients
-from rocketspark.broker.config import JsonFile, now_ms
-from rocketspark.broker.delays import Delays, encode_delay_offsets
-from rocketspark.broker.durability import Durability
-from rocketspark.broker.groups import Groups
-from rocketspark.broker.handlers.admin import AdminHandler
-from rocketspark.broker.handlers.clients import ClientHandler
-from rocketspark.broker.handlers.consumers import ConsumerHandler
-from rocketspark.broker.handlers.groups import GroupHandler
-from rocketspark.broker.handlers.offsets import OffsetHandler
-from rocketspark.broker.handlers.pull import PullHandler
-from rocketspark.broker.handlers.query import QueryHandler
-from rocketspark.broker.handlers.reply import ReplyHandler
-from rocketspark.broker.handlers.send import SendHandler
-from rocketspark.broker.handlers.timers import TimerHandler
-from rocketspark.broker.handlers.topics import TopicHandler
-from rocketspark.broker.handlers.transactions import TransactionHandler
-from rocketspark.broker.intake import Intake
-from rocketspark.broker.live_settings import LiveSettings
-from rocketspark.broker.locks import QueueLocks
-from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
-from rocketspark.broker.pressure import Pressure
-from rocketspark.broker.registration import Registration
-from rocketspark.broker.retention import HOUR_MS, Retention, disk_used_percent
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.handlers.admin_broker import AdminHandler
+from rocketspark.broker.handlers.admin_groups import GroupHandler
+from rocketspark.broker.handlers.admin_topics import TopicHandler
+from rocketspark.broker.handlers.broker_to_client import ConsumerHandler
+from rocketspark.broker.handlers.client_manage import ClientHandler
+from rocketspark.broker.handlers.consumer_manage import OffsetHandler
+from rocketspark.broker.handlers.end_transaction import TransactionHandler
+from rocketspark.broker.handlers.pull_message import PullHandler
+from rocketspark.broker.handlers.quarantine import QuarantineHandler
+from rocketspark.broker.handlers.query_message import QueryHandler
+from rocketspark.broker.handlers.recall_message import TimerHandler
+from rocketspark.broker.handlers.reply_message import ReplyHandler
+from rocketspark.broker.handlers.send_message import SendHandler
+from rocketspark.broker.messages import batch_queue_topics, deliver_delayed
+from rocketspark.broker.messages.put_message import PutMessage
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
+from rocketspark.broker.messages.timer_messages import TimerMessages
+from rocketspark.broker.messages.timer_rules import TimerRules
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.operations.chunked_work import ChunkedWork
+from rocketspark.broker.operations.fast_failure import FastFailure
+from rocketspark.broker.operations.live_settings import LiveSettings
+from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.stats import Stats
-from rocketspark.broker.timer_rules import TimerRules
-from rocketspark.broker.timers import Timers
-from rocketspark.broker.topics import Topics
-from rocketspark.broker.transactions import Transactions
-from rocketspark.errors import RocketSparkError
-from rocketspark.protocol.bodies import DelayOffsetTable, GroupConfigTable, OffsetTable, TopicConfigTable
-from rocketspark.protocol.message_ids import pack_host
+from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.clean_files import HOUR_MS, FileCleaning, disk_used_percent
+from rocketspark.broker.storage.flush import FlushService
+from rocketspark.broker.storage.json_tables import JsonFile, now_ms
+from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.topics import Topics, refuse_static
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.json.bodies import (
+    DelayOffsetTable,
+    GroupConfigTable,
+    OffsetTable,
+    QuarantineTable,
+    TopicConfigTable,
+)
+from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.protocol.timers import TimerCounts
+from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
-from rocketspark.store.timer_files import TimerFiles
+from rocketspark.store.timers.timer_files import TimerFiles
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
 if TYPE_CHECKING:
-    from rocketspark.broker.metrics import Metrics, MetricsServer
+    from rocketspark.broker.operations.metrics import Metrics
+    from rocketspark.broker.operations.metrics_server import MetricsServer
 
 log = logging.getLogger("rocketspark.broker")
 
+damaged = LimitedLog("rocketspark.broker")
+
 CLIENT_SCAN_S = 10.0
 STATS_S = 1.0
+QUARANTINE_SAVE_S = 1.0
+# Tables that could not be saved with the change itself.
+SAVE_AGAIN_S = 5.0
 TIMER_SAVE_S = 1.0
 TIMED_PUTS = 16
 # Only with metrics.
@@ -74,6 +94,7 @@ class BrokerServer:
         self.settings = settings
         self._disk_used = disk_used
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._saves = SaveFailures()
         self._closing = False
         self._started = False
         self.metrics: MetricsServer | None = None
@@ -87,42 +108,50 @@ class BrokerServer:
         """Listen, recover the store, serve, register. Raises ConfigError or StoreError, with nothing left behind."""
         s = self.settings
         routes = Routes()
-        self._pressure = Pressure(s)
-        routes.overload = self._pressure.overload
+        self._fast_failure = FastFailure(s)
+        routes.overload = self._fast_failure.overload
         self._server = Server(
             routes,
             on_close=self._peer_closed,
-            idle_s=s.client_idle_ms / 1000,
-            connections_max=self._pressure.connections_max(),
+            idle_s=s.client_idle_ms / 1000 if s.client_idle_ms > 0 else math.inf,
+            connections_max=self._fast_failure.connections_max(),
         )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
         try:
             store_host = pack_host(s.host, self._server.port)
+            refuse_static(Path(s.store_root) / "config")
             self.store = Store(s.store_settings(), store_host=store_host)
             known = JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load()
-            self.store.batch_topics = inner_batches.batch_topics(known.topic_config_table.values() if known else ())
+            configs = known.topic_config_table.values() if known else ()
+            self.store.batch_topics = batch_queue_topics.batch_topics(configs)
+            self.store.simple_topics = {c.topic_name for c in configs} - set(self.store.batch_topics)
             self.store.open()
+            config_files.remove_leftovers(f"{s.store_root}/config")
+            for remark in self.store.recovered.remarks():
+                log.warning("the store in %s: %s", s.store_root, remark)
         except BaseException:
             await self._server.close()
             raise
         try:
             self._build(routes, store_host)
-            self._retention.start()
-            self._durability.start()
-            self._delays.start(self._send.deliver)
+            self._file_cleaning.start()
+            self._flush_service.start()
+            self._delays.start(self._deliver)
             self._transactions.start()
             self._wheel.start()
             self._every("timer messages", TIMER_SAVE_S, self._wheel.save)
-            self._every("client scan", CLIENT_SCAN_S, lambda: self._clients.expire(now_ms()))
+            self._every("client scan", CLIENT_SCAN_S, self._expire_clients)
             self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
             self._every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
+            self._every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
+            self._every("tables", SAVE_AGAIN_S, self._save_again)
             self._every("statistics", STATS_S, self._count)
             self._send.time_puts(TIMED_PUTS)
             self._started = True
             if self._metrics is not None:
                 self.metrics = self._metrics_server(self._metrics)
-                self.metrics.start(s.metrics_host, s.metrics_port)
+                await self.metrics.start(s.metrics_host, s.metrics_port)
                 self._every("message sizes", SIZES_S, self._metrics.sizes.collect)
             await self._registration.start(self.address)
         except BaseException:
@@ -133,31 +162,36 @@ class BrokerServer:
     def _build(self, routes: Routes, store_host: bytes) -> None:
         s = self.settings
         config = Path(s.store_root) / "config"
-        self._topics = Topics(s, JsonFile(config / "topics.json", TopicConfigTable))
-        self._groups = Groups(s, JsonFile(config / "subscriptionGroup.json", GroupConfigTable))
-        self._offsets = ConsumerOffsets(JsonFile(config / "consumerOffset.json", OffsetTable, encode_offsets))
-        delay_file = JsonFile(config / "delayOffset.json", DelayOffsetTable, encode_delay_offsets)
-        self._delays = Delays(self.store, s.delays_ms(), delay_file)
-        self._arrivals = Arrivals()
-        self._durability = Durability(
+        self._topics = Topics(s, JsonFile(config / "topics.json", TopicConfigTable, saves=self._saves))
+        self._groups = SubscriptionGroups(
+            s, JsonFile(config / "subscriptionGroup.json", GroupConfigTable, saves=self._saves)
+        )
+        self._offsets = ConsumerOffsets(
+            JsonFile(config / "consumerOffset.json", OffsetTable, encode_offsets, self._saves)
+        )
+        delay_file = JsonFile(config / "delayOffset.json", DelayOffsetTable, encode_delay_offsets, self._saves)
+        self._quarantine = Quarantine(JsonFile(config / "quarantine.json", QuarantineTable, saves=self._saves))
+        self._delays = ScheduleMessages(self.store, s.delays_ms(), delay_file, self._quarantine)
+        self._long_polling = LongPolling()
+        self._flush_service = FlushService(
             self.store,
             interval_ms=s.flush_interval_ms,
             queue_interval_ms=s.flush_queue_interval_ms,
             timeout_ms=s.flush_timeout_ms,
         )
-        self._durability.crowded = self._pressure.flushes_waiting
-        self._retention = Retention(s, self.store, disk_used=self._disk_used)
+        self._flush_service.crowded = self._fast_failure.flushes_waiting
+        self._file_cleaning = FileCleaning(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
-        self._stats.put_was_timed = self._pressure.put_took
+        self._stats.put_was_timed = self._fast_failure.put_took
         timer_rules = TimerRules(
             broker_name=s.broker_name,
             enabled=s.timers_enabled,
             precision_ms=s.timer_precision_ms,
             delay_max_ms=s.timer_delay_max_s * 1000,
         )
-        intake = Intake(
+        put_message = PutMessage(
             self.store,
-            self._arrivals,
+            self._long_polling,
             self._delays,
             self._stats,
             body_bytes_max=s.message_bytes_max,
@@ -170,20 +204,28 @@ class BrokerServer:
             log_file_bytes=s.timer_log_file_bytes,
             roll_slots=s.timer_roll_slots,
         )
-        self._wheel = Timers(
-            self.store, intake, timer_files, JsonFile(config / "timermetrics", TimerCounts), self._stats
+        self._wheel = TimerMessages(
+            self.store,
+            put_message,
+            timer_files,
+            JsonFile(config / "timermetrics", TimerCounts, saves=self._saves),
+            self._stats,
+            self._quarantine,
+            saves=self._saves,
         )
-        intake.timer_arrived = self._wheel.arrived
-        self._clients = Clients(
+        put_message.timer_arrived = self._wheel.arrived
+        self._deliver = deliver_delayed.delivery(put_message, self._stats)
+        self._clients = ConnectedClients(
             lambda group: client_handler.notify(group) if s.notify_group_changes else None,
             expiry_ms=s.client_expiry_ms,
         )
         self._transactions = Transactions(
             self.store,
-            intake,
+            put_message,
             self._offsets,
             self._clients,
             self._stats,
+            self._quarantine,
             broker_name=s.broker_name,
             store_host=store_host,
             timeout_ms=s.transaction_timeout_ms,
@@ -194,25 +236,39 @@ class BrokerServer:
         self._send = SendHandler(
             s,
             self.store,
-            intake,
+            put_message,
             self._topics,
             self._groups,
-            self._durability,
+            self._flush_service,
             self._transactions,
             self._stats,
-            # The registration is made below: it needs the topics, as this does.
-            lambda: self._registration.settled(),
+            self._settled,
             store_host,
             timer_rules,
-            self._arrivals,
+            self._long_polling,
         )
-        client_handler = ClientHandler(self._clients, self._groups, self._topics, QueueLocks(s.lock_expiry_ms))
+        chunked_work = ChunkedWork()
+        self._filters, self._tables = BackgroundThread("filters"), BackgroundThread("tables")
+        self._locks = RebalanceLocks(s.lock_expiry_ms)
+        client_handler = ClientHandler(self._clients, self._groups, self._topics, self._locks)
         pulls = PullHandler(
-            s, self.store, self._topics, self._groups, self._clients, self._offsets, self._arrivals, self._stats
+            s,
+            self.store,
+            self._topics,
+            self._groups,
+            self._clients,
+            self._offsets,
+            self._long_polling,
+            self._stats,
+            chunked_work,
+            self._filters,
         )
-        self._registration = Registration(s, self._topics)
-        self._topics.save()
-        self._groups.save()
+        self._registration = Registration(s, self._topics, self._tables)
+        for table in (self._topics.unsaved, self._groups.unsaved, self._offsets):
+            table.begin(asyncio.get_running_loop().call_soon, self._tables)
+        # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
+        self._topics.unsaved.changed()
+        self._groups.unsaved.changed()
         self._topics.on_change = self._registration.changed
         self._topics.on_automatic = self._registration.created_automatically
         for handler in (
@@ -225,13 +281,15 @@ class BrokerServer:
                 self.store,
                 self._topics,
                 self._offsets,
-                self._registration.settled,
+                self._settled,
                 self._stats.forget_topic,
                 self._stats.put_tps,
+                chunked_work=chunked_work,
+                beside=self._tables,
             ),
             QueryHandler(self.store),
-            TransactionHandler(s, self._transactions, self._durability),
-            TimerHandler(s, timer_rules, intake, self._topics, self._durability),
+            TransactionHandler(s, self._transactions, self._flush_service),
+            TimerHandler(s, timer_rules, put_message, self._topics, self._flush_service),
             GroupHandler(
                 s.broker_name,
                 self.address,
@@ -240,14 +298,16 @@ class BrokerServer:
                 self._groups,
                 self._clients,
                 self._offsets,
-                self._arrivals,
+                self._long_polling,
                 self._stats.consume_tps,
                 lambda: s.reset_offsets_here,
+                chunked_work=chunked_work,
+                beside=self._tables,
             ),
             ConsumerHandler(s.broker_name, self.store, self._clients),
             AdminHandler(
                 s,
-                self._live_settings(intake),
+                self._live_settings(put_message),
                 self.address,
                 self.store,
                 self._topics,
@@ -258,10 +318,13 @@ class BrokerServer:
                 self._wheel,
                 self._transactions,
                 self._stats,
-                self._registration.settled,
-                self._retention.clean_now,
+                self._quarantine,
+                self._settled,
+                self._file_cleaning.clean_now,
+                chunked_work=chunked_work,
             ),
-            ReplyHandler(s, intake, self._topics, self._clients, store_host),
+            QuarantineHandler(self._quarantine),
+            ReplyHandler(s, put_message, self._topics, self._clients, store_host, self._send.check),
         ):
             handler.routes(routes)
         self._metrics: Metrics | None = None
@@ -269,7 +332,7 @@ class BrokerServer:
             self._metrics = self._make_metrics(routes)
 
     def _make_metrics(self, routes: Routes) -> Metrics:
-        from rocketspark.broker.metrics import Metrics
+        from rocketspark.broker.operations.metrics import Metrics
 
         metrics = Metrics(
             self.settings,
@@ -281,20 +344,27 @@ class BrokerServer:
             self._transactions,
             self._stats,
             self._wheel,
+            self._quarantine,
+            self._saves,
+            refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
         )
         metrics.times.watch(routes)
         return metrics
 
     def _metrics_server(self, metrics: Metrics) -> MetricsServer:
-        from rocketspark.broker.metrics import MetricsServer
+        try:
+            from rocketspark.broker.operations.metrics_server import MetricsServer
+        except ImportError as e:
+            raise ConfigError(
+                "metricsExporterType=PROM needs prometheus-client: pip install 'rocketspark[metrics]'"
+            ) from e
+        return MetricsServer(metrics.collect)
 
-        return MetricsServer(metrics, asyncio.get_running_loop())
-
-    def _live_settings(self, intake: Intake) -> LiveSettings:
-        """Which part hears of which change."""
+    def _live_settings(self, put_message: PutMessage) -> LiveSettings:
+        """Connect the settings that may change with the parts that use them."""
         s = self.settings
         live = LiveSettings(s, {"listenPort": str(self._server.port)})
-        # Asked for each time by those who use them.
+        # Read from the settings at each use.
         live.watch(
             "autoCreateSubscriptionGroup rejectTransactionMessage longPollingEnable enablePropertyFilter".split()
         )
@@ -306,26 +376,30 @@ class BrokerServer:
         live.watch("diskSpaceWarningLevelRatio cleanFileForciblyEnable cleanResourceInterval".split())
         live.watch("deleteCommitLogFilesInterval deleteFileBatchMax".split())
 
-        def pressure() -> None:
-            self._pressure.configure()
-            self._durability.waiting_max = s.waiting_sends_max
-            self._server.connections_max = self._pressure.connections_max()
+        def fast_failure() -> None:
+            self._fast_failure.configure()
+            self._flush_service.waiting_max = s.waiting_sends_max
+            self._server.connections_max = self._fast_failure.connections_max()
 
-        live.watch("waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInSendQueue".split(), pressure)
-        live.watch("waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue maxConnections".split(), pressure)
-        live.watch("brokerFastFailureEnable osPageCacheBusyTimeOutMills sendThreadPoolQueueCapacity".split(), pressure)
-        pressure()
+        live.watch(
+            "waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInSendQueue".split(), fast_failure
+        )
+        live.watch("waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue maxConnections".split(), fast_failure)
+        live.watch(
+            "brokerFastFailureEnable osPageCacheBusyTimeOutMills sendThreadPoolQueueCapacity".split(), fast_failure
+        )
+        fast_failure()
 
         def limits() -> None:
             self.store.limit_bodies(s.message_bytes_max)
-            intake.configure(body_bytes_max=s.message_bytes_max, marks=_marks(s))
+            put_message.configure(body_bytes_max=s.message_bytes_max, marks=_marks(s))
 
         live.watch("maxMessageSize regionId traceOn".split(), limits)
         live.watch("regionId traceOn brokerPermission".split(), self._send.configure)
         live.watch("brokerPermission autoCreateTopicEnable".split(), self._topics.announce)
         live.watch(
             "flushIntervalCommitLog flushIntervalConsumeQueue syncFlushTimeout".split(),
-            lambda: self._durability.set_times(
+            lambda: self._flush_service.set_times(
                 interval_ms=s.flush_interval_ms,
                 queue_interval_ms=s.flush_queue_interval_ms,
                 timeout_ms=s.flush_timeout_ms,
@@ -342,12 +416,30 @@ class BrokerServer:
         )
         return live
 
+    async def _settled(self) -> None:
+        """Wait until every change of the topics so far is on disk, and the NameServers have heard of it."""
+        # Other requests of this turn change topics too: all changes are saved together in the next turn.
+        await asyncio.sleep(0)
+        await self._topics.unsaved.saved()
+        await self._registration.settled()
+
+    def _save_again(self) -> None:
+        for table in (self._topics, self._groups, self._offsets):
+            table.unsaved.again()
+
+    def _expire_clients(self) -> None:
+        self._clients.expire(now_ms())
+        self._locks.expire(now_ms())
+
     def _count(self) -> None:
         self._count_on(self._stats.tick_steps(now_ms()))
+        mender = self.store.mender
+        while mender.news:
+            damaged.warning("%s", mender.news.popleft())
         self._send.time_puts(TIMED_PUTS)
 
     def _count_on(self, steps: Iterator[None]) -> None:
-        """One step in each turn of the loop."""
+        """Make one step of the statistics in each turn of the loop."""
         if next(steps, ...) is None and not self._closing:
             asyncio.get_running_loop().call_soon(self._count_on, steps)
 
@@ -356,7 +448,11 @@ class BrokerServer:
             try:
                 act()
             except RocketSparkError as e:
-                log.error("%s: %s", name, e)
+                if not self._saves.told(e):
+                    log.error("%s: %s", name, e)
+            except Exception:
+                # After any error the call is made again at its next time.
+                log.exception("%s", name)
             if not self._closing:
                 arm()
 
@@ -368,34 +464,48 @@ class BrokerServer:
 
     def _peer_closed(self, peer: Peer) -> None:
         if self._started:
+            self._long_polling.drop_owner(peer)
             self._clients.disconnected(peer)
 
     async def close(self) -> None:
-        """Answer who waits, leave the NameServers, write everything down. May be called again."""
+        """Answer the held requests, leave the NameServers, write everything down. May be called again."""
         if self._closing:
             return
         self._closing = True
         for timer in self._timers.values():
             timer.cancel()
-        self._pressure.close()
+        self._fast_failure.close()
         if self.metrics is not None:
             await self.metrics.close()
         if self._started:
-            await self._retention.stop()
+            await self._file_cleaning.stop()
             self._delays.stop()
             self._transactions.stop()
             await self._wheel.stop()
             await self._registration.stop()
-            self._arrivals.close()
-            await asyncio.get_running_loop().run_in_executor(None, self._durability.stop_threads)
-            self._durability.finish()
+            self._long_polling.close()
+            for beside in (self._filters, self._tables):
+                await asyncio.get_running_loop().run_in_executor(None, beside.close)
+            await asyncio.get_running_loop().run_in_executor(None, self._flush_service.stop_threads)
+            self._flush_service.finish()
         await self._server.close()
+        self.store.prepare_to_close()
         if self._started:
-            for save in (self._offsets.save, self._delays.save, self._wheel.finish):
+            for save in (
+                self._topics.unsaved.flush,
+                self._groups.unsaved.flush,
+                self._transactions.finish,
+                self._offsets.finish,
+                self._delays.finish,
+                self._wheel.finish,
+                self._quarantine.save,
+            ):
                 try:
                     save()
                 except RocketSparkError as e:
-                    log.error("%s", e)
+                    log.error("while the broker closes: %s", e)
+                except Exception:
+                    log.exception("a table of the broker could not be written while it closes")
             self._wheel.close()
         self.store.close()
 

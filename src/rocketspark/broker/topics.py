@@ -1,19 +1,46 @@
-"""The topics of a broker: settings, automatic creation, topics.json. Rule: a new topic is on disk before it is used."""
+"""The topics of a broker: settings, automatic creation, topics.json.
+
+Rule: a new topic is on disk before its client is answered; many that are made in one turn are saved once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from rocketspark.broker import names
-from rocketspark.broker.config import JsonFile, first_version, next_version
-from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ServerError
+import msgspec
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
+from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version, sorted_json
+from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.route import PERM_INHERIT, PERM_READ, PERM_WRITE
-from rocketspark.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
+from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.bodies import DataVersion, TopicConfig, TopicConfigTable
 
 READ_WRITE = PERM_READ | PERM_WRITE
 DELAY_QUEUE_COUNT = 18
+
+
+class StaticTopics(bodies.Body):
+    """topicQueueMapping.json: queues of static topics, whose offsets are not those of the files here."""
+
+    topic_queue_mapping_info_map: dict[str, Any] = {}
+
+
+def refuse_static(config: Path) -> None:
+    """Raise ConfigError for a store with static topics: their offsets would be misread."""
+    table = JsonFile(config / "topicQueueMapping.json", StaticTopics).load()
+    topics = sorted(table.topic_queue_mapping_info_map) if table is not None else []
+    if topics:
+        raise ConfigError(
+            f"{config / 'topicQueueMapping.json'}: static topics are not supported ({shown(', '.join(topics))}): copy"
+            " their messages to ordinary topics with RocketMQ's own broker, and delete them there"
+        )
 
 
 class Topics:
@@ -32,12 +59,13 @@ class Topics:
         self._file = file
         self.on_change = on_change
         self.on_automatic: Callable[[str], None] = lambda topic: None
+        self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self._snapshot, lambda text: file.write(text))
         table = file.load() or TopicConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
         self.table: dict[str, TopicConfig] = dict(table.topic_config_table)
         for config in self._system_topics():
             known = self.table.get(config.topic_name)
-            if known is None or config.topic_name == names.SCHEDULE_TOPIC:
+            if known is None or config.topic_name == topic_names.SCHEDULE_TOPIC:
                 self.table[config.topic_name] = config
 
     def _system_topics(self) -> Iterable[TopicConfig]:
@@ -46,29 +74,44 @@ class Topics:
         def topic(name: str, queues: int = 1, perm: int = READ_WRITE) -> TopicConfig:
             return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
 
-        yield topic(names.SELF_TEST_TOPIC)
+        yield topic(topic_names.SELF_TEST_TOPIC)
         if s.auto_create_topic:
-            yield topic(names.DEFAULT_TOPIC, s.default_topic_queue_count, READ_WRITE | PERM_INHERIT)
-        yield topic(names.BENCHMARK_TOPIC, 1024)
+            yield topic(topic_names.DEFAULT_TOPIC, s.default_topic_queue_count, READ_WRITE | PERM_INHERIT)
+        yield topic(topic_names.BENCHMARK_TOPIC, 1024)
         yield topic(s.cluster_name, 16, READ_WRITE | PERM_INHERIT if s.cluster_topic_enabled else 0)
         yield topic(s.broker_name, 1, READ_WRITE | PERM_INHERIT if s.broker_topic_enabled else 0)
-        yield topic(names.OFFSET_MOVED_TOPIC)
-        yield topic(names.SCHEDULE_TOPIC, max(DELAY_QUEUE_COUNT, len(s.delays_ms())))
+        yield topic(topic_names.OFFSET_MOVED_TOPIC)
+        yield topic(topic_names.SCHEDULE_TOPIC, max(DELAY_QUEUE_COUNT, len(s.delays_ms())))
         if s.trace_topic_enabled:
             yield topic(s.trace_topic)
         yield topic(f"{s.cluster_name}_REPLY_TOPIC")
-        yield topic(names.HALF_TOPIC)
-        yield topic(names.OP_HALF_TOPIC)
-        yield topic(names.TIMER_TOPIC)
+        yield topic(topic_names.HALF_TOPIC)
+        yield topic(topic_names.OP_HALF_TOPIC)
+        yield topic(topic_names.TIMER_TOPIC)
 
     def get(self, topic: str) -> TopicConfig | None:
-        """A topic's settings, None if the broker has no such topic."""
+        """Return a topic's settings, None if the broker has no such topic."""
         return self.table.get(topic)
 
     def put(self, config: TopicConfig) -> None:
         """Create a topic or replace its settings."""
-        self.table[config.topic_name] = config
-        self._changed([config])
+        self.put_all([config])
+
+    def put_all(self, configs: list[TopicConfig]) -> None:
+        """Create topics or replace their settings, as one change."""
+        self.table.update((config.topic_name, config) for config in configs)
+        self._changed(configs)
+
+    def set_ordered(self, topics: Iterable[str]) -> None:
+        """Mark topics that have an order table at a NameServer; no mark goes (rule: updateOrderTopicConfig, 5.x)."""
+        found = [
+            # A new object: the present one may be on its way to disk.
+            msgspec.structs.replace(self.table[topic], order=True)
+            for topic in topics
+            if topic in self.table and not self.table[topic].order
+        ]
+        if found:
+            self.put_all(found)
 
     def delete(self, topic: str) -> None:
         """Forget a topic's settings."""
@@ -76,13 +119,13 @@ class Topics:
             self._changed([])
 
     def create_for_send(self, topic: str, default_topic: str, queue_count: int, topic_sys_flag: int = 0) -> TopicConfig:
-        """The new topic of a first send, inheriting from its default topic.
+        """Return the new topic of a first send, inheriting from its default topic.
 
         Raises ServerError 17 if creation is off or the default topic may not be inherited from (rule: wire.md 2.5,
         TopicConfigManager 5.x).
         """
         parent = self.table.get(default_topic)
-        if default_topic == names.DEFAULT_TOPIC and not self._settings.auto_create_topic:
+        if default_topic == topic_names.DEFAULT_TOPIC and not self._settings.auto_create_topic:
             parent = None
         if parent is None or not parent.perm & PERM_INHERIT:
             raise ServerError(
@@ -104,36 +147,49 @@ class Topics:
         return config
 
     def ensure(self, topic: str, queue_count: int = 1, perm: int = READ_WRITE) -> TopicConfig:
-        """A topic the broker needs itself (retries, dead letters), made if need be."""
+        """Return a topic the broker needs itself (retries, dead letters), made if need be."""
         config = self.table.get(topic)
         if config is None:
+            queue_count = min(max(queue_count, 0), QUEUES_MAX)
             config = TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
             self.put(config)
         return config
 
     def wrapper(self, configs: Iterable[TopicConfig] | None = None) -> TopicConfigTable:
-        """The table as it is registered; `configs` for a part of it. Permissions are cut to the broker's own."""
-        allowed = self._settings.broker_permission
-        cut = allowed & READ_WRITE != READ_WRITE
+        """Return the table as it is registered; `configs` for a part of it. Permissions are cut to the broker's own."""
         chosen = self.table.values() if configs is None else configs
-        table = {}
-        for c in chosen:
-            if cut:
-                c = TopicConfig(**{f: getattr(c, f) for f in c.__struct_fields__} | {"perm": c.perm & allowed})
-            table[c.topic_name] = c
+        table = dict(self._cut([(c.topic_name, c) for c in chosen]))
         return TopicConfigTable(topic_config_table=table, data_version=self.version)
 
+    def state(self) -> tuple[DataVersion, int]:
+        """Return a value that differs whenever `wrapper_json` differs."""
+        return self.version, self._settings.broker_permission
+
+    def wrapper_json(self, around: Callable[[TopicConfigTable], Any] = lambda table: table) -> Iterator[bytes]:
+        """Return the JSON of `around(wrapper())` in pieces."""
+        empty = around(TopicConfigTable(data_version=self.version))
+        return pieces(empty, "topicConfigTable", self.table, lambda rows: sorted_json(dict(self._cut(rows)))[1:-1])
+
+    def _cut(self, rows: list[tuple[str, TopicConfig]]) -> list[tuple[str, TopicConfig]]:
+        allowed = self._settings.broker_permission
+        if allowed & READ_WRITE == READ_WRITE:
+            return rows
+        return [(name, msgspec.structs.replace(c, perm=c.perm & allowed)) for name, c in rows]
+
     def announce(self) -> None:
-        """Something that all topics inherit changed (the broker's permission, what may be made): tell of it."""
+        """Tell of a change that all topics inherit (the broker's permission, the settings for new topics)."""
         for config in self._system_topics():
             self.table.setdefault(config.topic_name, config)
         self._changed(list(self.table.values()))
 
     def _changed(self, configs: list[TopicConfig]) -> None:
         self.version = next_version(self.version)
-        self.save()
+        self.unsaved.changed()
         self.on_change(configs)
+
+    def _snapshot(self) -> Iterator[bytes]:
+        return pieces(TopicConfigTable(data_version=self.version), "topicConfigTable", self.table)
 
     def save(self) -> None:
         """Write topics.json."""
-        self._file.save(TopicConfigTable(topic_config_table=self.table, data_version=self.version))
+        self._file.write(b"".join(self._snapshot()))

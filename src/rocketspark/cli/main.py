@@ -1,57 +1,56 @@
-"""The `rocketspark` command. Rule: a user's mistake is one line on stderr and exit code 1 (2: wrong usage)."""
+"""The `rocketspark` command. Rule: a user's mistake is one line on stderr and exit code 1 (2: wrong usage).
+
+Little is imported before Ctrl-C is looked after.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Any
 
-import typer
-
-from rocketspark.cli.commands import consume, outbox, pipeline, produce, servers, topic
-from rocketspark.cli.commands.pipelines import spark_env
-from rocketspark.errors import RocketSparkError
-
-app = typer.Typer(
-    name="rocketspark",
-    help="A message system that speaks Apache RocketMQ.\n\nStart one with `rocketspark server`.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("server")(servers.server)
-app.command("namesrv")(servers.namesrv)
-app.command("broker")(servers.broker)
-app.add_typer(topic.app, name="topic")
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(pipeline.app, name="pipeline")
-app.command("spark-env")(spark_env.spark_env)
-
-
-@app.callback(invoke_without_command=True)
-def _root(context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        print(installed("rocketspark"))
-        raise typer.Exit
+TEXT_CHARACTERS_MAX = 2000
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code."""
-    sys.exit(run(arguments))
+    try:
+        from rocketspark.cli import streams
+
+        streams.guard()
+        code = run(arguments)
+    except KeyboardInterrupt:
+        code = 130
+    try:
+        # While Python ends, no code catches Ctrl-C any more.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except ValueError:
+        pass  # Only a program's main thread may.
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C."""
     try:
-        result: Any = app(args=arguments, prog_name="rocketspark", standalone_mode=False)
-        sys.stdout.flush()
-    except typer.Abort:
-        return 130
+        return _run(arguments)
     except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str] | None) -> int:
+    import typer
+
+    from rocketspark.cli.streams import ReaderLeft
+    from rocketspark.cli.tree import tree
+    from rocketspark.errors import RocketSparkError
+
+    try:
+        result: Any = tree().main(args=arguments, prog_name="rocketspark", standalone_mode=False)
+        sys.stdout.flush()
+    except ReaderLeft:
+        return 0
+    except typer.Abort:
         return 130
     except typer.TyperException as e:
         return _usage_error(e)
@@ -60,23 +59,33 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as e:
         where = f"{e.filename}: " if e.filename else ""
         return _error(f"{where}{e.strerror or e}")
+    except Exception as e:
+        if os.environ.get("ROCKETSPARK_TRACEBACK"):
+            raise
+        return _error(f"{type(e).__name__}: {e}; a defect of rocketspark: with ROCKETSPARK_TRACEBACK=1 it says where")
     return result if isinstance(result, int) else 0
 
 
-def _error(text: str) -> int:
-    print("error: " + " ".join(text.split()), file=sys.stderr)
-    return 1
+def _error(text: str, code: int = 1) -> int:
+    from rocketspark.model.text import shown
+
+    print("error: " + shown(" ".join(text.split()), characters_max=TEXT_CHARACTERS_MAX), file=sys.stderr)
+    return code
 
 
-def _usage_error(error: typer.TyperException) -> int:
+def _usage_error(error: Any) -> int:
     context = getattr(error, "ctx", None)
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(text or (context.get_help() if context else ""), file=sys.stderr)
         return 2
     hint = f" (see `{context.command_path} --help`)" if context else ""
-    print(f"error: {' '.join(text.split())}{hint}", file=sys.stderr)
-    return 2
+    return _error(f"{_short(text)}{hint}", 2)
+
+
+def _short(text: str) -> str:
+    """Shorten a message that repeats the user's input, which may be of any length."""
+    return text if len(text) <= 600 else f"{text[:300]}…{text[-300:]}"
 
 
 if __name__ == "__main__":

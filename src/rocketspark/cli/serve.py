@@ -12,6 +12,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
+from rocketspark.cli.streams import ReaderLeft, write
+from rocketspark.errors import UsageError
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 GC_THRESHOLDS = (2_000, 10, 100)
@@ -36,7 +39,12 @@ async def _serve(start: Starter) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as servers:
-        print(await start(servers), flush=True)
+        line = await start(servers)
+        try:
+            write(f"{line}\n")
+        except (ReaderLeft, UsageError) as e:
+            # The server runs all the same: others than its starter may need it.
+            logging.getLogger("rocketspark").warning("%s; but nobody could be told: %s", line, e or "stdout was closed")
         # A server leaves few cycles behind, and with 10,000 queues a full collection stops it for 50 ms.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

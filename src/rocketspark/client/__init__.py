@@ -1,37 +1,41 @@
-"""Producers and consumers. Rule: a name is imported when it is first used."""
+"""Producers and consumers. Rule: a name is imported when it is first used.
+
+Start with sync, or producer and consumer.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
-    from rocketspark.client.producer import AsyncProducer, split
-    from rocketspark.client.pull_consumer import AsyncPullConsumer
-    from rocketspark.client.push_consumer import AsyncPushConsumer
-    from rocketspark.client.results import SendResult, SendStatus
-    from rocketspark.client.sync import Producer, PullConsumer, PushConsumer
-    from rocketspark.client.transactions import (
+    from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
+    from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
+    from rocketspark.client.producer.producer import AsyncProducer, split
+    from rocketspark.client.producer.transactions import (
         AsyncTransactionProducer,
         Transaction,
         TransactionProducer,
         TransactionResult,
         TransactionState,
     )
+    from rocketspark.client.results import SendResult, SendStatus
+    from rocketspark.client.sync import Producer, PullConsumer, PushConsumer
 
 _HOME = {
-    "AsyncPullConsumer": "pull_consumer",
-    "AsyncPushConsumer": "push_consumer",
+    "AsyncPullConsumer": "consumer.pull_consumer",
+    "AsyncPushConsumer": "consumer.push_consumer",
     "PullConsumer": "sync",
     "PushConsumer": "sync",
-    "AsyncProducer": "producer",
+    "AsyncProducer": "producer.producer",
     "Producer": "sync",
-    "split": "producer",
-    "AsyncTransactionProducer": "transactions",
-    "Transaction": "transactions",
-    "TransactionProducer": "transactions",
-    "TransactionResult": "transactions",
-    "TransactionState": "transactions",
+    "split": "producer.producer",
+    "AsyncTransactionProducer": "producer.transactions",
+    "Transaction": "producer.transactions",
+    "TransactionProducer": "producer.transactions",
+    "TransactionResult": "producer.transactions",
+    "TransactionState": "producer.transactions",
     "SendResult": "results",
     "SendStatus": "results",
 }
@@ -53,8 +57,4 @@ __all__ = [
     "split",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes(__name__, _HOME)

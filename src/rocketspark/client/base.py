@@ -1,28 +1,34 @@
-"""What all asynchronous clients are: an instance, hooks, a life. Rule: started once, closed for good."""
+"""The base of all asynchronous clients: an instance, hooks, a life cycle. Rule: started once, closed for good."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Hooks, HookSet
-from rocketspark.client.instance import Instance
+from rocketspark.client.observe.message_trace import Tracer
 from rocketspark.client.options import ClientOptions
-from rocketspark.client.tracer import Tracer
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 
 
 class Life:
-    """What is started and closed on the running asyncio loop, by hand or as a context manager. `kind`: for errors."""
+    """Something that is started and closed on the running asyncio loop, by hand or as a context manager. `kind`: for
+    errors.
+    """
 
     kind = "client"
 
     def __init__(self) -> None:
         self._state = "new"
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     def _begin(self) -> None:
-        """The state at the beginning of `start`. Raises StateError if it began before."""
+        """Return the state at the beginning of `start`. Raises StateError if it began before."""
         if self._state != "new":
             raise StateError(f"the {self.kind} is {self._state}: make a new one")
         self._state = "started"
@@ -32,6 +38,43 @@ class Life:
             raise StateError(f"the {self.kind} is closed: make a new one")
         if self._state != "started":
             raise StateError(f"the {self.kind} is not started: call start(), or use it in a with block")
+
+    async def _start_once(
+        self, start: Callable[[], Coroutine[Any, Any, None]], close: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run `start`, after `_begin`. If it is cancelled, `close` undoes what it did.
+
+        What fails by itself undoes itself. In both cases the state is closed.
+        """
+        self._starting = asyncio.ensure_future(start())
+        try:
+            await asyncio.shield(self._starting)
+        except BaseException:
+            self._starting.cancel()
+            await self._close_once(close)
+            raise
+        if self._state == "closed":
+            raise StateError(f"the {self.kind} was closed while it started")
+
+    async def _close_once(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `close` once: a second caller waits for the same run, and it goes on if its callers are cancelled.
+
+        A start that is under way ends first; after one that failed there is nothing to close.
+        """
+        if self._closing is None:
+            begun, self._state = self._state == "started", "closed"
+            if not begun:
+                return
+            self._closing = asyncio.ensure_future(self._run_close(close))
+        await asyncio.shield(self._closing)
+
+    async def _run_close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        starting = self._starting
+        if starting is not None:
+            await asyncio.wait([starting])
+            if starting.cancelled() or starting.exception() is not None:
+                return
+        await close()
 
     async def start(self) -> None:
         """Begin."""
@@ -74,13 +117,13 @@ class AsyncClient(Life):
 
     @property
     def client_id(self) -> str:
-        """The id brokers know this client by."""
+        """Return the id brokers know this client by."""
         return self._instance.client_id
 
 
 def _telemetry(*, needed: bool) -> Hooks | None:
     try:
-        from rocketspark.client import telemetry
+        from rocketspark.client.observe import telemetry
     except ImportError:
         if needed:
             raise ConfigError("telemetry needs OpenTelemetry: pip install 'rocketspark[otel]'") from None

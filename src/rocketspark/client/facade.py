@@ -1,16 +1,17 @@
-"""What synchronous clients are made of: an asynchronous core, run on the shared background loop.
+"""The base of synchronous clients: an asynchronous core, run on the shared background loop.
 
 Rule: a synchronous method is made from the core's by `blocking` or `at_any_time`, so that its arguments are the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from rocketspark.client.loop_thread import LoopThread
+from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
 from rocketspark.errors import StateError
 
 P = ParamSpec("P")
@@ -36,7 +37,7 @@ C = TypeVar("C", bound=Core)
 
 
 class Facade(Generic[C]):
-    """Start, close and context of a synchronous client whose work `_core` does on the background loop."""
+    """The start, close and context of a synchronous client whose work `_core` does on the background loop."""
 
     def __init__(self, core: C) -> None:
         self._core = core
@@ -53,15 +54,24 @@ class Facade(Generic[C]):
         if self._thread is not None:
             raise StateError("started already")
         thread = LoopThread.acquire()
+        starting = ThreadWaiter(self._core.start())
         try:
-            thread.call(self._core.start())
-        except BaseException:
+            thread.ask(starting)
+        except Exception:
+            starting.close()
             thread.release()
+            raise
+        except BaseException:
+            # Interrupted: what has begun is ended in the background, so that no half of a client lives on.
+            thread.end_later(_undo(self._core, starting))
             raise
         self._thread = thread
 
     def close(self) -> None:
-        """Finish and close. As the asynchronous client's `close`; may be called again."""
+        """Finish and close. As the asynchronous client's `close`; may be called again.
+
+        An interrupt ends the wait for it, not the closing. In a callback on the client's own thread it does not wait.
+        """
         self._end(self._core.close())
 
     def _end(self, ending: Coroutine[Any, Any, None]) -> None:
@@ -69,10 +79,7 @@ class Facade(Generic[C]):
         if thread is None:
             ending.close()
             return
-        try:
-            thread.call(ending)
-        finally:
-            thread.release()
+        thread.end_with(ending)
 
     def __enter__(self) -> Self:
         self.start()
@@ -85,12 +92,18 @@ class Facade(Generic[C]):
 
     @property
     def client_id(self) -> str:
-        """The id brokers know this client by."""
+        """Return the id brokers know this client by."""
         return self._core.client_id
 
 
+async def _undo(core: Core, starting: ThreadWaiter[None]) -> None:
+    if starting.task is not None:
+        await asyncio.wait([starting.task])
+    await core.close()
+
+
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
-    """The core's coroutine method as one that waits for its result."""
+    """Turn the core's coroutine method into one that waits for its result."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -102,7 +115,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
 
 
 def at_any_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The core's plain method: run on its loop while there is one, at once before it starts and after it is closed."""
+    """Turn the core's plain method into one that runs on its loop; at once before the start and after the close."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -121,7 +134,7 @@ def at_any_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenat
 def arguments_of(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Gives a function the arguments of the core's method, for type checkers and `help`."""
+    """Give a function the arguments of the core's method, for type checkers and `help`."""
 
     def give(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         function.__wrapped__ = method  # type: ignore[attr-defined]

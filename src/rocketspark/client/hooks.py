@@ -1,4 +1,4 @@
-"""What an application may look at, or stop, around sends, consuming and requests.
+"""Hooks: an application's calls around sends, consuming and requests, to observe or refuse them.
 
 Rule: a hook that raises stops nothing, and is logged; only `check_forbidden` may refuse, by raising, and hooks of
 requests are trusted (rule: SendMessageHook, ConsumeMessageHook, EndTransactionHook, CheckForbiddenHook, RPCHook, 5.x).
@@ -6,6 +6,7 @@ requests are trusted (rule: SendMessageHook, ConsumeMessageHook, EndTransactionH
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
@@ -15,10 +16,12 @@ from typing import Any
 
 import msgspec
 
+from rocketspark.client.callbacks import in_thread, on_loop
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
-from rocketspark.protocol import properties
+from rocketspark.model.text import shown
+from rocketspark.protocol.message import properties
 from rocketspark.transport.messages import Reply
 
 log = logging.getLogger("rocketspark.client")
@@ -26,7 +29,10 @@ sends_log = logging.getLogger("rocketspark.sends")
 
 
 class Sending(msgspec.Struct, kw_only=True):
-    """One attempt of a send. `properties`: as they go out; `notes`: for hooks, from before to after."""
+    """One attempt of a send. `properties`: as they go out; `notes`: for hooks, from before to after.
+
+    `keys`: of the message, or of all messages of a batch; `region`, `trace_on`: what the broker's reply says.
+    """
 
     group: str
     topic: str
@@ -41,6 +47,9 @@ class Sending(msgspec.Struct, kw_only=True):
     error: BaseException | None = None
     cost_ms: float = 0
     notes: dict[str, Any] = {}
+    keys: str = ""
+    region: str | None = None
+    trace_on: bool = True
 
 
 class Consuming(msgspec.Struct, kw_only=True):
@@ -99,32 +108,37 @@ class Hooks:
 class LogSends(Hooks):
     """Logs each attempt of a send to "rocketspark.sends": its result and keys at INFO, a failure at WARNING.
 
-    `keys` of a batch are in its messages, out of a hook's sight: its ids are logged alone. `log`: another logger.
+    `log`: another logger.
     """
 
     def __init__(self, log: logging.Logger = sends_log) -> None:
         self._log = log
 
     def after_send(self, sending: Sending) -> None:
-        """One line."""
+        """Log one line."""
         result, error = sending.result, sending.error
         level = logging.INFO if error is None else logging.WARNING
         if not self._log.isEnabledFor(level):
             return
-        keys, tag = sending.properties.get(properties.KEYS, ""), sending.properties.get(properties.TAGS, "")
+        keys, tag = sending.keys, sending.properties.get(properties.TAGS, "")
         queue = f"{sending.queue.broker_name}/{sending.queue.queue_id}"
         what = f"topic={sending.topic} tag={tag} keys={keys!r} id={sending.message_id} queue={queue}"
         cost = f"cost_ms={sending.cost_ms:.1f}"
         if error is not None:
-            self._log.log(level, "not sent: %s %s error=%s: %s", what, cost, type(error).__name__, error)
+            self._log.log(level, "not sent: %s %s error=%s: %s", what, cost, type(error).__name__, shown(error))
         elif result is None:
             self._log.log(level, "sent one-way: %s", what)
         else:
             self._log.log(level, "sent: %s offset=%d status=%s %s", what, result.queue_offset, result.status, cost)
 
 
-def hooked(listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks]) -> Callable[[Any], Any]:
-    """A listener, a plain or a coroutine function, with the hooks around each of its calls."""
+def hooked(
+    listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks], loop: asyncio.AbstractEventLoop
+) -> Callable[[Any], Any]:
+    """Wrap a listener, a plain or a coroutine function, so that the hooks run around each of its calls.
+
+    What a plain one returns to be awaited is awaited on `loop`, before the hooks are told that the call ended.
+    """
 
     @contextmanager
     def around(given: Any) -> Iterator[Consuming]:
@@ -144,13 +158,13 @@ def hooked(listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks]) -
 
     def call(given: Any) -> Any:
         with around(given) as consuming:
-            returned = listener(given)
+            returned = in_thread(listener(given), loop)
             consuming.success = returned is not False
             return returned
 
     async def call_coroutine(given: Any) -> Any:
         with around(given) as consuming:
-            returned = await listener(given)
+            returned = await on_loop(await listener(given))
             consuming.success = returned is not False
             return returned
 
@@ -158,19 +172,19 @@ def hooked(listener: Callable[[Any], Any], group: str, hooks: Sequence[Hooks]) -
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await; also for a partial, or an object that can be called."""
+    """Tell whether calling it returns an awaitable; also for a partial, or an object that can be called."""
     if inspect.isfunction(function) or inspect.ismethod(function):
         return inspect.iscoroutinefunction(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_overridden(hooks: Hooks, *names: str) -> bool:
-    """Whether one of these methods is more than Hooks' own."""
+    """Tell whether one of these methods is overridden."""
     return any(getattr(type(hooks), name) is not getattr(Hooks, name) for name in names)
 
 
 class HookSet:
-    """The hooks of a client, by what they look at; what nobody looks at costs nothing."""
+    """The hooks of a client, by the calls that they override; a call without hooks costs nothing."""
 
     def __init__(self, hooks: Sequence[Hooks] = ()) -> None:
         for each in hooks:
@@ -184,7 +198,7 @@ class HookSet:
             self.add(each)
 
     def add(self, hooks: Hooks) -> None:
-        """Call these as well."""
+        """Add hooks to call."""
         if is_overridden(hooks, "check_forbidden", "before_send", "after_send"):
             self.sends.append(hooks)
         if is_overridden(hooks, "before_consume", "after_consume"):
@@ -194,15 +208,15 @@ class HookSet:
         if is_overridden(hooks, "before_request", "after_response"):
             self.requests.append(hooks)
 
-    # What the transport calls.
+    # The methods that the transport calls.
 
     def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
-        """For each of `requests`."""
+        """Call it for each of `requests`."""
         for hooks in self.requests:
             hooks.before_request(address, code, ext, body)
 
     def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:
-        """For each of `requests`."""
+        """Call it for each of `requests`."""
         for hooks in self.requests:
             guarded(hooks.after_response, address, code, reply, error)
 
@@ -211,5 +225,8 @@ def guarded(hook: Callable[..., None], *arguments: Any) -> None:
     """Call a hook; what it raises is logged."""
     try:
         hook(*arguments)
-    except Exception:
+    except BaseException as e:
+        # A plain function: a CancelledError it raises is its own.
+        if isinstance(e, (KeyboardInterrupt, GeneratorExit)):
+            raise
         log.exception("a hook failed; it changes nothing")

@@ -7,25 +7,29 @@ struct of the same names beside it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import Executor
 from typing import TypedDict
 
 import msgspec
 
-from rocketspark.client import validate
-from rocketspark.client.delivery import RETRY_CODES
-from rocketspark.client.faults import FaultTable
+from rocketspark.client import validators
+from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC
 from rocketspark.client.hooks import Hooks
-from rocketspark.client.routes import DEFAULT_TOPIC
+from rocketspark.client.producer.latency_faults import FaultTable
+from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.errors import ConfigError
-from rocketspark.protocol.compression import KINDS
+from rocketspark.protocol.message.compression import KINDS
 
 
 class ClientOptions(TypedDict, total=False):
     """Arguments of every client (the name in brackets is ClientConfig's).
 
-    namesrv_url: where to fetch the NameServers' addresses by HTTP, every 2 min, instead of giving them.
+    namesrv_url: where to fetch the NameServers' addresses by HTTP, every 2 min, if they are not given; by default
+        http://{ROCKETMQ_NAMESRV_DOMAIN}:8080/rocketmq/nsaddr if the environment has that and no addresses
+        [rocketmq.namesrv.domain]. "-{unit_name}?nofix=1" is put after it.
     instance_name, client_ip, unit_name: parts of the client id ip@instance[@unit]; by default unique to this object,
         and this machine's address [instanceName, clientIP, unitName].
+    unit_mode: sends and heartbeats say so, and retry topics are made for units: no [unitMode].
     namespace: put before the names of topics and groups [namespace].
     route_interval_ms, heartbeat_interval_ms: how often routes are fetched and brokers told of this client: 30 s
         [pollNameServerInterval, heartbeatBrokerInterval].
@@ -43,6 +47,7 @@ class ClientOptions(TypedDict, total=False):
     instance_name: str | None
     client_ip: str | None
     unit_name: str | None
+    unit_mode: bool
     namespace: str
     route_interval_ms: float
     heartbeat_interval_ms: float
@@ -63,21 +68,27 @@ class ProducerOptions(ClientOptions, total=False):
     retries: attempts after the first: 2 [retryTimesWhenSendFailed].
     future_retries: the same for `send_future`: 2 [retryTimesWhenSendAsyncFailed].
     retry_codes: response codes after which a send is tried again [retryResponseCodes].
+    future_retry_codes: the same for `send_future`: None, those of `retry_codes`. RocketMQ hands every code of a broker
+        to the caller of an asynchronous send: () does that.
     retry_not_stored: try another broker also if the status is not SEND_OK: no [retryAnotherBrokerWhenNotStoreOK].
-    compress_over_bytes: larger bodies are compressed, if that makes them smaller: 4096 [compressMsgBodyOverHowmuch];
+    compress_over_bytes: bodies from that size on are compressed, if that makes them smaller: 4096
+        [compressMsgBodyOverHowmuch];
         `compression`: zlib, lz4 or zstd [compressType]; `compress_level`: 5 [compressLevel].
     body_bytes_max: larger bodies are refused: 4 MiB [maxMessageSize].
     default_topic, default_queue_count: whose route a topic that does not exist yet takes, on how many queues: TBW102, 4
         [createTopicKey, defaultTopicQueueNums].
+    topics: whose brokers are told of this producer from `start` on, besides those of default_topic; so transactions
+        left open by one that ended are asked of it before it sends: none [topics].
     fault_tolerance: leave brokers alone for a while that were slow or failed: no [sendLatencyFaultEnable].
     fault_table: how long: "4.x" or "5.x", or a FaultTable [latencyMax, notAvailableDuration].
     fault_detector: look every 2 s whether a broker that was unreachable answers again: no [startDetectorEnable].
     in_flight_max, oneway_in_flight_max, in_flight_bytes_max: how much may be on its way at once: 65535 sends, as many
-        one-way sends, 100 MiB of each; who comes later waits, at most for his own timeout.
+        one-way sends, 100 MiB of each; later sends wait, at most for their own timeout.
     vip_channel: send to the brokers' port - 2: no [vipChannelEnabled].
     linger_ms: gather small sends for so long and send them in one request, each with a result of its own; 0 gathers
         what comes in one turn of the loop; None: no [autoBatch, batchMaxDelayMs].
     batch_bytes: such a request is sent at the latest when it has this size: 32 KiB [batchMaxBytes].
+    callback_executor: where callbacks of `send_future` run; None: on the client's own thread [setCallbackExecutor].
     log_sends: each attempt's result and keys go to the logger "rocketspark.sends", failures as warnings: no.
     """
 
@@ -85,6 +96,7 @@ class ProducerOptions(ClientOptions, total=False):
     retries: int
     future_retries: int
     retry_codes: Collection[int]
+    future_retry_codes: Collection[int] | None
     retry_not_stored: bool
     compress_over_bytes: int
     compression: str
@@ -92,6 +104,7 @@ class ProducerOptions(ClientOptions, total=False):
     body_bytes_max: int
     default_topic: str
     default_queue_count: int
+    topics: Sequence[str]
     fault_tolerance: bool
     fault_table: str | FaultTable
     fault_detector: bool
@@ -101,6 +114,7 @@ class ProducerOptions(ClientOptions, total=False):
     vip_channel: bool
     linger_ms: float | None
     batch_bytes: int
+    callback_executor: Executor | None
     log_sends: bool
 
 
@@ -111,13 +125,15 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 2
     future_retries: int = 2
     retry_codes: Collection[int] = RETRY_CODES
+    future_retry_codes: Collection[int] | None = None
     retry_not_stored: bool = False
     compress_over_bytes: int = 4096
     compression: str = "zlib"
     compress_level: int = 5
-    body_bytes_max: int = validate.BODY_BYTES_MAX
+    body_bytes_max: int = validators.BODY_BYTES_MAX
     default_topic: str = DEFAULT_TOPIC
     default_queue_count: int = 4
+    topics: Sequence[str] = ()
     fault_tolerance: bool = False
     fault_table: str | FaultTable = "4.x"
     fault_detector: bool = False
@@ -127,11 +143,12 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     vip_channel: bool = False
     linger_ms: float | None = None
     batch_bytes: int = 32 << 10
+    callback_executor: Executor | None = None
     log_sends: bool = False
 
 
 def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, ClientOptions]:
-    """The producer's own settings, and what is for all clients. Raises ConfigError for values that cannot be."""
+    """Return the producer's own settings, and those of every client. Raises ConfigError for values that cannot be."""
     own = {name: options.pop(name) for name in ProducerSettings.__struct_fields__ if name in options}  # type: ignore[misc]
     settings = ProducerSettings(**own)
     if settings.compression not in KINDS:

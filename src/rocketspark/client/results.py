@@ -1,17 +1,18 @@
-"""What a send yields. Values only."""
+"""The results of sends and queries. Values only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
-from rocketspark.model import MessageQueue
+from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.codes import ResponseCode
 
 
 class SendStatus(StrEnum):
-    """How safe a stored message is. All of them mean that it is stored."""
+    """The status of a stored message: how safe it is. All of them mean that it is stored."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -27,8 +28,23 @@ STATUS = {
 }
 
 
+class QueryResult(list[ReceivedMessage]):
+    """The messages that a query found.
+
+    `index_time_ms`, `index_position`: how far the index had come of the broker that was the furthest: what was stored
+    later may be missing (rule: QueryResult, 5.x).
+    """
+
+    def __init__(
+        self, messages: Iterable[ReceivedMessage] = (), *, index_time_ms: int = 0, index_position: int = 0
+    ) -> None:
+        super().__init__(messages)
+        self.index_time_ms = index_time_ms
+        self.index_position = index_position
+
+
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is stored.
+    """The result of a send: where the message is stored.
 
     `message_id` is the producer's unique id, `offset_message_id` the broker's (both comma separated for a batch);
     `queue_offset` is that of the first message of a batch; `recall_handle` takes back a timer message.

@@ -1,5 +1,5 @@
-"""Which queue a message goes to, chosen by an argument of the application's. Rule: the names and results of RocketMQ's
-SelectMessageQueueByHash, ByRandom and ByMachineRoom.
+"""Selectors: functions that choose a message's queue by an argument of the application's. Rule: names and results of
+RocketMQ's SelectMessageQueueByHash, ByRandom and ByMachineRoom.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
 def by_hash(queues: Sequence[MessageQueue], message: Message, argument: Any) -> MessageQueue:
-    """Equal arguments go to one queue: Java's hashCode of a text or whole number, over the queue count."""
+    """Choose one queue for equal arguments: Java's hashCode of a text or whole number, over the queue count."""
     return queues[abs(_java_hash(argument)) % len(queues)]
 
 
 def by_random(queues: Sequence[MessageQueue], message: Message, argument: Any) -> MessageQueue:
-    """Any queue."""
+    """Choose any queue."""
     return random.choice(queues)
 
 
 def by_machine_room(*rooms: str) -> Selector:
-    """Any queue of the brokers in these machine rooms: those named "room@…", or all if there is none of them."""
+    """Choose any queue of the brokers in these machine rooms: those named "room@…", or all if there is none of them."""
     prefixes = tuple(f"{room}@" for room in rooms)
 
     def select(queues: Sequence[MessageQueue], message: Message, argument: Any) -> MessageQueue:
@@ -40,7 +40,7 @@ def by_machine_room(*rooms: str) -> Selector:
 def select(
     selector: Selector, queues: Sequence[MessageQueue], message: Message, argument: Any
 ) -> MessageQueue:  # fmt: skip
-    """The queue that a selector chooses. Raises UsageError if it is none of the topic's."""
+    """Return the queue that a selector chooses. Raises UsageError if it is none of the topic's."""
     queue = selector(queues, message, argument)
     if not isinstance(queue, MessageQueue) or queue.topic != message.topic:
         raise UsageError(f"the selector returned {queue!r}; it must return one of the queues of {message.topic!r}")

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from copy import copy
+from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
+from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
+from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
-from rocketspark.client.inquiries import Inquiries
-from rocketspark.client.outgoing import make_message, pack
-from rocketspark.client.producer import AsyncProducer
-from rocketspark.client.pull_consumer import AsyncPullConsumer
-from rocketspark.client.push_consumer import AsyncPushConsumer
+from rocketspark.client.producer.prepared_message import make_message, pack
+from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.client.producer.thread_sends import FutureSend, ThreadInFlightLimit, WaitingSend
+from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
 from rocketspark.client.selectors import Selector
-from rocketspark.client.sends import FUTURES_IN_FLIGHT_MAX, FutureSend, Turnstile, WaitingSend
+from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
 
 F = TypeVar("F", bound=Callable[[Any], Any])
 
-Q = TypeVar("Q", bound=Inquiries)
+T = TypeVar("T")
+Q = TypeVar("Q", bound=Queries)
 P = TypeVar("P", bound=AsyncProducer)
 
 
-class InquiriesFacade(Facade[Q]):
-    """What producers and push consumers may ask."""
+class QueriesFacade(Facade[Q]):
+    """The queries of synchronous producers and push consumers."""
 
-    create_topic = blocking(Inquiries.create_topic)
-    search_offset = blocking(Inquiries.search_offset)
-    min_offset = blocking(Inquiries.min_offset)
-    max_offset = blocking(Inquiries.max_offset)
-    earliest_store_time = blocking(Inquiries.earliest_store_time)
-    view_message = blocking(Inquiries.view_message)
-    query_message = blocking(Inquiries.query_message)
+    create_topic = blocking(Queries.create_topic)
+    search_offset = blocking(Queries.search_offset)
+    min_offset = blocking(Queries.min_offset)
+    max_offset = blocking(Queries.max_offset)
+    earliest_store_time = blocking(Queries.earliest_store_time)
+    view_message = blocking(Queries.view_message)
+    query_message = blocking(Queries.query_message)
 
 
-class ProducerFacade(InquiriesFacade[P]):
-    """What synchronous producers have in common."""
+class ProducerFacade(QueriesFacade[P]):
+    """The base of synchronous producers."""
 
     def __init__(self, core: P) -> None:
         super().__init__(core)
         self.group = core.group
-        self._room = Turnstile(FUTURES_IN_FLIGHT_MAX)
+        self._room = ThreadInFlightLimit(core.in_flight_max)
 
     resend = blocking(AsyncProducer.resend)
     send_batch = blocking(AsyncProducer.send_batch)
@@ -66,11 +74,8 @@ class ProducerFacade(InquiriesFacade[P]):
         loop = self._loop
         core = self._core
         message = make_message(message, body, fields)
-        if selector is not None:
-            # It is the loop that knows the queues.
-            chosen = core.send(message, queue=queue, selector=selector, argument=argument, timeout_ms=timeout_ms)
-            return loop.call(chosen)
-        return loop.ask(WaitingSend(core, message, pack(message, core.packing), queue, timeout_ms))
+        choose = None if selector is None else core._chooser(message, queue, selector, argument)
+        return loop.ask(WaitingSend(core, message, pack(message, core.packing), queue, timeout_ms, choose))
 
     def send_future(
         self,
@@ -78,21 +83,26 @@ class ProducerFacade(InquiriesFacade[P]):
         body: bytes | None = None,
         *,
         queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
         timeout_ms: float | None = None,
         **fields: Unpack[MessageFields],
     ) -> Future[SendResult]:
         """Send one message without waiting; the future becomes its result, or the error `send` raises.
 
-        Raises MessageIllegal at once. With 4096 in flight it waits until one of them ends. Callbacks of the future
-        run on the client's own thread: they must not block.
+        Raises MessageIllegal at once. With `in_flight_max` in flight it waits until one of them ends, and raises
+        TooManyInFlight when its time is over; in a callback it never waits. A selector gets a copy of the message, and
+        runs on the client's own thread, as callbacks of the future do (unless `callback_executor` is given): they must
+        not block.
         """
         loop = self._loop
         core = self._core
         message = make_message(message, body, fields)
         # Packed here, so that the caller may change the message as soon as this returns.
         out = pack(message, core.packing)
-        self._room.enter()
-        sending = FutureSend(core, message, out, queue, timeout_ms, self._room)
+        choose = None if selector is None else core._chooser(copy(message), queue, selector, argument)
+        sending = FutureSend(core, message, out, queue, timeout_ms, self._room, core.callback_executor, choose)
+        self._room.enter(sending.end_s, loop.thread)
         loop.put(sending)
         return sending
 
@@ -109,7 +119,7 @@ class Producer(ProducerFacade[AsyncProducer]):
         super().__init__(AsyncProducer(*args, **kwargs))
 
 
-class PushConsumer(InquiriesFacade[AsyncPushConsumer]):
+class PushConsumer(QueriesFacade[AsyncPushConsumer]):
     """Hands messages to a listener, in background threads. Arguments and rules: those of AsyncPushConsumer.
 
     >>> consumer = PushConsumer("127.0.0.1:9876", "billing")
@@ -136,7 +146,7 @@ class PushConsumer(InquiriesFacade[AsyncPushConsumer]):
         return self._core.listen(listener)
 
 
-class PullConsumer(InquiriesFacade[AsyncPullConsumer]):
+class PullConsumer(QueriesFacade[AsyncPullConsumer]):
     """Reads messages on demand. Arguments and rules: those of AsyncPullConsumer.
 
     >>> with PullConsumer("127.0.0.1:9876", "audit", consume_from="first") as consumer:
@@ -157,10 +167,10 @@ class PullConsumer(InquiriesFacade[AsyncPullConsumer]):
     assign = blocking(AsyncPullConsumer.assign)
     queues = blocking(AsyncPullConsumer.queues)
     watch_queues = blocking(AsyncPullConsumer.watch_queues)
-    poll = blocking(AsyncPullConsumer.poll)
     unread = blocking(AsyncPullConsumer.unread)
     position = blocking(AsyncPullConsumer.position)
     seek = blocking(AsyncPullConsumer.seek)
+    seek_to_beginning = blocking(AsyncPullConsumer.seek_to_beginning)
     seek_to_begin = blocking(AsyncPullConsumer.seek_to_begin)
     seek_to_end = blocking(AsyncPullConsumer.seek_to_end)
     seek_to_time = blocking(AsyncPullConsumer.seek_to_time)
@@ -172,15 +182,74 @@ class PullConsumer(InquiriesFacade[AsyncPullConsumer]):
     pause = blocking(AsyncPullConsumer.pause)
     resume = blocking(AsyncPullConsumer.resume)
 
+    def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:
+        """Return up to `count_max` messages; wait up to `timeout_ms` for the first, and return none after that.
+
+        Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed.
+        """
+        loop, core = self._loop, self._core
+        return self._handed(loop, core.poll(timeout_ms, count_max=count_max), core.unread_now)
+
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages one by one, for as long as the consumer is open; those not given out are not committed."""
-        while self._thread is not None:
-            messages = self.poll()
-            given = 0
+        """Give out messages one by one, while the consumer is open; each is finished when the next is asked for.
+
+        The last one is done with when the thread that iterates closes the consumer, without an error.
+        """
+        core = self._core
+        while (loop := self._thread) is not None:
             try:
-                for message in messages:
-                    given += 1
+                message_iterator = self._handed(loop, core.lend(), core.take_back)
+            except StateError:
+                if self._thread is None:
+                    return  # Closed by another thread.
+                raise
+            message_iterator.thread = threading.get_ident()
+            try:
+                for message in message_iterator:
+                    if self._thread is None:
+                        return
                     yield message
             finally:
-                if given < len(messages) and self._thread is not None:
-                    self.unread(messages[given:])
+                # Not waited for: an iterator may be let go when the process ends.
+                loop.put(LoopNotice(functools.partial(core.take_back, message_iterator)))
+
+    def _handed(self, loop: LoopThread, coroutine: Coroutine[Any, Any, T], take_back: Callable[[T], None]) -> T:
+        """Return a coroutine's result to this thread; if the thread is interrupted, the result is taken back."""
+        waiter: ThreadWaiter[T] = ThreadWaiter(coroutine)
+        try:
+            return loop.ask(waiter)
+        except BaseException:
+            loop.put(LoopNotice(lambda: take_back(waiter.result) if waiter.result else None))
+            raise
+
+    def close(self) -> None:
+        """Finish and close. As the asynchronous client's `close`; may be called again."""
+        self._finish()
+        super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        super().__exit__(kind, error, trace)
+
+    def _finish(self) -> None:
+        """Finish the iterators of the thread that closes; the state of other threads' iterators is unknown."""
+        for message_iterator in list(self._core.lent):
+            if message_iterator.thread == threading.get_ident():
+                message_iterator.finished = True
+
+
+class LoopNotice:
+    """A loop call without a thread that waits for it."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do the call."""
+        self._act()
+
+    def refuse(self, error: BaseException) -> None:
+        """Do nothing, as the client is closed."""

@@ -1,1 +1,4 @@
+"""SQL92 filter expressions, as RocketMQ understands them.
 
+Imports protocol. Start with sql92.
+"""

@@ -1,4 +1,4 @@
-"""Numbers in texts as Java reads them. Rule: what Java refuses is a ValueError, the rest equal."""
+"""Numbers in texts as Java reads them. Rule: a text that Java refuses is a ValueError, all others give Java's value."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def order(left: float, right: float) -> int:
 
 
 def _rank(number: float) -> int:
-    """Places what `<` leaves undecided: -0.0, then 0.0 and every other number, then NaN."""
+    """Return the order of numbers that `<` does not tell apart: -0.0, then 0.0 and every other number, then NaN."""
     if number != number:
         return 2
     return 0 if number == 0.0 and str(number)[0] == "-" else 1

@@ -1,4 +1,4 @@
-"""SQL92 message filters, as RocketMQ 5.x understands them. Rule: what a message passes there, it passes here.
+"""SQL92 message filters, as RocketMQ 5.x understands them. Rule: the same messages pass here as there.
 
 The dialect is in docs/sql92.md. Grammar and library load when the first expression is compiled, not before.
 """
@@ -6,12 +6,11 @@ The dialect is in docs/sql92.md. Grammar and library load when the first express
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 from rocketspark.errors import FilterIllegal
 
 LENGTH_MAX = 16384
-_CACHED_MAX = 128
+_KEPT_MAX = 128
 
 
 class Filter:
@@ -43,7 +42,7 @@ class Filter:
 
 
 def compile(expression: str) -> Filter:
-    """Compiles an expression; the 128 used last are kept.
+    """Compile an expression; the 128 used last are kept.
 
     Args:
         expression: at most 16,384 characters, nested at most 100 levels deep.
@@ -57,15 +56,27 @@ def compile(expression: str) -> Filter:
             f"filter expression of {len(expression)} characters; at most {LENGTH_MAX} are taken, write it shorter",
             position=LENGTH_MAX,
         )
-    found = _compiled(expression)
+    # Without a lock: two threads that compile the same expression get equal filters.
+    found = _kept.pop(expression, None) or _compiled(expression)
+    _kept[expression] = found
+    while len(_kept) > _KEPT_MAX:
+        # Drop the filter used longest ago; another thread may have dropped it.
+        _kept.pop(next(iter(tuple(_kept))), None)
     if isinstance(found, Filter):
         return found
     raise FilterIllegal(found[0], position=found[1])
 
 
-@lru_cache(maxsize=_CACHED_MAX)
+def is_quick(expression: str, characters_max: int) -> bool:
+    """Tell whether `compile` ends at once: the expression is kept, or short and the grammar is loaded."""
+    return expression in _kept or (bool(_kept) and len(expression) <= characters_max)
+
+
+_kept: dict[str, Filter | tuple[str, int]] = {}
+
+
 def _compiled(expression: str) -> Filter | tuple[str, int]:
-    """The filter, or text and position of the mistake: wrong ones are kept too, clients repeat them."""
+    """Return the filter, or text and position of the mistake: wrong ones are kept too, as clients repeat them."""
     from rocketspark.filters import sql92_code, sql92_parse
 
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from rocketspark.filters import sql92_tree as tree
 
 # Deeper code than this goes to a function of its own, for Python bounds how deep an expression may nest.
 _FUNCTION_LEVELS = 5
+# More terms in a row than this go to functions of their own, too.
+_TERMS_MAX = 32
 
 # {0} is the property, {1} the constant. NaN is above all numbers (Double.compareTo), hence the negations.
 _DOUBLE_TESTS = {">": "not {0} <= {1}", ">=": "not {0} < {1}", "<": "{0} < {1}", "<=": "{0} <= {1}"}
@@ -30,7 +33,7 @@ _COMPARED = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operat
 def compile_tree(
     root: tree.Condition,
 ) -> tuple[Callable[[Mapping[str, str]], bool], Callable[[bytes], bool], frozenset[str]]:
-    """The filter as functions of a mapping and of stored properties, and the names of the properties it uses."""
+    """Return the filter as functions of a mapping and of stored properties, and the names of the properties it uses."""
     of_mapping = _Code(lambda name: f"get({name!r})", "get")
     of_record = _Code(lambda name: f"find(stored, {_mark(name)!r})", "stored")
     return (
@@ -54,7 +57,9 @@ class _Code:
     def compile(self, root: tree.Condition, parameter: str, first: str) -> Callable[[Any], bool]:
         test = self._passes(root, True)
         source = f"def accepts({parameter}):\n {first}\n try:\n  return {test}\n except ValueError:\n  return False\n"
-        exec(builtins.compile("".join(self._functions) + source, "<sql92 filter>", "exec"), self._space)
+        # One by one: Python lets no other thread run while it compiles.
+        for function in (*self._functions, source):
+            exec(builtins.compile(function, "<sql92 filter>", "exec"), self._space)
         accepts: Callable[[Any], bool] = self._space["accepts"]
         return accepts
 
@@ -62,10 +67,10 @@ class _Code:
         """Source that is true if the condition is TRUE, and raises what the condition raises unless `last`."""
         match node:
             case tree.AllOf(terms=terms) if last or not any(term.raises for term in terms[1:]):
-                return self._apart(node, "(" + " and ".join(self._passes(term, last) for term in terms) + ")")
+                return self._apart(node, self._joined([self._passes(term, last) for term in terms], " and "))
             case tree.AnyOf(terms=terms):
                 tests = [self._passes(term, False) for term in terms[:-1]] + [self._passes(terms[-1], last)]
-                return self._apart(node, "(" + " or ".join(tests) + ")")
+                return self._apart(node, self._joined(tests, " or "))
             case tree.AllOf():
                 return f"({self._exact(node)} is True)"
             case tree.Not(inner=inner):
@@ -84,6 +89,12 @@ class _Code:
             case tree.IsNull() | tree.Holds():
                 return self._exact(node)
         return f"({self._exact(node)} is True)"
+
+    def _joined(self, tests: list[str], word: str) -> str:
+        while len(tests) > _TERMS_MAX:
+            groups = (tests[at : at + _TERMS_MAX] for at in range(0, len(tests), _TERMS_MAX))
+            tests = [self._function([f"return {word.join(group)}"]) for group in groups]
+        return "(" + word.join(tests) + ")"
 
     def _exact(self, node: tree.Condition) -> str:
         """Source whose value is True, False or None, as the condition is TRUE, FALSE or unknown."""
@@ -132,9 +143,16 @@ class _Code:
 
     def _sequence(self, terms: list[tree.Condition], decisive: str) -> str:
         """AND (decisive is False) and OR (True): the first decisive term ends it; else unknown if any term is."""
+        truths = [self._exact(term) for term in terms]
+        while len(truths) > _TERMS_MAX:
+            groups = (truths[at : at + _TERMS_MAX] for at in range(0, len(truths), _TERMS_MAX))
+            truths = [self._in_order(group, decisive) for group in groups]
+        return self._in_order(truths, decisive)
+
+    def _in_order(self, truths: list[str], decisive: str) -> str:
         lines = ["unknown = False"]
-        for term in terms:
-            lines.append(f"truth = {self._exact(term)}")
+        for truth in truths:
+            lines.append(f"truth = {truth}")
             lines.append(f"if truth is {decisive}: return {decisive}")
             lines.append("if truth is None: unknown = True")
         lines.append(f"return None if unknown else {decisive == 'False'}")
@@ -201,7 +219,7 @@ class _Code:
         return f"(({text} := {value}) is not None and {test})"
 
     def _apart(self, node: tree.Node, source: str) -> str:
-        """The source, or a call of a function with it where it would nest too deep."""
+        """Return the source, or a call of a function with it where it would nest too deep."""
         return self._function([f"return {source}"]) if node.height % _FUNCTION_LEVELS == 0 else source
 
     def _function(self, lines: list[str]) -> str:
@@ -214,7 +232,7 @@ class _Code:
         return f"v{self._variables}"
 
     def _constant(self, value: object) -> str:
-        """Numbers and texts stand in the source; sets get a name."""
+        """Return the source of a constant: numbers and texts themselves, sets by a name."""
         if isinstance(value, int | float | str):
             return f"({value!r})" if isinstance(value, int | float) else repr(value)
         name = f"c{len(self._space)}"
@@ -227,7 +245,7 @@ def _mark(name: str) -> bytes:
 
 
 def _kind(node: tree.Node) -> str:
-    """What a node's value is, when it is known: text, number, truth or nothing."""
+    """Return the kind of a node's value, when it is known: text, number, truth or nothing."""
     if isinstance(node, tree.Property | tree.Text):
         return "text"
     if isinstance(node, tree.Number):
@@ -275,12 +293,14 @@ def _nothing(value: object) -> None:
 
 def _find(stored: bytes, mark: bytes) -> str | None:
     """The value of a property in stored bytes (`0x02 name 0x01 value` repeated); of several the last, as in a map."""
-    head, found, rest = stored.rpartition(mark)
-    while found:
-        if value := rest.partition(b"\x02")[0]:
-            return value.decode("utf-8", "replace")
-        head, found, rest = head.rpartition(mark)
-    return None
+    _, found, rest = stored.rpartition(mark)
+    if not found:
+        return None
+    if value := rest.partition(b"\x02")[0]:
+        return value.decode("utf-8", "replace")
+    # The last one is empty: one pass finds the last that is not, however many are.
+    values = re.findall(re.escape(mark) + b"([^\x02]+)", stored)
+    return values[-1].decode("utf-8", "replace") if values else None
 
 
 _SAME = {

@@ -186,7 +186,7 @@ def _parser() -> Lark:
 
 
 def parse(expression: str) -> tree.Condition:
-    """The tree of an expression.
+    """Return the tree of an expression.
 
     Raises:
         FilterIllegal: with the offset of the mistake; the message gives line and column, and what was expected.
@@ -220,7 +220,7 @@ def _explain(error: UnexpectedToken, expression: str) -> tuple[str, int]:
 
 
 def _expected(terminals: set[str]) -> str:
-    """What may stand at a place, in words."""
+    """Describe in words the terminals that may stand at a place."""
     if "NAME" in terminals:
         return "a property, a number, a 'string', TRUE, FALSE, NULL, NOT or ("
     if "STRING" in terminals:

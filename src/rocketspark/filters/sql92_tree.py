@@ -1,4 +1,4 @@
-"""The tree of an SQL92 filter, and what may stand where. Rule: a node that exists has passed RocketMQ's checks.
+"""The tree of an SQL92 filter, with RocketMQ's checks. Rule: a node that exists has passed them.
 
 Source of every check: the parser and expression classes of rocketmq-filter 5.5.0, as measured by
 tests/vectors/sql92.json. Three kinds of value run through a tree: texts (properties and strings), numbers and
@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from rocketspark.errors import FilterIllegal
 from rocketspark.filters import java_numbers
+from rocketspark.model.text import whole_number
 
 NESTING_MAX = 100
 
@@ -123,12 +124,12 @@ class Holds(Condition):
 
 
 def refuse(text: str, position: int) -> NoReturn:
-    """Raises FilterIllegal at `position`; the parser adds where that is."""
+    """Raise FilterIllegal at `position`; the parser adds where that is."""
     raise FilterIllegal(text, position=position)
 
 
 def above(position: int, *inner: Node) -> int:
-    """The height of a node over `inner`. Raises FilterIllegal above NESTING_MAX."""
+    """Return the height of a node over `inner`. Raises FilterIllegal above NESTING_MAX."""
     height = 1 + max((node.height for node in inner), default=0)
     if height > NESTING_MAX:
         refuse(f"nested deeper than {NESTING_MAX} levels; write it flatter", position)
@@ -136,13 +137,13 @@ def above(position: int, *inner: Node) -> int:
 
 
 def enclosed(node: Node, position: int) -> Node:
-    """The node in parentheses or behind a plus: the same, one level deeper."""
+    """Return the node in parentheses or behind a plus: the same, one level deeper."""
     node.height = above(position, node)
     return node
 
 
 def boolean(node: Node) -> Condition:
-    """The node where TRUE, FALSE or unknown is needed."""
+    """Return the node as a condition. Raises FilterIllegal for a value alone."""
     if isinstance(node, Condition):
         return node
     if isinstance(node, Property):
@@ -151,15 +152,15 @@ def boolean(node: Node) -> Condition:
 
 
 def integer(text: str, position: int) -> Number:
-    """An integer literal: 32 bits if it fits, whatever its suffix; 64 at most."""
-    value = int(text.rstrip("lL"))
-    if value > java_numbers.INT64_MAX:
+    """Return an integer literal: 32 bits if it fits, whatever its suffix; 64 at most."""
+    value = whole_number(text.rstrip("lL"))
+    if value is None:
         refuse(f"integers go up to {java_numbers.INT64_MAX}; write larger ones with a decimal point", position)
     return Number(position, 1, False, value, value > java_numbers.INT32_MAX, True)
 
 
 def floating(text: str, position: int) -> Number:
-    """A literal with a point or exponent: a double, neither infinite nor zero."""
+    """Return a literal with a point or exponent: a double, neither infinite nor zero."""
     value = float(text)
     if value == float("inf"):
         refuse(f"{text} is too large for a double", position)

@@ -1,4 +1,7 @@
-"""Values that every layer shares."""
+"""Values that every layer shares.
+
+Start with message.
+"""
 
 from rocketspark.model.message import Message, MessageFields, ReceivedMessage
 from rocketspark.model.queue import MessageQueue

@@ -1,4 +1,4 @@
-"""Messages: what an application sends and what it receives. Values only; nothing here touches the wire."""
+"""Messages to send and messages received. Values only; nothing here touches the wire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Message(msgspec.Struct, kw_only=True):
     `body` bytes, at most 4 MiB by default; `keys` are indexed and searched by, none may hold a blank;
     `delay_level` 1..18 (0 = at once); `delay_ms` or `deliver_at_ms` (since 1970) ask for a time of one's own (a timer
     message, RocketMQ 5); messages of one `sharding_key` keep their order; `flag` is the application's
-    own 32-bit number; `wait_store_ok` false lets a SYNC_FLUSH broker answer before the flush.
+    own 32-bit number; `wait_store_ok` false lets a SYNC_FLUSH broker answer before the flush; `transaction_id` is told
+    to the listener of a transaction, and not sent.
     `properties` are the application's own; names of RocketMQ's system properties are refused when sending.
     """
 
@@ -29,6 +30,7 @@ class Message(msgspec.Struct, kw_only=True):
     deliver_at_ms: int = 0
     flag: int = 0
     wait_store_ok: bool = True
+    transaction_id: str | None = None
 
 
 class MessageFields(TypedDict, total=False):
@@ -49,25 +51,29 @@ class ReceivedMessage:
     """A message as read from a queue.
 
     `message_id` is the producer's unique id (UNIQ_KEY), `offset_message_id` the broker's; `queue_offset` counts
-    messages of the queue, `log_position` bytes of the broker's commit log; times are ms since 1970; hosts are
-    "ip:port". `properties` hold everything stored, system ones too; `body` is inflated.
+    messages of the queue, `physical_offset` bytes of the broker's commit log; times are ms since 1970; hosts are
+    "ip:port". `properties` hold everything stored, system ones too; `body` is inflated. `body_error`: why `body` is as
+    stored instead and not what was sent (it does not inflate, or is not what its CRC says); None: it is. `read_from`:
+    the topic of the queue it was read from, where `topic` is another one, that of a message that comes again.
     """
 
     __slots__ = (
         "_late",
         "body",
+        "body_error",
         "born_host",
         "born_time_ms",
         "broker_name",
         "flag",
         "keys",
-        "log_position",
         "message_id",
         "offset_message_id",
+        "physical_offset",
         "prepared_transaction_position",
         "properties",
         "queue_id",
         "queue_offset",
+        "read_from",
         "reconsume_times",
         "store_host",
         "store_time_ms",
@@ -93,7 +99,8 @@ class ReceivedMessage:
         broker_name: str,
         queue_id: int,
         queue_offset: int,
-        log_position: int,
+        physical_offset: int | None = None,
+        log_position: int | None = None,
         stored_bytes: int,
         message_id: str,
         offset_message_id: str,
@@ -107,6 +114,8 @@ class ReceivedMessage:
         sys_flag: int = 0,
     ) -> None:
         self._late = None
+        self.body_error: str | None = None
+        self.read_from: str | None = None
         self.topic = topic
         self.body = body
         self.tag = tag
@@ -115,7 +124,10 @@ class ReceivedMessage:
         self.broker_name = broker_name
         self.queue_id = queue_id
         self.queue_offset = queue_offset
-        self.log_position = log_position
+        # `log_position` is its old name.
+        if (given := log_position if physical_offset is None else physical_offset) is None:
+            raise TypeError("a ReceivedMessage needs its physical_offset")
+        self.physical_offset: int = given
         self.stored_bytes = stored_bytes
         self.message_id = message_id
         self.offset_message_id = offset_message_id
@@ -128,6 +140,11 @@ class ReceivedMessage:
         self.flag = flag
         self.sys_flag = sys_flag
 
+    @property
+    def log_position(self) -> int:
+        """The old name of `physical_offset`."""
+        return self.physical_offset
+
     @classmethod
     def begun(
         cls,
@@ -138,7 +155,7 @@ class ReceivedMessage:
         late: Callable[[ReceivedMessage, tuple[Any, ...]], None],
         given: tuple[Any, ...],
     ) -> ReceivedMessage:
-        """A message whose other fields `late(message, given)` sets when one of them is first looked at."""
+        """Return a message whose other fields `late(message, given)` sets when one of them is first read."""
         self = cls.__new__(cls)
         self.topic = topic
         self.body = body
@@ -147,10 +164,17 @@ class ReceivedMessage:
         self._late = (late, given)
         return self
 
+    @property
+    def transaction_id(self) -> str:
+        """The id that the producer of a transaction knows it by: its unique id."""
+        return self.message_id
+
     def __getattr__(self, name: str) -> Any:
         # Only called for a slot that is not set. Two threads may both come here, and both set the same.
         if name == "_late" or name not in ReceivedMessage.__slots__:
             raise AttributeError(f"ReceivedMessage has no field {name!r}", name=name, obj=self)
+        if name in ("body_error", "read_from"):
+            return None  # Whoever knows of one sets it.
         waiting = self._late
         if waiting is not None:
             late, given = waiting

@@ -8,7 +8,7 @@ SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 
 def wrap(namespace: str, name: str) -> str:
-    """The full name of a topic or group; names that belong to the system or have it already stay as they are."""
+    """Return the full name of a topic or group; names that belong to the system or have it already stay as they are."""
     if not namespace or not name or name.startswith((SYSTEM_GROUP_PREFIX, "rmq_sys_")):
         return name
     prefix, bare = _apart(name)
@@ -16,7 +16,7 @@ def wrap(namespace: str, name: str) -> str:
 
 
 def unwrap(namespace: str, name: str) -> str:
-    """The name without the namespace, if it is in it."""
+    """Return the name without the namespace, if it is in it."""
     if not namespace:
         return name
     prefix, bare = _apart(name)

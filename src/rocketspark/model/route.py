@@ -1,15 +1,18 @@
-"""The route of a topic: which brokers carry it, with how many queues. Pure values and pure choices over them."""
+"""The route of a topic: its brokers and their numbers of queues. Pure values and pure choices over them."""
 
 from __future__ import annotations
 
 import msgspec
 
 from rocketspark.model.queue import MessageQueue
+from rocketspark.model.text import whole_number
 
 PERM_READ = 4
 PERM_WRITE = 2
 PERM_INHERIT = 1
 MASTER_ID = 0
+# The limit of queues in a route.
+ORDERED_QUEUES_MAX = 1 << 18
 
 
 class BrokerData(msgspec.Struct, frozen=True):
@@ -26,7 +29,7 @@ class BrokerData(msgspec.Struct, frozen=True):
 
 
 class QueueData(msgspec.Struct, frozen=True):
-    """How many queues of the topic one broker has, and what may be done with them."""
+    """The queues of the topic on one broker: their numbers and permissions."""
 
     broker_name: str
     read_queue_count: int
@@ -36,7 +39,7 @@ class QueueData(msgspec.Struct, frozen=True):
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
-    """Where a topic lives. `order_conf` is "broker:queues;…" for topics with a set order, else None."""
+    """The brokers and queues of a topic. `order_conf` is "broker:queues;…" for topics with a set order, else None."""
 
     topic: str
     brokers: tuple[BrokerData, ...]
@@ -44,7 +47,7 @@ class TopicRoute(msgspec.Struct, frozen=True):
     order_conf: str | None = None
 
     def broker(self, broker_name: str) -> BrokerData | None:
-        """The broker of that name, or None."""
+        """Return the broker of that name, or None."""
         return next((b for b in self.brokers if b.broker_name == broker_name), None)
 
     def write_queues(self) -> tuple[MessageQueue, ...]:
@@ -57,6 +60,13 @@ class TopicRoute(msgspec.Struct, frozen=True):
             for i in range(q.write_queue_count)
         )
 
+    def producer_queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that a producer uses: with a set order those of it, as they stand there, else `write_queues`.
+
+        So a key's queue never changes, also while a broker is away (rule: topicRouteData2TopicPublishInfo, 5.x).
+        """
+        return (self.order_conf and _ordered_queues(self.topic, self.order_conf)) or self.write_queues()
+
     def read_queues(self) -> tuple[MessageQueue, ...]:
         """Queues to read from: brokers with READ, ordered by broker and queue id."""
         return tuple(
@@ -65,3 +75,19 @@ class TopicRoute(msgspec.Struct, frozen=True):
             if q.perm & PERM_READ
             for i in range(q.read_queue_count)
         )
+
+
+def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
+    """Return the queues of "broker:count;broker:count"; none if the text has another form."""
+    counts: dict[str, int] = {}
+    for part in conf.split(";"):
+        if not part:
+            continue
+        name, colon, text = part.rpartition(":")
+        count = whole_number(text, low=1, high=ORDERED_QUEUES_MAX)
+        if not colon or not name or count is None or name in counts:
+            return ()
+        counts[name] = count
+    if sum(counts.values()) > ORDERED_QUEUES_MAX:
+        return ()
+    return tuple(MessageQueue(topic, name, i) for name, count in counts.items() for i in range(count))

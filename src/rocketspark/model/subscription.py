@@ -1,14 +1,16 @@
-"""What a consumer wants of a topic: the parsed filter expression."""
+"""A consumer's subscription to a topic: the parsed filter expression."""
 
 from __future__ import annotations
 
 import msgspec
 
+from rocketspark.errors import FilterIllegal
 from rocketspark.model.java import string_hash
 
 TAG = "TAG"
 SQL92 = "SQL92"
 ALL = "*"
+EXPRESSION_LENGTH_MAX = 65_536
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -30,9 +32,16 @@ class Subscription(msgspec.Struct, frozen=True):
 def subscribe(topic: str, expression: str | None = ALL, *, version: int = 0, kind: str = TAG) -> Subscription:
     """Parse `"*"`, `"TagA || TagB"` or an SQL92 text into a subscription.
 
-    Tags are split at `||` and trimmed; an empty expression means all (rule: FilterAPI, 5.x).
+    Tags are split at `||` and trimmed; an empty expression means all (rule: FilterAPI, 5.x). Raises FilterIllegal for
+    one of more than 65,536 characters.
     """
     text = (expression or "").strip()
+    if len(text) > EXPRESSION_LENGTH_MAX:
+        raise FilterIllegal(
+            f"a filter expression of {len(text)} characters for topic {topic}; at most {EXPRESSION_LENGTH_MAX} are"
+            " taken: subscribe to fewer tags, or to *",
+            position=EXPRESSION_LENGTH_MAX,
+        )
     if kind != TAG:
         return Subscription(topic, text, kind, version=version)
     tags = frozenset(t for t in (part.strip() for part in text.split("||")) if t)

@@ -1,4 +1,4 @@
-"""What an operator asks a NameServer about itself: its settings, the names that are taken, topics by unit."""
+"""Handlers of operators' requests about the NameServer itself: its settings, system topics, topics by unit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import Settings
-from rocketspark.protocol import bodies
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Request
+from rocketspark.protocol.json import bodies
 from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 
 # Bits of a topic's system flag (rule: TopicSysFlag, 5.x).
 UNIT = 1

@@ -1,17 +1,21 @@
-"""What a NameServer is asked: registrations, routes, clusters, topics, key-value tables."""
+"""The NameServer's request handlers: registrations, routes, clusters, topics, key-value tables."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
 import zlib
+from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
-from rocketspark.errors import ServerError
+from rocketspark.errors import ConnectionLost, ProtocolError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import INT_MAX
 from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
+from rocketspark.namesrv.registration_limits import check_broker
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import Settings
-from rocketspark.protocol import bodies, java_json
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     BrokerHeader,
@@ -27,20 +31,25 @@ from rocketspark.protocol.headers import (
     TopicHeader,
     ValueReply,
 )
-from rocketspark.protocol.registration import decode_compressed
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.registration import TOPICS_MAX, decode_compressed
 from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Answer, Routes
 
-log = logging.getLogger("rocketspark.namesrv")
+log = LimitedLog("rocketspark.namesrv")
 
 # Releases from 4.9.4 on read broker ids as quoted JSON keys.
 QUOTED_IDS_VERSION = 401
+# A registration over this is read beside the loop: it may take a second.
+LARGE_BYTES = 64 << 10
+# The limit of a registration's size after inflating, in times of its deflated size; honest brokers stay below.
+DEFLATED = 32
 
 
 def now_ms() -> int:
-    """The wall clock in ms."""
-    return int(time.time() * 1000)
+    """Return the time in ms of a clock that is never set: a jump must not make every broker look silent."""
+    return int(time.monotonic() * 1000)
 
 
 class NameServerHandlers:
@@ -50,6 +59,9 @@ class NameServerHandlers:
         self._registry = registry
         self._kv = kv
         self._settings = settings
+        self._large = asyncio.Lock()
+        # The number of large registrations not taken yet, by the broker's cluster and address.
+        self._under_way: Counter[tuple[str, str]] = Counter()
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -85,22 +97,52 @@ class NameServerHandlers:
             body=bodies.encode_route(
                 *found,
                 order_conf=self._kv.get(ORDER_TOPICS, topic) if self._settings.order_topics else None,
+                mappings=self._registry.mappings(topic),
                 quoted_ids=request.version >= QUOTED_IDS_VERSION or request.ext.standard_json,
             ),
         )
 
-    def register(self, peer: Peer, request: Request[RegisterBrokerHeader], body: bytes) -> bytes:
+    def register(self, peer: Peer, request: Request[RegisterBrokerHeader], body: bytes) -> Answer:
         """REGISTER_BROKER; a body whose CRC is wrong is refused."""
         h = request.ext
-        if h.crc and zlib.crc32(body) & 0x7FFFFFFF != h.crc:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        if not body:
-            registered = bodies.RegisterBrokerBody()
-        elif h.compressed:
-            registered = decode_compressed(body)
-        else:
-            registered = java_json.decode(body, bodies.RegisterBrokerBody)
-        master = self._registry.register(
+        check_broker(h.cluster, h.broker_name, h.broker_id, h.address, h.ha_address)
+        large = len(body) * (DEFLATED if h.compressed else 1) > LARGE_BYTES
+        # None of a broker's registrations passes an older one of it.
+        if large or (h.cluster, h.address) in self._under_way:
+            return self._register_large(peer, request, body)
+        steps = self._registered(peer, request, _registration(h, body))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                whole: bytes = e.value
+                return whole
+
+    async def _register_large(self, peer: Peer, request: Request[RegisterBrokerHeader], body: bytes) -> bytes:
+        broker = request.ext.cluster, request.ext.address
+        self._under_way[broker] += 1
+        try:
+            # Others are answered meanwhile; one after the other, as memory is bounded.
+            async with self._large:
+                registered = await asyncio.to_thread(_registration, request.ext, body)
+                if not peer.is_open:
+                    raise ConnectionLost(f"the connection to {peer.address} ended before its registration was read")
+                steps = self._registered(peer, request, registered)
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as e:
+                        whole: bytes = e.value
+                        return whole
+                    await asyncio.sleep(0)
+        finally:
+            self._under_way -= Counter([broker])
+
+    def _registered(
+        self, peer: Peer, request: Request[RegisterBrokerHeader], registered: bodies.RegisterBrokerBody
+    ) -> Generator[None, None, bytes]:
+        h = request.ext
+        master = yield from self._registry.register_steps(
             cluster=h.cluster,
             broker_name=h.broker_name,
             broker_id=h.broker_id,
@@ -109,7 +151,7 @@ class NameServerHandlers:
             topics=registered.topic_config_serialize_wrapper,
             now_ms=now_ms(),
             connection=peer,
-            expiry_ms=h.expiry_ms,
+            expiry_ms=min(max(h.expiry_ms, 1), INT_MAX) if h.expiry_ms else None,
             acting_master=bool(h.acting_master),
         )
         header = RegisterBrokerReply(
@@ -131,7 +173,7 @@ class NameServerHandlers:
         return reply(request.opaque)
 
     def data_version(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:
-        """QUERY_DATA_VERSION: does the broker need to register again?"""
+        """QUERY_DATA_VERSION: tell whether the broker needs to register again."""
         held = self._registry.version_of(request.ext.cluster, request.ext.address, now_ms())
         changed = held is None or held != java_json.decode(body, bodies.DataVersion)
         return reply(
@@ -209,3 +251,15 @@ class NameServerHandlers:
         if table is None:
             raise ServerError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {request.ext.namespace}")
         return reply(request.opaque, body=bodies.encode(bodies.KvTable(table=table)))
+
+
+def _registration(h: RegisterBrokerHeader, body: bytes) -> bodies.RegisterBrokerBody:
+    """Return the body of a broker's registration. Raises ServerError or ProtocolError."""
+    if h.crc and zlib.crc32(body) & 0x7FFFFFFF != h.crc:
+        raise ServerError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+    if not body:
+        return bodies.RegisterBrokerBody()
+    registered = decode_compressed(body) if h.compressed else java_json.decode(body, bodies.RegisterBrokerBody)
+    if (count := len(registered.topic_config_serialize_wrapper.topic_config_table)) > TOPICS_MAX:
+        raise ProtocolError(f"{count} topics in one registration: {TOPICS_MAX} are taken, set enableSplitRegistration")
+    return registered

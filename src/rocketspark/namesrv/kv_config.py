@@ -7,9 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
 
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
+NAME_CHARACTERS_MAX = 255
+VALUE_CHARACTERS_MAX = 64 << 10
+# The file is written anew at each change.
+CHARACTERS_MAX = 4 << 20
+
+
+log = LimitedLog("rocketspark.namesrv")
 
 
 class _Document(msgspec.Struct, rename="camel"):
@@ -22,37 +32,74 @@ class KvConfig:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._tables: dict[str, dict[str, str]] = {}
+        self._characters = 0
         if path is not None and path.exists():
             try:
                 self._tables = msgspec.json.decode(path.read_bytes(), type=_Document).config_table
-            except (OSError, UnicodeDecodeError, msgspec.DecodeError) as e:
+            except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as e:
                 raise ConfigError(f"{path} cannot be read: {e}; mend or remove it") from e
+            self._characters = sum(len(n) + len(k) + len(v) for n, t in self._tables.items() for k, v in t.items())
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return self._tables.get(namespace, {}).get(key)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value."""
-        self._tables.setdefault(namespace, {})[key] = value
-        self._save()
+        """Set a value. Raises ServerError 29, with nothing changed, if names or values are too long or too many."""
+        for what, name in (("namespace", namespace), ("key", key)):
+            if not name or shown(name, characters_max=NAME_CHARACTERS_MAX) != name:
+                text = f"{what} {shown(name, characters_max=60)!r}: 1 to {NAME_CHARACTERS_MAX} characters are needed"
+                raise ServerError(ResponseCode.INVALID_PARAMETER, f"{text}, all of them to be seen")
+        old = self.get(namespace, key)
+        more = len(value) - len(old) if old is not None else len(namespace) + len(key) + len(value)
+        if len(value) > VALUE_CHARACTERS_MAX or (more > 0 and self._characters + more > CHARACTERS_MAX):
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"the value of {shown(key, characters_max=60)!r}: {len(value)} characters, {VALUE_CHARACTERS_MAX} may"
+                f" be in one, {CHARACTERS_MAX} in all",
+            )
+        self._change(namespace, key, value, more)
 
     def delete(self, namespace: str, key: str) -> None:
         """Remove a value; nothing happens if there is none."""
-        if self._tables.get(namespace, {}).pop(key, None) is not None:
-            self._save()
+        old = self.get(namespace, key)
+        if old is not None:
+            self._change(namespace, key, None, -len(namespace) - len(key) - len(old))
+
+    def _change(self, namespace: str, key: str, value: str | None, more: int) -> None:
+        table = dict(self._tables.get(namespace, {}))
+        if value is None:
+            del table[key]
+        else:
+            table[key] = value
+        tables = self._tables | {namespace: table}
+        # First the file: a value that could not be written is not given out either.
+        self._save(tables)
+        self._tables, self._characters = tables, self._characters + more
 
     def table(self, namespace: str) -> dict[str, str] | None:
-        """All values of a namespace, None if it was never used."""
+        """Return all values of a namespace, None if it was never used."""
         return self._tables.get(namespace)
 
-    def _save(self) -> None:
+    def _save(self, tables: dict[str, dict[str, str]]) -> None:
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".tmp")
-        with open(fresh, "wb") as f:
-            f.write(msgspec.json.format(msgspec.json.encode(_Document(self._tables)), indent=1))
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(fresh, self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(fresh, "wb") as f:
+                f.write(msgspec.json.format(msgspec.json.encode(_Document(tables)), indent=1))
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(fresh, self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as e:
+            why = e.strerror or e
+            log.error("%s cannot be written: %s; nothing was changed", self._path, why)
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR, f"{self._path} cannot be written: {why}; nothing was changed"
+            ) from e

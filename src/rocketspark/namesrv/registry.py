@@ -1,4 +1,4 @@
-"""Which brokers live and what they carry. Pure: no sockets, the time is an argument.
+"""The registry of live brokers and their topics. Pure: no sockets; the time, of a clock never set, is an argument.
 
 Rules (RouteInfoManager, 5.x): a registration merges, it never drops topics; a broker's queue data is taken when it is
 a master's and its data version changed or the topic is new; a broker is dropped when it leaves, is silent too long or
@@ -7,21 +7,42 @@ its connection ends.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Generator, Hashable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
+from rocketspark.errors import ServerError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
-from rocketspark.protocol.bodies import (
+from rocketspark.model.text import shown
+from rocketspark.namesrv.registration_limits import (
+    BROKERS_MAX,
+    NAME_CHARACTERS_MAX,
+    QUEUES_MAX,
+    TOPICS_MAX,
+    is_mapping,
+    is_topic,
+)
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.json.bodies import (
     BrokerDataBody,
     ClusterInfo,
     DataVersion,
     QueueDataBody,
-    TopicConfig,
+    QueueMapping,
     TopicConfigTable,
 )
 
+log = LimitedLog("rocketspark.namesrv")
+
 EXPIRY_MS = 120_000
+# Topics of one registration that are taken in a step: some ms.
+TOPICS_IN_TURN = 1000
+_WHY = (
+    f"its name is over {NAME_CHARACTERS_MAX} characters or cannot be shown, it has over {QUEUES_MAX} queues, or too"
+    " many topics are registered"
+)
 
 
 class LiveBroker(msgspec.Struct):
@@ -39,16 +60,34 @@ class LiveBroker(msgspec.Struct):
 
 
 class Registry:
-    """The route table of one NameServer."""
+    """The route table of one NameServer. `brokers_max`, `topics_max` (each counts on each of its brokers): bounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
+        self._brokers_max = brokers_max
+        self._topics_max = topics_max
         self._brokers: dict[str, BrokerDataBody] = {}
         self._topics: dict[str, dict[str, QueueDataBody]] = {}
+        # Of static topics, and of a broker only while it carries the topic.
+        self._mappings: dict[str, dict[str, QueueMapping]] = {}
+        # The topics by broker name, so that one that goes costs what it had and no more.
+        self._carried: dict[str, set[str]] = {}
+        self._carried_count = 0
         self._live: dict[tuple[str, str], LiveBroker] = {}
+        self._over: dict[Hashable, set[tuple[str, str]]] = {}
 
     # -- brokers ---------------------------------------------------------------------------------------------------
 
-    def register(
+    def register(self, **arguments: Any) -> LiveBroker | None:
+        """`register_steps` in one go."""
+        steps = self.register_steps(**arguments)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                master: LiveBroker | None = e.value
+                return master
+
+    def register_steps(
         self,
         *,
         cluster: str,
@@ -61,8 +100,19 @@ class Registry:
         connection: Hashable,
         expiry_ms: int | None = None,
         acting_master: bool = False,
-    ) -> LiveBroker | None:
-        """Take a broker's registration; returns its live master if it is a slave, else None."""
+    ) -> Generator[None, None, LiveBroker | None]:
+        """Take a broker's registration; returns its live master if it is a slave, else None.
+
+        Yields after each step of topics, so that other requests go on; a broker dropped in between stays dropped.
+        Invalid topics, and topics over the limit, are left out with a line in the log. Raises ServerError 29
+        if there are too many brokers.
+        """
+        key = (cluster, address)
+        if key not in self._live and len(self._live) >= self._brokers_max:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(self._live)} brokers are registered here, as many as are taken",
+            )
         data = self._brokers.get(broker_name)
         if data is None:
             data = self._brokers[broker_name] = BrokerDataBody(
@@ -75,18 +125,13 @@ class Registry:
             del data.broker_addrs[other_id]
         replaced = data.broker_addrs.get(broker_id)
         if replaced is not None and replaced != address:
-            self._live.pop((cluster, replaced), None)
+            self._forget((cluster, replaced))
         first = replaced is None
         data.broker_addrs[broker_id] = address
-        key = (cluster, address)
         known = self._live.get(key)
         changed = first or known is None or known.version != topics.data_version
-        if broker_id == MASTER_ID:
-            for config in topics.topic_config_table.values():
-                # A topic that is missing is taken under a known version too: registrations overtake each other.
-                if changed or broker_name not in self._topics.get(config.topic_name, ()):
-                    self._set_queues(broker_name, config)
-        self._live[key] = LiveBroker(
+        self._forget(key)
+        live = self._live[key] = LiveBroker(
             cluster,
             broker_name,
             broker_id,
@@ -97,35 +142,103 @@ class Registry:
             topics.data_version,
             connection,
         )
+        self._over.setdefault(connection, set()).add(key)
         if broker_id == MASTER_ID:
+            for _ in self._take_topics(broker_name, topics, changed):
+                yield
+                if self._live.get(key) is not live:
+                    break
             return None
         master = data.broker_addrs.get(MASTER_ID)
         return self._live.get((cluster, master)) if master else None
 
-    def _set_queues(self, broker_name: str, config: TopicConfig) -> None:
-        self._topics.setdefault(config.topic_name, {})[broker_name] = QueueDataBody(
-            broker_name=broker_name,
-            read_queue_nums=config.read_queue_nums,
-            write_queue_nums=config.write_queue_nums,
-            perm=config.perm,
-            topic_sys_flag=config.topic_sys_flag,
-        )
+    def _take_topics(self, broker_name: str, topics: TopicConfigTable, changed: bool) -> Iterator[None]:
+        carried = self._carried.get(broker_name, ())
+        mappings = topics.topic_queue_mapping_info_map
+        refused = []
+        for number, config in enumerate(topics.topic_config_table.values(), 1):
+            if number % TOPICS_IN_TURN == 0:
+                yield
+            topic = config.topic_name
+            # A topic that is missing is taken under a known version too: registrations overtake each other.
+            if not changed and topic in carried:
+                continue
+            mapping = mappings.get(topic)
+            # One whose mapping cannot be passed on would be misread.
+            fits = is_topic(topic, config) and (mapping is None or is_mapping(mapping))
+            if not fits or not self._has_room(broker_name, topic):
+                refused.append(topic)
+                continue
+            self._set_queues(
+                topic,
+                QueueDataBody(
+                    broker_name=broker_name,
+                    read_queue_nums=config.read_queue_nums,
+                    write_queue_nums=config.write_queue_nums,
+                    perm=config.perm,
+                    topic_sys_flag=config.topic_sys_flag,
+                ),
+            )
+        # Also of topics that came before: a table in parts brings all mappings with the last one.
+        for topic, mapping in mappings.items():
+            queues = self._topics.get(topic)
+            if queues is not None and broker_name in queues and is_mapping(mapping):
+                self._mappings.setdefault(topic, {})[broker_name] = mapping
+        if refused:
+            log.warning(
+                f"of broker %s %d topics, such as %s, are not taken: {_WHY}", broker_name, len(refused), refused[0]
+            )
+
+    def _has_room(self, broker_name: str, topic: str) -> bool:
+        return self._carried_count < self._topics_max or topic in self._carried.get(broker_name, ())
+
+    def _set_queues(self, topic: str, data: QueueDataBody) -> None:
+        self._topics.setdefault(topic, {})[data.broker_name] = data
+        carried = self._carried.setdefault(data.broker_name, set())
+        if topic not in carried:
+            carried.add(topic)
+            self._carried_count += 1
+
+    def _drop_queues(self, topic: str, broker_name: str) -> None:
+        queues = self._topics.get(topic)
+        if queues is None or queues.pop(broker_name, None) is None:
+            return
+        if not queues:
+            del self._topics[topic]
+        mappings = self._mappings.get(topic)
+        if mappings is not None and mappings.pop(broker_name, None) is not None and not mappings:
+            del self._mappings[topic]
+        carried = self._carried[broker_name]
+        carried.discard(topic)
+        self._carried_count -= 1
+        if not carried:
+            del self._carried[broker_name]
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        """Drop a broker that is not live any more."""
+        live = self._live.pop(key, None)
+        if live is None:
+            return
+        keys = self._over[live.connection]
+        keys.discard(key)
+        if not keys:
+            del self._over[live.connection]
 
     def heard(self, cluster: str, address: str, now_ms: int) -> None:
-        """A heartbeat of a broker: it lives."""
+        """Note a heartbeat of a broker."""
         live = self._live.get((cluster, address))
         if live is not None:
             live.heard_ms = now_ms
 
     def version_of(self, cluster: str, address: str, now_ms: int) -> DataVersion | None:
-        """The data version a broker registered last, None if it is unknown; counts as a sign of life."""
+        """Return the data version a broker registered last, None if it is unknown; counts as a sign of life."""
         self.heard(cluster, address, now_ms)
         live = self._live.get((cluster, address))
         return live.version if live else None
 
     def unregister(self, cluster: str, broker_name: str, broker_id: int, address: str) -> None:
         """Drop a broker at once; with its last address its queues leave every route."""
-        self._live.pop((cluster, address), None)
+        self._forget((cluster, address))
         data = self._brokers.get(broker_name)
         if data is None or data.broker_addrs.get(broker_id) != address:
             return
@@ -133,10 +246,8 @@ class Registry:
         if data.broker_addrs:
             return
         del self._brokers[broker_name]
-        for topic in [t for t, queues in self._topics.items() if broker_name in queues]:
-            del self._topics[topic][broker_name]
-            if not self._topics[topic]:
-                del self._topics[topic]
+        for topic in list(self._carried.get(broker_name, ())):
+            self._drop_queues(topic, broker_name)
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
         """Drop the brokers that were silent longer than they promised; returns them."""
@@ -147,49 +258,53 @@ class Registry:
 
     def disconnected(self, connection: Hashable) -> list[LiveBroker]:
         """Drop the brokers that registered over a connection that ended; returns them."""
-        lost = [b for b in self._live.values() if b.connection == connection]
+        lost = [self._live[key] for key in self._over.get(connection, ())]
         for broker in lost:
             self.unregister(broker.cluster, broker.broker_name, broker.broker_id, broker.address)
         return lost
 
     def clusters(self) -> ClusterInfo:
-        """Every broker, and the names of each cluster."""
+        """Return every broker, and the names of each cluster."""
         clusters: dict[str, list[str]] = {}
         for name, data in self._brokers.items():
             clusters.setdefault(data.cluster, []).append(name)
         return ClusterInfo(broker_addr_table=dict(self._brokers), cluster_addr_table=clusters)
 
     def members(self, broker_name: str) -> BrokerDataBody | None:
-        """The addresses under one broker name."""
+        """Return the addresses under one broker name."""
         return self._brokers.get(broker_name)
 
     # -- topics ----------------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> tuple[list[BrokerDataBody], list[QueueDataBody]] | None:
-        """(brokers, queues) of a topic, None if no live broker has it."""
+        """Return (brokers, queues) of a topic, None if no live broker has it."""
         queues = self._topics.get(topic)
         if not queues:
             return None
         brokers = [self._brokers[name] for name in queues if name in self._brokers]
         return (brokers, list(queues.values())) if brokers else None
 
+    def mappings(self, topic: str) -> dict[str, QueueMapping]:
+        """Return the mappings of a static topic, by names of live brokers; empty for an ordinary topic."""
+        return self._mappings.get(topic, {})
+
     def topics(self) -> list[str]:
-        """Every topic some broker registered."""
+        """Return every topic some broker registered."""
         return list(self._topics)
 
     def topic_flags(self) -> list[tuple[str, int]]:
-        """Every topic with its system flag, as the first of its brokers has it."""
+        """Return every topic with its system flag, as the first of its brokers has it."""
         return [(topic, next(iter(queues.values())).topic_sys_flag) for topic, queues in self._topics.items() if queues]
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        """The topics that a broker of the cluster carries."""
+        """Return the topics that a broker of the cluster carries."""
         names = {n for n, d in self._brokers.items() if d.cluster == cluster}
         return [t for t, queues in self._topics.items() if not names.isdisjoint(queues)]
 
     def set_queues(self, topic: str, queues: Iterable[QueueDataBody]) -> None:
-        """Take a topic that a broker tells of alone, up to the first broker that does not live; a new one whole or not.
+        """Take one topic that a broker registers alone, up to the first broker that is not live; a new one as a whole.
 
-        Rule: registerTopic, 5.x.
+        Rule: registerTopic, 5.x. Raises ServerError 29 for a topic that no broker may have.
         """
         taken: dict[str, QueueDataBody] = {}
         for data in queues:
@@ -197,29 +312,23 @@ class Registry:
                 if topic not in self._topics:
                     return
                 break
+            if not is_topic(topic, data) or not self._has_room(data.broker_name, topic):
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER, f"topic {shown(topic, characters_max=60)!r} is not taken: {_WHY}"
+                )
             taken[data.broker_name] = data
-        if taken:
-            self._topics.setdefault(topic, {}).update(taken)
+        for data in taken.values():
+            self._set_queues(topic, data)
 
     def delete_topic(self, topic: str, broker_names: Iterable[str] | None = None) -> None:
         """Forget a topic, on all brokers or those named. Brokers that still have it may register it again."""
-        if broker_names is None:
-            self._topics.pop(topic, None)
-            return
-        queues = self._topics.get(topic)
-        if queues is None:
-            return
-        for name in broker_names:
-            queues.pop(name, None)
-        if not queues:
-            del self._topics[topic]
+        for name in list(self._topics.get(topic, ()) if broker_names is None else broker_names):
+            self._drop_queues(topic, name)
 
     def set_writable(self, broker_name: str, writable: bool) -> int:
         """Wipe or give back the write permission of a broker's queues; returns how many topics it has."""
-        count = 0
-        for queues in self._topics.values():
-            data = queues.get(broker_name)
-            if data is not None:
-                data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE
-                count += 1
-        return count
+        carried = self._carried.get(broker_name, ())
+        for topic in carried:
+            data = self._topics[topic][broker_name]
+            data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE
+        return len(carried)

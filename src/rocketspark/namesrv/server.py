@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.namesrv.admin_handlers import AdminHandlers
 from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
 from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import Settings
+from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
-log = logging.getLogger("rocketspark.namesrv")
+log = LimitedLog("rocketspark.namesrv")
 
 DEFAULT_PORT = 9876
 SCAN_S = 5.0
+SHARE_ALONE, SHARE_BESIDE_A_BROKER = 0.5, 0.25
 
 
 class NameServer:
     """One NameServer. `kv_path`: where the key-value tables are kept, None for memory only.
 
     `order_topics`: give the order settings of topics with their routes (rule: orderMessageEnable, off by default).
+    `share`: the share of this process's descriptors that its connections may take. Beside a broker it is half of the
+    usual one, so that clients of the NameServer cannot take the broker's.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class NameServer:
         kv_path: str | Path | None = None,
         order_topics: bool = False,
         scan_s: float = SCAN_S,
+        share: float = SHARE_ALONE,
     ) -> None:
         self._host = host
         self._port = port
@@ -45,6 +50,7 @@ class NameServer:
         NameServerHandlers(self.registry, kv, self.settings).routes(routes)
         AdminHandlers(self.registry, self.settings).routes(routes)
         self._server = Server(routes, on_close=self._peer_closed)
+        self._share = share
         self._scanner: asyncio.TimerHandle | None = None
 
     @property
@@ -54,15 +60,19 @@ class NameServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had."""
+        self._server.connections_max = connections_max(self._share)
         await self._server.start(self._host, self._port)
         self.settings.listening(self.address)
         self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
         log.info("NameServer listens on %s", self.address)
 
     def _scan(self) -> None:
-        for broker in self.registry.expire(now_ms()):
-            log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
-        self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
+        try:
+            for broker in self.registry.expire(now_ms()):
+                log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
+        finally:
+            # After any error: silent brokers would else stay for ever.
+            self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
 
     def _peer_closed(self, peer: Peer) -> None:
         for broker in self.registry.disconnected(peer):

@@ -6,12 +6,12 @@ until the NameServer stops.
 
 from __future__ import annotations
 
-import logging
-
 from rocketspark.errors import ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 
-log = logging.getLogger("rocketspark.namesrv")
+log = LimitedLog("rocketspark.namesrv")
 
 # 5.5.0's defaults. Only those in `Settings.LIVE` and the addresses mean something here; the rest is kept and shown.
 _DEFAULTS: dict[str, str] = dict(
@@ -32,6 +32,9 @@ _DEFAULTS: dict[str, str] = dict(
 )
 _FIXED = frozenset({"bindAddress", "listenPort"})
 _SWITCHES = {"true": True, "false": False}
+# Below, the scan itself would be the load; above, nobody would see a silent broker go.
+SCAN_MS_MIN, SCAN_MS_MAX = 100, 86_400_000
+VALUE_CHARACTERS_MAX = 4096
 
 
 class Settings:
@@ -51,7 +54,7 @@ class Settings:
         self._table |= {"bindAddress": host, "listenPort": port}
 
     def properties(self) -> dict[str, str]:
-        """Every key with its value, sorted."""
+        """Return every key with its value, sorted."""
         own = {
             "orderMessageEnable": str(self.order_topics).lower(),
             "returnOrderTopicConfigToBroker": str(self.return_order_topics).lower(),
@@ -60,11 +63,11 @@ class Settings:
         return dict(sorted((self._table | own).items()))
 
     def document(self) -> str:
-        """The same as lines `key=value`."""
+        """Return all keys with their values as lines `key=value`."""
         return "".join(f"{key}={value}\n" for key, value in self.properties().items())
 
     def update(self, text: str) -> None:
-        """Change what lines of key=value say.
+        """Change the settings by lines of key=value.
 
         Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or an address.
         """
@@ -73,28 +76,42 @@ class Settings:
             if line.strip() and line.strip()[0] not in "#!":
                 key, _, value = line.partition("=")
                 values[key.strip()] = value.strip()
-        shown = self.properties()
-        if not values.keys().isdisjoint(shown["configBlackList"].split(";")):
+        now = self.properties()
+        if not values.keys().isdisjoint(now["configBlackList"].split(";")):
             raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
-        if unknown := values.keys() - shown.keys():
-            log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(sorted(unknown)))
+        if unknown := values.keys() - now.keys():
+            log.warning("settings that RocketMQ does not know are passed over: %s", shown(", ".join(sorted(unknown))))
+        for key, value in values.items():
+            if key in now and shown(value, characters_max=VALUE_CHARACTERS_MAX) != value:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"{key}={shown(value, characters_max=40)!r}: at most {VALUE_CHARACTERS_MAX} characters are taken,"
+                    " none of them a control character",
+                )
         for key in _FIXED & values.keys():
-            if values[key] != shown[key]:
+            if values[key] != now[key]:
                 raise ServerError(ResponseCode.INVALID_PARAMETER, f"{key} cannot change while the NameServer runs")
         order = _switch(values, "orderMessageEnable", self.order_topics)
         returned = _switch(values, "returnOrderTopicConfigToBroker", self.return_order_topics)
-        scan_ms = values.get("scanNotActiveBrokerInterval", shown["scanNotActiveBrokerInterval"])
-        if not scan_ms.isdigit() or int(scan_ms) == 0:
-            raise ServerError(
-                ResponseCode.INVALID_PARAMETER, f"scanNotActiveBrokerInterval={scan_ms!r}: ms above 0 are needed"
-            )
-        self.order_topics, self.return_order_topics, self.scan_s = order, returned, int(scan_ms) / 1000
-        self._table |= {k: v for k, v in values.items() if k in shown and k not in self.LIVE}
+        text = values.get("scanNotActiveBrokerInterval", now["scanNotActiveBrokerInterval"])
+        scan_s = self.scan_s
+        if text != now["scanNotActiveBrokerInterval"]:
+            scan_ms = whole_number(text, low=SCAN_MS_MIN, high=SCAN_MS_MAX)
+            if scan_ms is None:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"scanNotActiveBrokerInterval={shown(text, characters_max=40)!r}: ms from {SCAN_MS_MIN} to"
+                    f" {SCAN_MS_MAX} are needed",
+                )
+            scan_s = scan_ms / 1000
+        self.order_topics, self.return_order_topics, self.scan_s = order, returned, scan_s
+        self._table |= {k: v for k, v in values.items() if k in now and k not in self.LIVE}
 
 
 def _switch(values: dict[str, str], key: str, now: bool) -> bool:
     if key not in values:
         return now
     if values[key].lower() not in _SWITCHES:
-        raise ServerError(ResponseCode.INVALID_PARAMETER, f"{key}={values[key]!r}: true or false is needed")
+        text = shown(values[key], characters_max=40)
+        raise ServerError(ResponseCode.INVALID_PARAMETER, f"{key}={text!r}: true or false is needed")
     return _SWITCHES[values[key].lower()]

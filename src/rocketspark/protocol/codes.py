@@ -1,4 +1,4 @@
-"""Request and response codes of RocketMQ 5.5.0, one table each, with what a code means for a retry.
+"""Request and response codes of RocketMQ 5.5.0, one table each, with the meaning of a response code for a retry.
 
 Rule: whether a reply may be retried is looked up here and nowhere else.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class RequestCode(IntEnum):
-    """What a peer is asked to do."""
+    """The code of a request."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -181,10 +181,14 @@ class RequestCode(IntEnum):
     GET_LITE_GROUP_INFO = 200078
     TRIGGER_LITE_DISPATCH = 200079
     BATCH_ACK_MESSAGE = 200151
+    # Our own, far from RocketMQ's: the broker's quarantine.
+    LIST_QUARANTINE = 7_310_001
+    RETRY_QUARANTINED = 7_310_002
+    DROP_QUARANTINED = 7_310_003
 
 
 class ResponseCode(IntEnum):
-    """How a request ended."""
+    """The code of a reply: the outcome of its request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -253,7 +257,7 @@ class ResponseCode(IntEnum):
 
 
 class Verdict(NamedTuple):
-    """What a response code means: `retriable` on another broker, `refresh_route` before that."""
+    """The meaning of a response code: `retriable` on another broker, `refresh_route` before that."""
 
     meaning: str
     retriable: bool = False
@@ -338,7 +342,7 @@ UNKNOWN = Verdict("unknown response code")
 
 
 def verdict(code: int) -> Verdict:
-    """The table's row for a response code; unknown codes are not retriable."""
+    """Return the table's row for a response code; unknown codes are not retriable."""
     return RESPONSES.get(code, UNKNOWN)
 
 

@@ -5,6 +5,7 @@ Rule: nothing here does I/O; a frame that breaks the rules raises FrameError and
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
@@ -23,6 +24,14 @@ LANGUAGES = (
 RESPONSE_FLAG = 1
 _LENGTHS = struct.Struct(">II")
 ONEWAY_FLAG = 2
+_CHUNK_BYTES_MIN = 4096
+# The longest properties, every character of them escaped, take a fifth of it.
+HEADER_BYTES_MAX = 1 << 20
+# No header of RocketMQ's nests; how deep a decoder goes before it gives up differs between versions of Python.
+NESTING_MAX = 100
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_OPENED = frozenset(b"[{")
+_CLOSED = frozenset(b"]}")
 
 # The order in which RocketMQ's JSON encoder writes the header's keys.
 _KEY_ORDER = (
@@ -63,7 +72,7 @@ class Frame(msgspec.Struct, kw_only=True):
 
 
 def encode(frame: Frame) -> bytes:
-    """The whole frame as bytes, length included. Raises FrameError if it is over 16 MiB."""
+    """Return the whole frame as bytes, length included. Raises FrameError if it is over 16 MiB."""
     header = encode_header(frame)
     return join(header, frame.body, frame.serialization)
 
@@ -77,7 +86,7 @@ def join(header: bytes, body: bytes | memoryview = b"", serialization: int = JSO
 
 
 def encode_header(frame: Frame) -> bytes:
-    """The header bytes alone, in the frame's serialization."""
+    """Return the header bytes alone, in the frame's serialization."""
     if frame.serialization == BINARY:
         return _encode_binary(frame)
     values: dict[str, Any] = {
@@ -133,12 +142,29 @@ def check_length(total: int) -> None:
         raise FrameError(f"a frame states {total} bytes; 4 to {FRAME_BYTES_MAX} are allowed")
 
 
+def check_header(header: bytes) -> None:
+    """Raise FrameError for a JSON header of more than 1 MiB, or nested deeper than 100 levels."""
+    if len(header) > HEADER_BYTES_MAX:
+        raise FrameError(f"a header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
+    if header.count(b"[") + header.count(b"{") <= NESTING_MAX:
+        return
+    depth = 0
+    for c in _STRING.sub(b"", header):
+        if c in _OPENED:
+            depth += 1
+            if depth > NESTING_MAX:
+                raise FrameError(f"the header is no JSON of RocketMQ's: nested deeper than {NESTING_MAX} levels")
+        elif c in _CLOSED:
+            depth -= 1
+
+
 def decode_header(header: bytes, serialization: int) -> Frame:
-    """A header in either form. Unknown JSON keys are ignored. Raises FrameError."""
+    """Return a header in either form. Unknown JSON keys are ignored. Raises FrameError."""
     if serialization == BINARY:
         return _decode_binary(header)
     if serialization != JSON:
         raise FrameError(f"header serialization {serialization} is unknown; 0 (JSON) and 1 (ROCKETMQ) are known")
+    check_header(header)
     try:
         values = msgspec.json.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -162,7 +188,7 @@ def decode_header(header: bytes, serialization: int) -> Frame:
 
 
 def language_name(number: int) -> str:
-    """The name of a language code; OTHER for one that is unknown."""
+    """Return the name of a language code; OTHER for one that is unknown."""
     return LANGUAGES[number] if 0 <= number < len(LANGUAGES) else "OTHER"
 
 
@@ -212,15 +238,15 @@ def _decode_binary(header: bytes) -> Frame:
 
 
 class Splitter:
-    """Cuts a byte stream into whole frames, however it was chopped up on the way.
+    """Cuts a byte stream into whole frames, whatever its pieces are.
 
     `feed` returns each frame that is whole by now as (header form, header bytes, body bytes). `broken` is true once
-    what comes next is no frame: `feed` raises it then, after it gave out what stood before. Who reads some frames
-    himself calls `join`, then `cut` from where he stopped.
+    the bytes that follow are no frame: `feed` raises it then, after it gave out the frames before. A reader that takes
+    some frames by itself calls `join`, then `cut` from where it stopped.
     """
 
     def __init__(self) -> None:
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | bytearray] = []
         self._held = 0
         self._needed = 8
         self.broken = False
@@ -231,15 +257,20 @@ class Splitter:
         return self._held
 
     def feed(self, data: bytes) -> list[tuple[int, bytes, bytes]]:
-        """The frames completed by `data`. Raises FrameError for an impossible length."""
+        """Return the frames completed by `data`. Raises FrameError for an impossible length."""
         data = self.join(data)
         return self.cut(data) if data else []
 
     def join(self, data: bytes) -> bytes:
-        """What was kept and `data`; nothing while that makes no whole frame."""
+        """Return the kept bytes with `data`; nothing while that makes no whole frame."""
         if self._chunks:
-            # A large frame arrives in many chunks: gather them, join once.
-            self._chunks.append(data)
+            # A large frame arrives in many chunks: gather them, join once. Small ones in one buffer: each object of
+            # its own would take twenty times what it holds.
+            last = self._chunks[-1]
+            if type(last) is bytearray and len(data) < _CHUNK_BYTES_MIN:
+                last += data
+            else:
+                self._chunks.append(data if len(data) >= _CHUNK_BYTES_MIN else bytearray(data))
             self._held += len(data)
             if self._held < self._needed:
                 return b""
@@ -249,7 +280,7 @@ class Splitter:
         return data
 
     def cut(self, data: bytes, at: int = 0) -> list[tuple[int, bytes, bytes]]:
-        """The frames in `data` from `at` on; what follows the last is kept. Raises FrameError as `feed` does."""
+        """Return the frames in `data` from `at` on; the rest is kept. Raises FrameError as `feed` does."""
         frames, at = self.cut_some(data, at)
         if at < len(data):
             rest = data[at:] if at else data

@@ -1,4 +1,4 @@
-"""What timer messages add to the protocol: recalling one, the file of their counts.
+"""Timer messages in the protocol: the recall of one, the file of their counts.
 
 Rule for the handle: wire.md 3, RecallMessageHandle 5.4+.
 """
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from rocketspark.errors import ProtocolError
-from rocketspark.protocol.bodies import Body, DataVersion
 from rocketspark.protocol.headers import Header
+from rocketspark.protocol.json.bodies import Body, DataVersion
 
 _VERSION = "v1"
 _TEXT = re.compile(r"[A-Za-z0-9_-]+={0,2}")
@@ -35,7 +35,7 @@ class RecallReply(Header, kw_only=True, gc=False, rename={"message_id": "msgId"}
 
 
 class RecallHandle(NamedTuple):
-    """Which timer message is meant. `deliver_ms`: its delivery time on the wheel plus 1, so that it lies within."""
+    """The identity of a timer message. `deliver_ms`: its delivery time on the wheel plus 1, so that it lies within."""
 
     topic: str
     broker_name: str
@@ -43,13 +43,13 @@ class RecallHandle(NamedTuple):
     message_id: str
 
     def encode(self) -> str:
-        """The text that a sender gets."""
+        """Return the text that a sender gets."""
         text = f"{_VERSION} {self.topic} {self.broker_name} {self.deliver_ms} {self.message_id}"
         return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def decode_handle(text: str) -> RecallHandle:
-    """The handle of a text. Raises ProtocolError if it is none; a time that is no number is -1, which has passed."""
+    """Return the handle of a text. Raises ProtocolError for other text; a time that is no number is -1: passed."""
     if not _TEXT.fullmatch(text):
         raise ProtocolError("recall handle is invalid")
     try:
@@ -65,7 +65,7 @@ def decode_handle(text: str) -> RecallHandle:
 
 
 class TimerCount(Body, rename={"count": "count", "changed_ms": "timeStamp"}):
-    """How many timer messages of a topic wait, and since when it is so."""
+    """The number of a topic's waiting timer messages, and the time of its last change."""
 
     count: int = 0
     changed_ms: int = 0

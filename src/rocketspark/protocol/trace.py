@@ -49,7 +49,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumed(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a message handed to a listener. `context`: 0 success, 1 time-out, 2 exception, 4 failed."""
+    """The outcome of a message given to a listener. `context`: 0 success, 1 time-out, 2 exception, 4 failed."""
 
     request_id: str
     message_id: str
@@ -100,13 +100,13 @@ def encode(trace: Trace) -> str:
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A record that cannot be read, and why."""
+    """A record that cannot be read, with the reason."""
 
     why: str
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A record of a kind that is not known here, such as Recall."""
+    """A record of an unknown kind, such as Recall."""
 
     kind: str
 
@@ -121,7 +121,7 @@ def decode(text: str) -> Iterator[Trace]:
 
 
 def decode_each(text: str) -> Iterator[Trace | Broken | Unknown]:
-    """Every record of a trace message, one by one: a broken one costs itself alone. Never raises."""
+    """Yield every record of a trace message; a broken one does not affect the others. Never raises."""
     for line in text.split(RECORD_END):
         fields = line.strip("\n").split(FIELD_END)
         kind = _KINDS.get(fields[0])

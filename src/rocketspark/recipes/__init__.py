@@ -1,12 +1,17 @@
-"""Clients and a database together: idempotent consuming, an outbox. Rule: a name is imported when it is first used."""
+"""Clients and a database together: idempotent consuming, an outbox. Rule: a name is imported when it is first used.
+
+Start with outbox.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
-    from rocketspark.recipes.databases import Database, database_of
+    from rocketspark.recipes.database import Database
+    from rocketspark.recipes.databases import database_of
     from rocketspark.recipes.deduplication import deduplicate, outbox_key
     from rocketspark.recipes.outbox import AsyncOutbox, Outbox
     from rocketspark.recipes.outbox_entries import Entry, Kept, State
@@ -15,7 +20,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AsyncOutbox": "outbox",
-    "Database": "databases",
+    "Database": "database",
     "Entry": "outbox_entries",
     "Kept": "outbox_entries",
     "Outbox": "outbox",
@@ -41,8 +46,4 @@ __all__ = [
     "outbox_key",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes(__name__, _HOME)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.errors import UsageError
 from rocketspark.model import ReceivedMessage
-from rocketspark.protocol import properties
-from rocketspark.recipes.databases import KEY_CHARACTERS_MAX
+from rocketspark.protocol.message import properties
+from rocketspark.recipes.database import KEY_CHARACTERS_MAX
 from rocketspark.recipes.outbox_entries import KEY_PROPERTY
 from rocketspark.recipes.seen_store import SeenStore
 
@@ -24,13 +26,13 @@ Listener = Callable[[Any, Any], Any]
 
 
 class _Undo(Exception):
-    """The listener returned False: roll back, and return it."""
+    """Raised when the listener returned False: the transaction is rolled back, and False returned."""
 
 
 def deduplicate(
     *, store: SeenStore | str, by: By = "id", scope: str = ""
 ) -> Callable[[Listener], Callable[[Any], Any]]:
-    """Wraps a listener so that each message is processed once, however often it is delivered.
+    """Wrap a listener so that each message is processed once, however often it is delivered.
 
     The listener is called with what the consumer hands over, a message or a list of them, and a connection in the
     transaction that also records the ids: what it does with that connection is done once. A list holds only messages
@@ -73,6 +75,8 @@ def _wrap_function(
                 result = listener(_only(given, firsts, new), connection) if new else None
                 if result is False:
                     raise _Undo
+                if inspect.isawaitable(result):
+                    raise _no_coroutine(result)
         except _Undo:
             return False
         if seen.purge_is_due():
@@ -105,8 +109,15 @@ def _wrap_coroutine(
     return call
 
 
+def _no_coroutine(result: Any) -> UsageError:
+    # It would do the message's work after its id was recorded, and outside the transaction.
+    if hasattr(result, "close"):
+        result.close()
+    return UsageError("the listener is a plain function that returns a coroutine: make it an async def, wrappers too")
+
+
 def _firsts(given: Any, id_of: Callable[[ReceivedMessage], str]) -> dict[str, ReceivedMessage]:
-    """The first message of each id, in order."""
+    """Return the first message of each id, in order."""
     firsts: dict[str, ReceivedMessage] = {}
     for message in given if isinstance(given, list) else [given]:
         firsts.setdefault(_short(id_of(message)), message)
@@ -122,7 +133,7 @@ def _only(given: Any, firsts: dict[str, ReceivedMessage], new: set[str]) -> Any:
 def _short(text: str) -> str:
     if not isinstance(text, str) or not text:
         raise UsageError(f"{text!r} tells no messages apart: a text that is not empty is needed")
-    if len(text) <= KEY_CHARACTERS_MAX and "\0" not in text:
+    if len(text) <= KEY_CHARACTERS_MAX and _STORABLE.fullmatch(text):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -141,11 +152,13 @@ def _only_key(message: ReceivedMessage) -> str:
 
 
 def outbox_key(message: ReceivedMessage) -> str:
-    """For `by`: the key that an outbox was given with the message; without one its unique id."""
+    """Return the key that an outbox was given with the message; without one its unique id. For `by`."""
     key = message.properties.get(KEY_PROPERTY)
     return f"{message.topic}/{key}" if key else _unique_id(message)
 
 
+# Texts that every database takes: no 0x00, no half of a surrogate pair.
+_STORABLE = re.compile("[^\x00\ud800-\udfff]*")
 _BY: dict[str, Callable[[ReceivedMessage], str]] = {"id": _unique_id, "key": _only_key}
 
 

@@ -1,6 +1,7 @@
-"""The outbox: what could not be sent, or was written in the application's own transaction, is sent later.
+"""The outbox: messages that could not be sent, or were written in the application's own transaction, are sent later.
 
-Rule: a message is in the table before anybody is told that it is kept, and leaves it only once a broker has stored it.
+Rule: a message is in the table before any caller learns that it is kept, and leaves it only once a broker has stored
+it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any, TypedDict, Unpack
 
 from rocketspark.client.base import Life
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
-from rocketspark.client.lanes import Lanes
-from rocketspark.client.outgoing import make_message
-from rocketspark.client.producer import AsyncProducer
+from rocketspark.client.producer.key_gate import KeyGate
+from rocketspark.client.producer.prepared_message import make_message
+from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, RocketSparkError, StateError
 from rocketspark.model import Message, MessageFields
-from rocketspark.recipes.outbox_entries import Kept, Prepared, is_our_own, is_refused_for_good, prepare
+from rocketspark.recipes.outbox_entries import Kept, PreparedEntry, is_our_own, is_refused_for_good, prepare
 from rocketspark.recipes.outbox_store import OutboxStore
 from rocketspark.recipes.relay import Relay, Relayed, RelayRules, task_of
 
@@ -27,7 +28,7 @@ THREADS = 4
 
 
 class OutboxOptions(TypedDict, total=False):
-    """How an outbox resends; the defaults are those of AsyncOutbox."""
+    """The settings by which an outbox resends; the defaults are those of AsyncOutbox."""
 
     relay: bool
     backoff_ms: int
@@ -88,7 +89,7 @@ class AsyncOutbox(Life):
             backoff_ms, backoff_max_ms, poll_ms, lease_ms, send_timeout_ms, in_flight_max, keep_sent_ms
         )
         self._relays = relay
-        self._lanes = Lanes()
+        self._lanes = KeyGate()
         self._pool: ThreadPoolExecutor | None = None
         self._relay: Relay | None = None
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +125,7 @@ class AsyncOutbox(Life):
 
     @property
     def client_id(self) -> str:
-        """The id brokers know the producer by."""
+        """Return the id brokers know the producer by."""
         return self._producer.client_id
 
     # -- what comes in -------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class AsyncOutbox(Life):
                 self._lanes.leave(lane)
             relay.wake()
 
-    async def _send_or_keep(self, prepared: Prepared, timeout_ms: float | None) -> SendResult | Kept:
+    async def _send_or_keep(self, prepared: PreparedEntry, timeout_ms: float | None) -> SendResult | Kept:
         try:
             return await self._producer.resend(prepared.message, prepared.message_id, timeout_ms=timeout_ms)
         except RocketSparkError as e:
@@ -194,23 +195,27 @@ class AsyncOutbox(Life):
         """
         return await self.store.add_async(connection, self.prepare(message, body, key, fields))
 
-    def prepare(self, message: Message | str, body: bytes | None, key: str | None, fields: MessageFields) -> Prepared:
-        """What `add` writes. Raises MessageIllegal."""
+    def prepare(
+        self, message: Message | str, body: bytes | None, key: str | None, fields: MessageFields
+    ) -> PreparedEntry:
+        """Return the row that `add` writes. Raises MessageIllegal."""
         return prepare(make_message(message, body, fields), key, self._producer.packing)
 
     # -- what goes out -------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look at once for what is due, such as what a transaction has just committed; else within `poll_ms`."""
+        """Look at once for messages that are due, such as those a transaction has just committed; else within
+        `poll_ms`.
+        """
         if self._relay is not None:
             self._relay.wake()
 
     async def relay_once(self) -> Relayed:
-        """Send what is due now, and return how that went. Raises DatabaseFailed, StateError."""
+        """Send the messages that are due now, and return how that went. Raises DatabaseFailed, StateError."""
         return await self._running().run_once()
 
     def relayed(self) -> Relayed:
-        """How many messages were sent and parked, and attempts failed, since the start."""
+        """Return how many messages were sent and parked, and attempts failed, since the start."""
         return self._relay.relayed if self._relay is not None else Relayed()
 
     def _running(self) -> Relay:

@@ -1,4 +1,4 @@
-"""What an outbox keeps: messages as rows, and what becomes of them. Rule: pure; ids stay over all sends."""
+"""The rows of an outbox: messages and their states. Rule: pure; ids stay over all sends."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rocketspark.client.outgoing import Packing, pack
-from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError, StateError
+from rocketspark.client.producer.prepared_message import PackingSettings, pack
+from rocketspark.errors import MessageIllegal, ProtocolError, RocketSparkError, SendFailed, ServerError, StateError
 from rocketspark.model import Message
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.recipes.databases import KEY_CHARACTERS_MAX
+from rocketspark.recipes.database import KEY_CHARACTERS_MAX
 
 # The property in which a key of the application's travels.
 KEY_PROPERTY = "outbox_key"
-# What only means "not now", though nothing is to be had by asking another broker at once.
+# Codes that only mean "not now", although another broker would not help at once.
 _NOT_NOW = frozenset({int(ResponseCode.FLOW_CONTROL)})
 
 
 class State(StrEnum):
-    """WAITING: to be sent; PARKED: refused for good, until an operator resends or drops it; SENT: kept for its key."""
+    """The state of a message: WAITING: to be sent; PARKED: refused for good, until an operator resends or drops it;
+    SENT: kept for its key.
+    """
 
     WAITING = "waiting"
     PARKED = "parked"
@@ -58,7 +60,7 @@ class Entry(msgspec.Struct, frozen=True):
     owner: str | None
 
 
-class Prepared(NamedTuple):
+class PreparedEntry(NamedTuple):
     """A message that can be kept: checked, copied, with its id and key."""
 
     key: str
@@ -80,7 +82,7 @@ class _Fields(msgspec.Struct, omit_defaults=True):
     wait_store_ok: bool = True
 
 
-def prepare(message: Message, key: str | None, packing: Packing) -> Prepared:
+def prepare(message: Message, key: str | None, packing: PackingSettings) -> PreparedEntry:
     """Check and copy a message. `key`: None makes its unique id the key. Raises MessageIllegal."""
     # As an error now, not once it is stored; the id is of this packing.
     out = pack(message, packing._replace(over_bytes=1 << 62))
@@ -96,11 +98,13 @@ def prepare(message: Message, key: str | None, packing: Packing) -> Prepared:
     copy = msgspec.structs.replace(message, **changes)
     if key is not None:
         pack(copy, packing._replace(over_bytes=1 << 62))
-    return Prepared(key or out.message_id, out.message_id, copy, lane_of(copy))
+    return PreparedEntry(key or out.message_id, out.message_id, copy, lane_of(copy))
 
 
 def lane_of(message: Message) -> str | None:
-    """What keeps its order: a topic's sharding key; None for a message without one."""
+    """Return the lane of a message, in which messages keep their order: topic and sharding key; None without a sharding
+    key.
+    """
     if not message.sharding_key:
         return None
     text = msgspec.json.encode([message.topic, message.sharding_key]).decode()
@@ -108,42 +112,62 @@ def lane_of(message: Message) -> str | None:
 
 
 def fields_text(message: Message) -> str:
-    """The `fields` column of a message."""
+    """Return the `fields` column of a message."""
     values = {name: getattr(message, name) for name in _Fields.__struct_fields__}
     return msgspec.json.encode(_Fields(**values)).decode()
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
-    """The entry of a row, its columns in the order of the store's COLUMNS."""
-    number, key, message_id, topic, lane, body, fields, state, attempts, error, added, due, sent, owner = row
-    message = Message(
-        topic=topic, body=bytes(body), **msgspec.structs.asdict(msgspec.json.decode(fields, type=_Fields))
-    )
+    """Return the entry of a row, its columns in the order of the store's COLUMNS. Raises ProtocolError."""
+    topic, body, fields, state = row[3], row[5], row[6], row[7]
+    try:
+        message = Message(
+            topic=topic, body=bytes(body), **msgspec.structs.asdict(msgspec.json.decode(fields, type=_Fields))
+        )
+        return _entry(row, message, State(state), row[9])
+    except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as e:
+        raise ProtocolError(f"{type(e).__name__}: {e}") from e
+
+
+def shown_entry_of(row: Sequence[Any]) -> Entry:
+    """Return a row's entry for display: of a row that cannot be read, the readable part, with the reason as
+    its error.
+    """
+    try:
+        return entry_of(row)
+    except ProtocolError as e:
+        body = row[5] if isinstance(row[5], bytes | memoryview) else str(row[5]).encode(errors="replace")
+        state = State(row[7]) if row[7] in list(State) else State.PARKED
+        return _entry(row, Message(topic=str(row[3]), body=bytes(body)), state, f"cannot be read: {e}")
+
+
+def _entry(row: Sequence[Any], message: Message, state: State, error: str | None) -> Entry:
+    number, key, message_id, _, lane, _, _, _, attempts, _, added_ms, due_ms, sent_ms, owner = row
     return Entry(
         number=number,
         key=key,
         message_id=message_id,
         message=message,
-        state=State(state),
+        state=state,
         attempts=attempts,
         error=error,
-        added_ms=added,
-        due_ms=due,
-        sent_ms=sent,
+        added_ms=added_ms,
+        due_ms=due_ms,
+        sent_ms=sent_ms,
         lane=lane,
         owner=owner,
     )
 
 
 def is_refused_for_good(error: BaseException) -> bool:
-    """Whether sending the same again cannot help: the message is illegal, or the broker's code says so."""
+    """Tell whether sending the same again cannot help: the message is illegal, or the broker's code says so."""
     if isinstance(error, SendFailed | ServerError):
         return not error.retriable and error.code is not None and error.code not in _NOT_NOW
     return isinstance(error, MessageIllegal)
 
 
 def is_our_own(error: BaseException) -> bool:
-    """Whether the error tells nothing about the message: the producer is not started, or closed."""
+    """Tell whether the error says nothing about the message: the producer is not started, or closed."""
     return isinstance(error, StateError)
 
 

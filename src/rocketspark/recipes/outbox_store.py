@@ -1,4 +1,4 @@
-"""The table of an outbox. Rule: only statements on rows are here; what is sent, and when again, the outbox decides.
+"""The table of an outbox. Rule: only statements on rows are here; the outbox decides which are sent, and when again.
 
 A relay owns a row until `owned_until_ms`; while it owns one of a lane, no other takes anything of that lane.
 """
@@ -10,9 +10,15 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rocketspark.errors import UsageError
-from rocketspark.recipes.databases import Database, check_table, database_of
-from rocketspark.recipes.outbox_entries import Entry, Kept, Prepared, State, entry_of, fields_text
+from rocketspark.errors import ProtocolError, UsageError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
+from rocketspark.recipes.database import Database, check_table
+from rocketspark.recipes.databases import database_of
+from rocketspark.recipes.outbox_entries import Entry, Kept, PreparedEntry, State, entry_of, fields_text, shown_entry_of
+from rocketspark.recipes.outbox_order import OutboxOrder
+
+log = LimitedLog("rocketspark.recipes")
 
 COLUMNS = (
     "number, outbox_key, message_id, topic, lane, body, fields, state, attempts, error, added_ms, due_ms, sent_ms,"
@@ -41,10 +47,11 @@ _TABLES = (
 )
 # Of lanes, the rows taken with the first: enough that taking costs little, few enough that others get their share.
 LANE_COUNT_MAX = 20
+ERROR_CHARACTERS_MAX = 1000
 
 
-class Outcome(NamedTuple):
-    """What became of a row. `state` None: not tried, free for others; WAITING: again after `pause_ms`."""
+class RowOutcome(NamedTuple):
+    """The outcome of one relay of a row. `state` None: not tried, free for others; WAITING: again after `pause_ms`."""
 
     number: int
     state: State | None
@@ -53,7 +60,7 @@ class Outcome(NamedTuple):
 
 
 class OutboxStore:
-    """An outbox's table, for who looks after it. `database`: a URL; `table`: its name.
+    """The table of an outbox, for operators too. `database`: a URL; `table`: its name.
 
     `must_exist`: an SQLite file that is not there is an error, not made.
     """
@@ -68,6 +75,7 @@ class OutboxStore:
     ) -> None:
         self.database = database_of(database, wait_ms=wait_ms, must_exist=must_exist)
         self._table = table = check_table(table)
+        self._horizon = OutboxOrder(self.database, table)
         self._insert = self.database.sql(
             f"INSERT INTO {table} (outbox_key, message_id, topic, lane, body, fields, state, error, added_ms, due_ms,"
             " attempts) VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?, ?, ?) ON CONFLICT (outbox_key) DO NOTHING"
@@ -75,8 +83,8 @@ class OutboxStore:
         locked = " FOR UPDATE OF o SKIP LOCKED" if self.database.kind == "postgresql" else ""
         self._heads = (
             f"SELECT o.number, o.lane FROM {table} o WHERE o.state = 'waiting' AND o.due_ms <= ?"
-            f" AND o.owned_until_ms <= ? AND (o.lane IS NULL OR NOT EXISTS (SELECT 1 FROM {table} e"
-            f" WHERE e.lane = o.lane AND e.state = 'waiting' AND (e.number < o.number OR e.owned_until_ms > ?)))"
+            f" AND o.owned_until_ms <= ? AND (o.lane IS NULL OR (o.number <= ? AND NOT EXISTS (SELECT 1 FROM {table} e"
+            f" WHERE e.lane = o.lane AND e.state = 'waiting' AND (e.number < o.number OR e.owned_until_ms > ?))))"
             f" ORDER BY o.number LIMIT ?{locked}"
         )
 
@@ -94,27 +102,29 @@ class OutboxStore:
 
     # -- what comes in -------------------------------------------------------------------------------------------
 
-    def add(self, connection: Any, prepared: Prepared) -> Kept:
+    def add(self, connection: Any, prepared: PreparedEntry) -> Kept:
         """Write a message in the caller's transaction. `connection`: of the outbox's database, or a cursor of it."""
         cursor = connection.execute(self._insert, self._values(prepared))
         return Kept(prepared.key, bool((connection if cursor is None else cursor).rowcount))
 
-    async def add_async(self, connection: Any, prepared: Prepared) -> Kept:
+    async def add_async(self, connection: Any, prepared: PreparedEntry) -> Kept:
         """As `add`, also with a connection whose `execute` is awaited."""
         cursor = connection.execute(self._insert, self._values(prepared))
         if inspect.isawaitable(cursor):
             cursor = await cursor
         return Kept(prepared.key, bool((connection if cursor is None else cursor).rowcount))
 
-    def keep(self, prepared: Prepared, error: str | None, pause_ms: int) -> bool:
-        """Write a message that could not be sent, in a transaction of its own. False if its key is there already."""
+    def keep(self, prepared: PreparedEntry, error: str | None, pause_ms: int) -> bool:
+        """Write a message that could not be sent, in a transaction of its own. Returns False if its key is there
+        already.
+        """
         with self.database.work() as connection:
             due_ms = self.database.now_ms(connection) + pause_ms if pause_ms else 0
             values = self._values(prepared, error, due_ms, 1 if error else 0)
             return bool(connection.execute(self._insert, values).rowcount)
 
     def must_be_kept(self, key: str | None, lane: str | None) -> bool:
-        """Whether to send would repeat a key, or overtake what waits in the lane."""
+        """Tell whether a send would repeat a key, or overtake messages that wait in the lane."""
         texts, values = [], []
         if key is not None:
             texts.append(f"SELECT 1 FROM {self._table} WHERE outbox_key = ?")
@@ -128,8 +138,11 @@ class OutboxStore:
                 for text, value in zip(texts, values, strict=True)
             )
 
-    def _values(self, prepared: Prepared, error: str | None = None, due_ms: int = 0, attempts: int = 0) -> list[Any]:
+    def _values(
+        self, prepared: PreparedEntry, error: str | None = None, due_ms: int = 0, attempts: int = 0
+    ) -> list[Any]:
         key, message_id, message, lane = prepared
+        error = error and shown(error, characters_max=ERROR_CHARACTERS_MAX)
         added_ms = time.time_ns() // 1_000_000
         fields = fields_text(message)
         return [key, message_id, message.topic, lane, message.body, fields, error, added_ms, due_ms, attempts]
@@ -137,35 +150,52 @@ class OutboxStore:
     # -- what goes out -------------------------------------------------------------------------------------------
 
     def claim(self, owner: str, count: int, lease_ms: int, due_ms: int | None = None) -> list[list[Entry]]:
-        """Own messages that are due; a list for each lane, in order, and one for each message without a lane.
+        """Claim messages that are due; return a list for each lane, in order, and one for each message without a lane.
 
-        `due_ms`: only what was due then.
+        `due_ms`: only messages that were due then. A row that cannot be read is parked, and named in the log.
         """
         run = self.database.run
+        # Before the transaction that looks for rows: those up to here are all seen by it.
+        last = self._horizon.look()
         with self.database.work() as connection:
             now_ms = self.database.now_ms(connection)
             due_ms = now_ms if due_ms is None else due_ms
-            heads = run(connection, self._heads, (due_ms, now_ms, now_ms, count)).fetchall()
+            heads = run(connection, self._heads, (due_ms, now_ms, last, now_ms, count)).fetchall()
             runs, left = [], count - len(heads)
             for number, lane in heads:
                 if lane is None:
                     where, values = "number = ?", [number, 1]
                 else:
-                    where, values = "lane = ? AND state = 'waiting'", [lane, 1 + min(left, LANE_COUNT_MAX)]
+                    where = "lane = ? AND state = 'waiting' AND number <= ?"
+                    values = [lane, last, 1 + min(left, LANE_COUNT_MAX)]
                 text = f"SELECT {COLUMNS} FROM {self._table} WHERE {where} ORDER BY number LIMIT ?"
-                entries = [entry_of(row) for row in run(connection, text, values)]
+                entries = self._readable(connection, run(connection, text, values).fetchall())
                 # Those behind the first that wait for a time of their own end the run.
                 due = next((i for i, e in enumerate(entries) if e.due_ms > due_ms), len(entries))
                 entries = entries[:due]
+                if not entries:
+                    continue
                 left -= len(entries) - 1
                 numbers = [entry.number for entry in entries]
                 text = f"UPDATE {self._table} SET owner = ?, owned_until_ms = ? WHERE number IN ({_marks(numbers)})"
                 run(connection, text, [owner, now_ms + lease_ms, *numbers])
                 runs.append(entries)
-            return runs
+        # All that was found were rows that cannot be read: they are parked now, and others are behind them.
+        return runs if runs or not heads else self.claim(owner, count, lease_ms, due_ms)
+
+    def _readable(self, connection: Any, rows: Iterable[Sequence[Any]]) -> list[Entry]:
+        entries = []
+        for row in rows:
+            try:
+                entries.append(entry_of(row))
+            except ProtocolError as e:
+                log.error("message %s of the outbox is parked, its row cannot be read: %s", row[1], e)
+                text = "state = 'parked', error = ?, owner = NULL, owned_until_ms = 0"
+                self._update(connection, text, "number = ?", [shown(e, characters_max=ERROR_CHARACTERS_MAX), row[0]])
+        return entries
 
     def renew(self, owner: str, entries: Sequence[Entry], lease_ms: int) -> bool:
-        """Own them for longer. False if that was lost: somebody else may have them."""
+        """Extend the claim on entries. Returns False if it was lost: another relay may have them."""
         numbers = [entry.number for entry in entries]
         text = (
             f"UPDATE {self._table} SET owned_until_ms = ? WHERE owner = ? AND owned_until_ms > ? AND state = 'waiting'"
@@ -176,16 +206,18 @@ class OutboxStore:
             values = [now_ms + lease_ms, owner, now_ms, *numbers]
             return bool(self.database.run(connection, text, values).rowcount == len(numbers))
 
-    def settle(self, owner: str, outcomes: Iterable[Outcome]) -> None:
-        """Write down what became of rows that `owner` had."""
+    def settle(self, owner: str, outcomes: Iterable[RowOutcome]) -> None:
+        """Write the outcomes of rows that `owner` had claimed."""
         free = "owner = NULL, owned_until_ms = 0"
         tried = f"{free}, attempts = attempts + 1, error = ?"
         with self.database.work() as connection:
             now_ms = self.database.now_ms(connection)
             for number, state, error, pause_ms in outcomes:
                 mine = [number, owner]
+                # A broker's error text may hold characters that no database takes.
+                error = error and shown(error, characters_max=ERROR_CHARACTERS_MAX)
                 if state is State.SENT:
-                    # It is stored at a broker, whoever owns it by now.
+                    # It is stored at a broker, even if another relay owns it by now.
                     done = f"state = 'sent', sent_ms = ?, body = ?, {free}, attempts = attempts + 1, error = NULL"
                     self._update(connection, done, "number = ?", [now_ms, b"", number])
                 elif state is State.PARKED:
@@ -210,32 +242,32 @@ class OutboxStore:
     # -- what an operator does -----------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The database's time."""
+        """Return the database's time."""
         with self.database.work() as connection:
             return self.database.now_ms(connection)
 
     def count(self) -> dict[State, int]:
-        """How many messages are in each state."""
+        """Return how many messages are in each state."""
         with self.database.work() as connection:
             text = f"SELECT state, count(*) FROM {self._table} GROUP BY state"
             found = dict(self.database.run(connection, text).fetchall())
         return {state: int(found.get(state.value, 0)) for state in State}
 
     def entries(self, state: State | None = None, count_max: int = 100) -> list[Entry]:
-        """The oldest entries, all but the sent ones by default."""
+        """Return the oldest entries, all but the sent ones by default."""
         where, values = ("state = ?", [state.value]) if state else ("state <> ?", [State.SENT.value])
         text = f"SELECT {COLUMNS} FROM {self._table} WHERE {where} ORDER BY number LIMIT ?"
         with self.database.work() as connection:
-            return [entry_of(row) for row in self.database.run(connection, text, [*values, count_max])]
+            return [shown_entry_of(row) for row in self.database.run(connection, text, [*values, count_max])]
 
     def get(self, key: str) -> Entry:
-        """The entry of a key. Raises UsageError if there is none."""
+        """Return the entry of a key. Raises UsageError if there is none."""
         text = f"SELECT {COLUMNS} FROM {self._table} WHERE outbox_key = ?"
         with self.database.work() as connection:
             row = self.database.run(connection, text, (key,)).fetchone()
         if row is None:
             raise UsageError(f"{self.database.name}: nothing with the key {key!r} is in {self._table}")
-        return entry_of(row)
+        return shown_entry_of(row)
 
     def resend(self, keys: Sequence[str] | None = None) -> int:
         """Make messages due now, parked ones too; None: all that are parked. Returns how many.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import selectors
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 try:
     import psycopg
@@ -18,11 +20,11 @@ except ImportError:
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from rocketspark.recipes.databases import Database, failed, shown
+from rocketspark.recipes.database import Database, failed, shown
 
 C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
 
-# Any number that nobody else takes: two that make the same tables at once would fail.
+# The number of a lock, because two processes that make the same tables at once would fail.
 CREATING = 0x526F636B
 
 
@@ -38,6 +40,8 @@ class Postgres(Database):
         self._guard = threading.Lock()
         self._idle: list[psycopg.Connection[Any]] = []
         self._idle_async: list[tuple[asyncio.AbstractEventLoop, psycopg.AsyncConnection[Any]]] = []
+        # Those in use too.
+        self._made: WeakSet[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]] = WeakSet()
 
     def sql(self, text: str) -> str:
         """As Database.sql."""
@@ -108,8 +112,19 @@ class Postgres(Database):
         for connection in idle:
             connection.pgconn.finish()
 
+    def forked(self) -> None:
+        """As Database.forked: what is written to the parent's sockets here, also by closing them, goes nowhere."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for connection in list(self._made):
+            if not connection.closed:
+                os.dup2(nowhere, connection.fileno())
+                connection.pgconn.finish()
+        os.close(nowhere)
+        self._guard, self._idle, self._idle_async = threading.Lock(), [], []
+        self._made = WeakSet()
+
     def __del__(self) -> None:
-        # A store made by a URL alone is closed by nobody.
+        # No caller closes a store that was made from a URL.
         if hasattr(self, "_idle_async"):
             self.close()
 
@@ -121,6 +136,7 @@ class Postgres(Database):
         if connection is None:
             with self.errors():
                 connection = psycopg.connect(self._url, autocommit=True)
+                self._made.add(connection)
                 connection.execute(self._lock_timeout())
         connection.row_factory = tuple_row
         return connection
@@ -139,6 +155,7 @@ class Postgres(Database):
         if connection is None:
             with self.errors():
                 connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True)
+                self._made.add(connection)
                 await connection.execute(self._lock_timeout())
         connection.row_factory = tuple_row
         return connection
@@ -148,7 +165,7 @@ class Postgres(Database):
 
 
 def _alive(connection: C) -> C | None:
-    """The connection itself, unless its server has hung up: of one in no use, nothing else is there to be read."""
+    """Return the connection, unless its server has hung up: on an idle connection nothing else can be readable."""
     if connection.closed:
         return None
     with selectors.DefaultSelector() as selector:

@@ -1,9 +1,10 @@
-"""Resends what an outbox keeps. Rule: of a lane one message at a time, in order, and only while this relay owns it."""
+"""The relay: resends the messages of an outbox. Rule: of a lane one message at a time, in order, and only while this
+relay owns it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
@@ -13,12 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rocketspark.client.producer import AsyncProducer
+from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import DatabaseFailed, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.recipes.outbox_entries import Entry, State, is_refused_for_good
-from rocketspark.recipes.outbox_store import OutboxStore, Outcome
+from rocketspark.recipes.outbox_store import OutboxStore, RowOutcome
 
-log = logging.getLogger("rocketspark.recipes")
+log = LimitedLog("rocketspark.recipes")
 
 PURGE_EVERY_S = 60.0
 # Runs a function of the store in a thread.
@@ -26,7 +28,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 
 class RelayRules(NamedTuple):
-    """How a relay resends; see AsyncOutbox."""
+    """The settings by which a relay resends; see AsyncOutbox."""
 
     backoff_ms: int
     backoff_max_ms: int
@@ -37,12 +39,12 @@ class RelayRules(NamedTuple):
     keep_sent_ms: float
 
     def pause_ms(self, attempts: int) -> int:
-        """How long to wait after so many attempts: twice as long as after the one before."""
+        """Return how long to wait after so many attempts: twice as long as after the one before."""
         return int(min(self.backoff_ms * 2 ** min(attempts - 1, 40), self.backoff_max_ms))
 
 
 class Relayed(msgspec.Struct):
-    """What a relay did: messages sent, attempts that failed, messages parked."""
+    """The counts of a relay: messages sent, attempts that failed, messages parked."""
 
     sent: int = 0
     failed: int = 0
@@ -50,7 +52,9 @@ class Relayed(msgspec.Struct):
 
 
 class Relay:
-    """Claims what is due, sends it, settles it. `relayed` counts; `wake` has it look at once."""
+    """Claims messages that are due, sends them and writes the outcomes. `relayed` counts; `wake` has it look
+    at once.
+    """
 
     def __init__(self, store: OutboxStore, producer: AsyncProducer, rules: RelayRules, in_thread: InThread) -> None:
         self._store = store
@@ -62,17 +66,18 @@ class Relay:
         self._closing = False
         self._in_flight = 0
         self._runs: set[asyncio.Task[None]] = set()
-        self._outcomes: list[Outcome] = []
+        self._claims: set[asyncio.Task[bool]] = set()
+        self._outcomes: list[RowOutcome] = []
         self._settling: asyncio.Task[None] | None = None
         self._purge_at_s = 0.0
         self.relayed = Relayed()
 
     def wake(self) -> None:
-        """Look at once for what is due."""
+        """Look at once for messages that are due."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Relay until `stop`; what the database refuses is tried again."""
+        """Relay until `stop`; statements that fail are tried again."""
         while not self._closing:
             self._woken.clear()
             try:
@@ -93,7 +98,7 @@ class Relay:
                     pass
 
     async def run_once(self) -> Relayed:
-        """Send what is due now, each message once; returns when the outcomes are written. Raises DatabaseFailed."""
+        """Send each message that is due now once; return when the outcomes are written. Raises DatabaseFailed."""
         due_ms = await self._in_thread(self._store.now_ms)
         before = msgspec.structs.replace(self.relayed)
         while not self._closing and (await self._claim(due_ms) or self._runs):
@@ -107,14 +112,22 @@ class Relay:
         """Begin no more sends; return when those that began have ended and are written down."""
         self._closing = True
         self.wake()
-        if self._runs:
-            await asyncio.wait(self._runs)
+        # A claim that a thread is at owns rows in the end: they are given back.
+        while work := {*self._claims, *self._runs}:
+            await asyncio.wait(work)
         await self._settled()
 
     async def _claim(self, due_ms: int | None) -> bool:
         room = self._rules.in_flight_max - self._in_flight
-        if room <= 0:
+        if room <= 0 or self._closing:
             return False
+        # A task of its own: the waiting task may be cancelled, but the thread goes on.
+        claim = asyncio.create_task(self._claimed(room, due_ms))
+        self._claims.add(claim)
+        claim.add_done_callback(self._claims.discard)
+        return await asyncio.shield(claim)
+
+    async def _claimed(self, room: int, due_ms: int | None) -> bool:
         # Counted from before the question: the lease ends here no later than there.
         lease_end_s = time.monotonic() + self._rules.lease_ms / 1000
         self._in_flight += room
@@ -146,15 +159,15 @@ class Relay:
                 lease_end_s = time.monotonic() + self._rules.lease_ms / 1000
                 if not await self._in_thread(self._store.renew, self._owner, entries[i:], self._rules.lease_ms):
                     return
-            outcome = Outcome(entry.number, None) if self._closing else await self._send(entry)
+            outcome = RowOutcome(entry.number, None) if self._closing else await self._send(entry)
             self._note(outcome)
             if outcome.state is None or outcome.state is State.WAITING:
-                # What comes after it in its lane waits for it.
+                # Later messages of its lane wait for it.
                 for later in entries[i + 1 :]:
-                    self._note(Outcome(later.number, None))
+                    self._note(RowOutcome(later.number, None))
                 return
 
-    async def _send(self, entry: Entry) -> Outcome:
+    async def _send(self, entry: Entry) -> RowOutcome:
         try:
             await self._producer.resend(entry.message, entry.message_id, timeout_ms=self._rules.send_timeout_ms)
         except Exception as e:
@@ -162,19 +175,19 @@ class Relay:
             if is_refused_for_good(e):
                 self.relayed.parked += 1
                 log.error("message %s of the outbox is parked, it is refused for good: %s", entry.key, e)
-                return Outcome(entry.number, State.PARKED, text)
+                return RowOutcome(entry.number, State.PARKED, text)
             self.relayed.failed += 1
-            return Outcome(entry.number, State.WAITING, text, self._rules.pause_ms(entry.attempts + 1))
+            return RowOutcome(entry.number, State.WAITING, text, self._rules.pause_ms(entry.attempts + 1))
         self.relayed.sent += 1
-        return Outcome(entry.number, State.SENT)
+        return RowOutcome(entry.number, State.SENT)
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: RowOutcome) -> None:
         self._outcomes.append(outcome)
         if self._settling is None:
             self._settling = asyncio.create_task(self._settle())
 
     async def _settle(self) -> None:
-        """Write outcomes, as many in one transaction as have come until it begins."""
+        """Write outcomes, in one transaction all that have come until it begins."""
         try:
             while self._outcomes:
                 outcomes, self._outcomes = self._outcomes, []
@@ -182,7 +195,7 @@ class Relay:
         finally:
             self._settling = None
 
-    async def _write(self, outcomes: Sequence[Outcome]) -> None:
+    async def _write(self, outcomes: Sequence[RowOutcome]) -> None:
         # A lost outcome is a message sent twice: as long as the lease lasts, writing it is tried again.
         end_s = time.monotonic() + self._rules.lease_ms / 1000
         while True:
@@ -208,5 +221,5 @@ class Relay:
 
 
 def task_of(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """The work as a task of the running loop."""
+    """Make a coroutine a task of the running loop."""
     return asyncio.create_task(work, name="rocketspark-outbox")

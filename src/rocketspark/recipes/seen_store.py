@@ -9,14 +9,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.recipes.databases import Database, check_table, database_of
+from rocketspark.recipes.database import Database, check_table
+from rocketspark.recipes.databases import database_of
 
 log = logging.getLogger("rocketspark.recipes")
 
 PURGE_EVERY_S = 600.0
 PURGE_COUNT_MAX = 1000
 
-# Layout: scope and id name what was processed; seen_ms: when, in ms since 1970, by the consumer's clock.
+# Layout: scope and id name the processed message; seen_ms: when, in ms since 1970, by the consumer's clock.
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS {table} (scope TEXT NOT NULL, id TEXT NOT NULL, seen_ms BIGINT NOT NULL,"
     " PRIMARY KEY (scope, id))",
@@ -25,7 +26,7 @@ _TABLES = (
 
 
 class SeenStore:
-    """Remembers which messages were processed.
+    """The store of the ids of processed messages.
 
     Args:
         database: `sqlite:///file.db` or `postgresql://user@host/name`: the one that the listener's work is in.
@@ -81,7 +82,7 @@ class SeenStore:
         return self._purge(1 << 62)
 
     def purge_is_due(self) -> bool:
-        """Whether ten minutes have passed since it was due last; tells one caller alone."""
+        """Tell whether ten minutes have passed since the last purge was due; only one caller gets true."""
         with self._guard:
             now_s = time.monotonic()
             if now_s < self._purge_at_s:

@@ -1,6 +1,6 @@
 """SQLite, by the standard library. Rule: every transaction begins IMMEDIATE, so that none fails half way for a lock.
 
-One transaction writes at a time, whoever runs it: the others wait for their turn.
+One transaction of all processes writes at a time: the others wait for their turn.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rocketspark.errors import ConfigError
-from rocketspark.recipes.databases import Database, failed
+from rocketspark.recipes.database import Database, failed
 
 FIRST_PAUSE_S = 0.002
 PAUSE_MAX_S = 0.05
+# Connections of the process that this one was forked from.
+_PARENTS: list[sqlite3.Connection] = []
 
 
 class Sqlite(Database):
-    """A file of SQLite's. Coroutines share its connection on the loop's thread: keep their transactions short."""
+    """An SQLite file. Coroutines share its connection on the loop's thread: keep their transactions short."""
 
     kind = "sqlite"
     words = {"number": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"}
@@ -114,8 +116,13 @@ class Sqlite(Database):
         for connection in idle:
             connection.close()
 
+    def forked(self) -> None:
+        """As Database.forked. SQLite forbids to use, and to close, what a parent opened: it is kept as it is."""
+        _PARENTS.extend(self._idle)
+        self._guard, self._idle, self._turns = threading.Lock(), [], WeakKeyDictionary()
+
     def __del__(self) -> None:
-        # A store made by a URL alone is closed by nobody.
+        # No caller closes a store that was made from a URL.
         if hasattr(self, "_idle"):
             self.close()
 

@@ -1,4 +1,7 @@
-"""Spark reads and writes topics: format("rocketmq")."""
+"""Spark reads and writes topics: format("rocketmq").
+
+Start with source.
+"""
 
 from rocketspark.spark.source import RocketMQDataSource
 

@@ -29,7 +29,9 @@ WRITE_TYPES: dict[str, tuple[str, ...]] = {
 
 
 def wanted_columns(schema: StructType) -> list[str]:
-    """Names of the columns a user's schema asks for, in its order. Raises ConfigError for one that cannot be had."""
+    """Return names of the columns a user's schema asks for, in its order. Raises ConfigError for one that cannot be
+    had.
+    """
     known = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields}
     for field in schema.fields:
         kind = field.dataType.simpleString()
@@ -50,7 +52,7 @@ def wanted_columns(schema: StructType) -> list[str]:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that PySpark expects of a read's batches."""
+    """Return the Arrow schema that PySpark expects of a read's batches."""
     found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
     return found
 

@@ -1,4 +1,5 @@
-"""What executors need, packed into an archive for `spark.archives`. Rule: made from what is installed; no network.
+"""The environment of executors, packed into an archive for `spark.archives`. Rule: made from what is installed; no
+network.
 
 It holds this package and what it needs at run time, at the versions installed, but not PySpark: a cluster has its own.
 """
@@ -24,7 +25,7 @@ _OF_THE_CLUSTER = {"pyspark", "py4j"}
 
 
 def pack(target: Path, extras: tuple[str, ...] = ("spark",), note: Callable[[str], None] = lambda name: None) -> int:
-    """Write a .tar.gz of this package and what it needs; the number of distributions in it.
+    """Write a .tar.gz of this package and the packages it needs; return the number of distributions in it.
 
     Args:
         extras: whose requirements go in too.
@@ -39,19 +40,19 @@ def pack(target: Path, extras: tuple[str, ...] = ("spark",), note: Callable[[str
         for one in found:
             note(f"{one.metadata['Name']} {one.version}")
             for file in one.files or ():
-                # What lies beside site-packages (scripts, manuals) is of no use on an executor.
+                # Files beside site-packages (scripts, manuals) are of no use on an executor.
                 if ".." not in file.parts and file.suffix != ".pyc":
                     _add(archive, Path(str(one.locate_file(file))), str(file))
     return len(found) + 1
 
 
 def settings(archive: Path) -> dict[str, str]:
-    """The settings of a Spark session whose executors use the archive."""
+    """Return the settings of a Spark session whose executors use the archive."""
     return {"spark.archives": f"{archive}#{FOLDER}", "spark.executorEnv.PYTHONPATH": f"./{FOLDER}"}
 
 
 def _needed(name: str, extras: tuple[str, ...]) -> Iterator[Distribution]:
-    """The distributions that one needs here, itself left out."""
+    """Return the distributions that `name` needs here, itself left out."""
     seen: set[tuple[str, str]] = set()
     given: set[str] = {canonicalize_name(name), *_OF_THE_CLUSTER}
     asked = [(name, extra) for extra in ("", *extras)]
@@ -82,7 +83,7 @@ def _add_package(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def _add(archive: tarfile.TarFile, file: Path, name: str) -> None:
-    """A file without its owner: nothing of this machine is to stand in the archive."""
+    """Add a file without its owner: nothing of this machine is to stand in the archive."""
     if not file.is_file():
         return
     data = file.read_bytes()

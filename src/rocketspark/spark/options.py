@@ -6,26 +6,26 @@ Names are case-insensitive, as Spark's are; docs/spark.md holds the table.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from rocketspark.client import validate
+from rocketspark.client import validators
 from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
 from rocketspark.filters import sql92
 from rocketspark.model import subscribe
-from rocketspark.protocol.compression import KINDS
-from rocketspark.spark.access import Access
-from rocketspark.spark.topics import Assigned, check_pattern, parse_assigned
-from rocketspark.transport.dial import parse_addresses
+from rocketspark.model.text import shown, whole_number
+from rocketspark.protocol.message.compression import KINDS
+from rocketspark.spark.client_access import Access
+from rocketspark.spark.time_options import duration_ms, time_ms
+from rocketspark.spark.topic_selection import Assigned, check_pattern, from_json_text, parse_assigned
+from rocketspark.transport.connections import parse_addresses
 
 EARLIEST = "earliest"
 LATEST = "latest"
-# Where a group's committed offsets are.
+# At a group's committed offsets.
 COMMITTED = "committed"
 # In JSON an offset may be one of these instead of a number (as in Spark's Kafka source).
 EARLIEST_NUMBER = -2
@@ -55,12 +55,14 @@ READER_GROUP = "SPARK_READER"
 # ntpd ends rather than set a clock back by more than 1000 s.
 CLOCK_SET_BACK_MS = 1_200_000
 
+BAD_IS_ERROR, BAD_IS_NULL, BAD_AS_STORED = "error", "null", "stored"
+
 MESSAGE_BYTES_MAX = 4 << 20
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
 # The commit topic and the group of the half messages are named after it.
-_TRANSACTIONAL_ID = re.compile("[A-Za-z0-9_-]{1,100}")
+TRANSACTIONAL_ID = re.compile("[A-Za-z0-9_-]{1,100}")
 
 
 class StorePaths(NamedTuple):
@@ -72,11 +74,11 @@ class StorePaths(NamedTuple):
 
 
 class ReadOptions(NamedTuple):
-    """What to read and how. Times in ms, sizes in bytes."""
+    """The options of a read. Times in ms, sizes in bytes."""
 
     namesrv: str
     access: Access
-    # One of the three says what is read; with queues by hand, `topics` are theirs.
+    # One of the three names the queues to read; with queues by hand, `topics` are theirs.
     topics: tuple[str, ...]
     topic_pattern: str | None
     assigned: Assigned | None
@@ -105,10 +107,12 @@ class ReadOptions(NamedTuple):
     key: str | None = None
     push_down: bool | None = None
     clock_set_back_ms: int = CLOCK_SET_BACK_MS
+    # The treatment of a body that does not inflate, or has a wrong CRC.
+    bad_bodies: str = BAD_IS_ERROR
 
 
 class WriteOptions(NamedTuple):
-    """Where to write and how. Times in ms, sizes in bytes."""
+    """The options of a write. Times in ms, sizes in bytes."""
 
     namesrv: str
     access: Access
@@ -124,15 +128,6 @@ class WriteOptions(NamedTuple):
     commit_timeout_ms: int = 120_000
 
 
-# Spark's units of time.
-_UNITS_MS = {
-    **dict.fromkeys(("", "ms"), 1),
-    **dict.fromkeys(("s", "sec", "second", "seconds"), 1000),
-    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000),
-    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
-    **dict.fromkeys(("d", "day", "days"), 86_400_000),
-    "us": 0.001,
-}
 _ACCESS_NAMES = ("namespace", "accessKey", "secretKey", "securityToken")
 # Lower-case name -> the name as documented.
 _READ_NAMES = (
@@ -144,7 +139,7 @@ _READ_NAMES = (
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
     *("store", "brokerName", "storePathCommitLog"),
-    *("sql", "key", "pushDownPredicate", "clockSetBackMs"),
+    *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies"),
 )
 _WRITE_NAMES = (
     *_ACCESS_NAMES,
@@ -153,7 +148,7 @@ _WRITE_NAMES = (
 )
 # Spark hands these on too.
 _SPARK_NAMES = ("path", "checkpointLocation", "queryName")
-# Lower-case names of Spark's Kafka connector that would change what is read or written, and what says it here.
+# Lower-case names of options of Spark's Kafka connector that would change the read or write, and their names here.
 _KAFKA_NAMES = {
     "kafka.bootstrap.servers": "namesrv",
     "subscribe": "topic",
@@ -163,7 +158,7 @@ _KAFKA_NAMES = {
     "kafka.group.id": "consumerGroup",
     "kafka.transactional.id": "transactionalId",
 }
-# What Spark does with the options of a table of its catalog.
+# A hint for errors: Spark drops the options of a table of its catalog.
 _NONE_GIVEN = (
     "; if this is a table made with CREATE TABLE: Spark hands its options to no Python source, so make a TEMPORARY VIEW"
     " of it, or write FROM name WITH ('namesrv'='host:port', 'topic'='name')"
@@ -171,7 +166,7 @@ _NONE_GIVEN = (
 
 
 def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a read. Raises ConfigError."""
+    """Parse the options of a read. Raises ConfigError."""
     given = _Given(options, _READ_NAMES, _WRITE_NAMES)
     tags = given.text("tags", "*")
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -212,6 +207,12 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         key=given.key("key"),
         push_down=given.truth("pushDownPredicate", False) if given.text("pushDownPredicate", "") else None,
         clock_set_back_ms=given.number("clockSetBackMs", CLOCK_SET_BACK_MS, 0) or 0,
+        bad_bodies=given.choice(
+            "badBodies",
+            *(BAD_IS_ERROR, BAD_IS_NULL, BAD_AS_STORED)
+            if given.truth("failOnDataLoss", True)
+            else (BAD_IS_NULL, BAD_AS_STORED, BAD_IS_ERROR),
+        ),
     )
     if not streaming and parsed.starting == LATEST:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
@@ -234,13 +235,16 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def parse_write(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write. Raises ConfigError."""
+    """Parse the options of a write. Raises ConfigError."""
     given = _Given(options, _WRITE_NAMES, _READ_NAMES)
     topic = given.text("topic", "") or None
     if topic and "," in topic:
         raise ConfigError(f"option topic is {topic!r}: a write takes one; for several, give the rows a column topic")
     group = given.text("producerGroup", "SPARK_WRITER")
-    for name, value, check in (("topic", topic, validate.check_target), ("producerGroup", group, validate.check_group)):
+    for name, value, check in (
+        ("topic", topic, validators.check_target),
+        ("producerGroup", group, validators.check_group),
+    ):
         try:
             check(value) if value else None
         except MessageIllegal as e:
@@ -266,7 +270,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _transactional_id(given: _Given) -> str | None:
-    """The transactionalId of an exactly-once write, else None."""
+    """Return the transactionalId of an exactly-once write, else None."""
     delivery = given.text("delivery", AT_LEAST_ONCE).lower()
     name = given.text("transactionalId", "")
     if delivery not in (AT_LEAST_ONCE, EXACTLY_ONCE):
@@ -278,7 +282,7 @@ def _transactional_id(given: _Given) -> str | None:
                 f' add .option("delivery", "{EXACTLY_ONCE}"), or leave transactionalId out'
             )
         return None
-    if not _TRANSACTIONAL_ID.fullmatch(name):
+    if not TRANSACTIONAL_ID.fullmatch(name):
         said = f"is {name!r}" if name else "is missing"
         raise ConfigError(
             f"option transactionalId {said}: delivery {EXACTLY_ONCE} needs a name of its own for each query, and for"
@@ -308,37 +312,32 @@ class _Given:
         return self._values.get(name.lower(), "") or default
 
     def _none(self) -> str:
-        """What else to say where no option came at all."""
+        """Return a hint for errors where no option was given at all."""
         return "" if self._values else _NONE_GIVEN
 
     def number(self, name: str, default: int | None, least: int, most: int = INT32_MAX) -> int | None:
         text = self.text(name, "")
         if not text:
             return default
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise ConfigError(f"option {name} is {text!r}: a whole number from {least} up is needed")
-        if value > most:
-            raise ConfigError(f"option {name} is {text!r}: at most {most}")
+        value = whole_number(text)
+        if value is None and re.fullmatch("[0-9]+", text):
+            value = most + 1  # More digits than any number has.
+        if value is not None and value > most:
+            raise ConfigError(f"option {name} is {shown(text)!r}: at most {most}")
+        if value is None or value < least:
+            raise ConfigError(f"option {name} is {shown(text)!r}: a whole number from {least} up is needed")
         return value
 
     def group(self, name: str) -> str | None:
         text = self.text(name, "")
         try:
-            return validate.check_group(text) if text else None
+            return validators.check_group(text) if text else None
         except MessageIllegal as e:
             raise ConfigError(f"option {name}: {e}") from None
 
     def duration_ms(self, name: str, default: str) -> int:
-        """A time as Spark writes it: a number and a unit, ms where there is none."""
-        text = self.text(name, default).lower()
-        found = re.fullmatch(r"(\d+) *([a-z]*)", text)
-        if found is None or found[2] not in _UNITS_MS:
-            raise ConfigError(f"option {name} is {text!r}: a time such as 500ms, 30s, 15m or 1h is needed")
-        return int(int(found[1]) * _UNITS_MS[found[2]])
+        """Return a duration as Spark writes it: a number and a unit, ms where there is none."""
+        return duration_ms(f"option {name}", self.text(name, default))
 
     def truth(self, name: str, default: bool) -> bool:
         text = self.text(name, "").lower()
@@ -392,7 +391,7 @@ class _Given:
         return found
 
     def topics(self) -> tuple[tuple[str, ...], str | None, Assigned | None]:
-        """The topics, the pattern or the queues that are read."""
+        """Return the topics, the pattern or the queues that are read."""
         named = [name for name in ("topic", "topicPattern", "assign") if self.text(name, "")]
         if len(named) > 1:
             raise ConfigError(f"options {' and '.join(named)} are given: each says what is read, so give one of them")
@@ -410,7 +409,7 @@ class _Given:
         return topics, None, None
 
     def expression(self, name: str) -> str | None:
-        """An SQL92 expression that compiles."""
+        """Return an SQL92 expression that compiles."""
         text = self.text(name, "")
         try:
             return sql92.compile(text).expression if text else None
@@ -424,14 +423,14 @@ class _Given:
         return text or None
 
     def choice(self, name: str, *choices: str) -> str:
-        """One of some words, the first by default."""
+        """Return one of some words, the first by default."""
         text = self.text(name, choices[0]).lower()
         if text not in choices:
             raise ConfigError(f"option {name} is {text!r}: {' or '.join(choices)} is needed")
         return text
 
     def starting(self, default: str) -> Where:
-        """Where to begin; a time goes before offsets, as in Spark's Kafka source."""
+        """Return where to begin; a time goes before offsets, as in Spark's Kafka source."""
         strategy = self.choice("startingOffsetsByTimestampStrategy", LATEST, "error")
         if at := self.time("startingTimestamp") or self.times("startingOffsetsByTimestamp"):
             return at._replace(strict=strategy == "error")
@@ -446,10 +445,10 @@ class _Given:
     def times(self, name: str) -> AtTimes | None:
         text = self.text(name, "")
         try:
-            return AtTimes(check_offsets(json.loads(text), least=0)) if text else None
+            return AtTimes(check_offsets(from_json_text(text), least=0)) if text else None
         except (ValueError, TypeError) as e:
             raise ConfigError(
-                f"option {name} is {text!r} ({e}): JSON with ms since 1970 for each queue, such as"
+                f"option {name} is {shown(text)!r} ({e}): JSON with ms since 1970 for each queue, such as"
                 ' {"topic": {"broker-a": {"0": 1767225600000}}}, is needed'
             ) from None
 
@@ -458,16 +457,16 @@ class _Given:
         if text.lower() in (EARLIEST, LATEST, COMMITTED):
             return text.lower()
         try:
-            return check_offsets(json.loads(text))
+            return check_offsets(from_json_text(text))
         except (ValueError, TypeError) as e:
             raise ConfigError(
-                f"option {name} is {text!r} ({e}): earliest, latest, committed or JSON such as"
+                f"option {name} is {shown(text)!r} ({e}): earliest, latest, committed or JSON such as"
                 ' {"topic": {"broker-a": {"0": 12, "1": -1}}} is needed (-2 earliest, -1 latest)'
             ) from None
 
 
 def check_offsets(value: Any, *, least: int = EARLIEST_NUMBER) -> OffsetTable:
-    """The table itself, if it is topic to broker to queue id to a number from `least` up, an offset or a time.
+    """Return the table, if it is topic to broker to queue id to a number from `least` up, an offset or a time.
 
     Raises ValueError saying what is wrong.
     """
@@ -480,25 +479,8 @@ def check_offsets(value: Any, *, least: int = EARLIEST_NUMBER) -> OffsetTable:
             if not isinstance(queues, dict):
                 raise ValueError(f"under {topic!r}, {broker!r} an object of queues is needed")
             for queue, offset in queues.items():
-                if not (str(queue).isascii() and str(queue).isdigit()):
-                    raise ValueError(f"{queue!r} is no queue id")
-                if type(offset) is not int or offset < least:
+                if whole_number(str(queue), high=INT32_MAX) is None:
+                    raise ValueError(f"{shown(queue)!r} is no queue id")
+                if type(offset) is not int or not least <= offset <= INT64_MAX:
                     raise ValueError(f"{offset!r} is no {'offset' if least else 'time'} of queue {queue}")
     return value
-
-
-def time_ms(name: str, text: str) -> int:
-    """ms since 1970 of a time that `name` gives, as ms or ISO 8601 (UTC where no zone is named). Raises ConfigError."""
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{name} is {text!r}: ms since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z, is needed"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    # Messages carry whole ms: the first one at or after a finer time is that of the next.
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return max(0, math.ceil((since.days * 86_400 + since.seconds) * 1000 + since.microseconds / 1000))

@@ -1,4 +1,4 @@
-"""Errors of the user, shown by Spark as one line. Rule: only our own errors are; a bug keeps its traceback."""
+"""Users' errors, shown by Spark as one line. Rule: only RocketSparkErrors are; a bug keeps its traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocketspark.errors import RocketSparkError
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Have PySpark leave the traceback out of an error of ours that leaves this block."""
+    """Have PySpark leave the traceback out of a RocketSparkError that leaves this block."""
     try:
         yield
     except RocketSparkError:

@@ -1,4 +1,6 @@
-"""format("rocketmq"): what PySpark finds. Rule: options and schemas are checked here, before anything runs."""
+"""format("rocketmq"): the data source that PySpark finds. Rule: options and schemas are checked here, before anything
+runs.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.batch_read import BatchReader, PushingReader
 from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
 from rocketspark.spark.options import parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.pushdown import pushing
-from rocketspark.spark.stream_read import RefusedReader, StreamReader
-from rocketspark.spark.workers import settle
+from rocketspark.spark.python_workers import settle
+from rocketspark.spark.read.batch_read import BatchReader, PushingReader
+from rocketspark.spark.read.pushdown import pushing
+from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -34,15 +36,15 @@ class RocketMQDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """Return the name for `format`."""
         return "rocketmq"
 
     def schema(self) -> StructType:
-        """All columns of a read."""
+        """Return all columns of a read."""
         return READ_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For spark.read. Raises ConfigError."""
+        """Return the reader for spark.read. Raises ConfigError."""
         settle()
         with plain_errors():
             wanted_columns(schema)
@@ -56,7 +58,9 @@ class RocketMQDataSource(DataSource):
             return PushingReader(schema, options) if options.push_down else BatchReader(schema, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For spark.readStream. What is wrong with the options is raised by the reader: PySpark hides what is here."""
+        """Return the reader for spark.readStream. Wrong options are raised by the reader: PySpark hides errors from
+        here.
+        """
         try:
             wanted_columns(schema)
             return StreamReader(schema, parse_read(self.options, streaming=True))
@@ -64,22 +68,22 @@ class RocketMQDataSource(DataSource):
             return RefusedReader(e)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For df.write. Raises ConfigError."""
+        """Return the writer for df.write. Raises ConfigError."""
         with plain_errors():
             if overwrite:
                 raise ConfigError('a topic can only be appended to: use .mode("append")')
             options = parse_write(self.options)
             check_written(schema, options.topic)
             # Not with the module: each stream starts a process that imports it, and most only read.
-            from rocketspark.spark.write import BatchWriter
+            from rocketspark.spark.writers import BatchWriter
 
             return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """For df.writeStream. Raises ConfigError."""
+        """Return the writer for df.writeStream. Raises ConfigError."""
         with plain_errors():
             options = parse_write(self.options)
             check_written(schema, options.topic)
-            from rocketspark.spark.write import StreamWriter
+            from rocketspark.spark.writers import StreamWriter
 
             return StreamWriter(options)

@@ -1,8 +1,11 @@
-"""The message store: RocketMQ's files, synchronous."""
+"""The message store: RocketMQ's files, synchronous.
 
-from rocketspark.store.appending import BatchMessage
-from rocketspark.store.reading import Found, Read
+Start with store.
+"""
+
+from rocketspark.store.commitlog.append_message import BatchMessage
+from rocketspark.store.get_message import GetMessageResult, GetStatus
 from rocketspark.store.settings import DELAY_LEVELS_MS, StoreSettings
 from rocketspark.store.store import Store
 
-__all__ = ["DELAY_LEVELS_MS", "BatchMessage", "Found", "Read", "Store", "StoreSettings"]
+__all__ = ["DELAY_LEVELS_MS", "BatchMessage", "GetMessageResult", "GetStatus", "Store", "StoreSettings"]

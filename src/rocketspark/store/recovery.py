@@ -1,6 +1,6 @@
 """Start-up: finds the end of the log and brings queues and index in line with it.
 
-Rule: what lies before the checkpoint's position is on the disk; everything after is replayed from the log through
+Rule: everything before the checkpoint's position is on the disk; everything after is replayed from the log through
 the same code that appends use, after the queue units and index entries from there on were taken away.
 """
 
@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rocketspark.errors import StoreFull
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import properties, sysflags
-from rocketspark.protocol.record import Record
-from rocketspark.store.batch_queue import inner_count
-from rocketspark.store.checkpoint import Checkpoint
-from rocketspark.store.key_index import PENDING_MAX, KeyIndex
-from rocketspark.store.log import Log
-from rocketspark.store.queue import UNIT_BYTES, Queue
-from rocketspark.store.queue_index import QueueIndex
+from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.consumequeue.batch_consume_queue import inner_count
+from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.files.checkpoint import Checkpoint
+from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 
-# How much of the log before the checkpoint is read again, to notice a tail that was cut or garbled.
+# Bytes of the log before the checkpoint that are read again, to notice a tail that was cut or garbled.
 VERIFY_BYTES = 4 << 20
+VERIFY_QUEUES_MAX = 1000
 TIME_MARGIN_MS = 3000
 
 _TAGS = properties.TAGS.encode()
@@ -29,12 +31,49 @@ _UNIQUE_ID = properties.UNIQUE_ID.encode()
 
 
 class Recovered(NamedTuple):
-    """What was found: `end` of the log, how many records were `replayed`, `cut`: less log than the checkpoint says."""
+    """The result of a recovery.
+
+    `end`: of the log; `replayed`: number of records; `cut`: the log is shorter than the checkpoint says;
+    `skipped`: (begin, end) in the log of what is damaged and was passed over; `unnamed`: records of topics that no
+    directory can be named after, which are in no queue; `remade`: queues are made anew, as some were lost; `missing`:
+    (begin, end) in the log of files that are not there although others before them are.
+    """
 
     end: int
     last_store_time_ms: int
     replayed: int
     cut: bool
+    skipped: tuple[tuple[int, int], ...] = ()
+    unnamed: int = 0
+    remade: bool = False
+    missing: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def skipped_bytes(self) -> int:
+        return sum(end - begin for begin, end in self.skipped)
+
+    def remarks(self) -> list[str]:
+        """Return the remarks on the recovery for the operator, a line each."""
+        lines = []
+        if self.missing:
+            places = ", ".join(f"{begin} to {end}" for begin, end in self.missing)
+            lines.append(
+                f"files of the log are missing: {places}; those before {self.missing[-1][1]} are left where they are"
+                " and not read, their messages count as removed; put the missing ones back and start again to have all"
+            )
+        if self.skipped:
+            begin, end = self.skipped[0]
+            lines.append(
+                f"{self.skipped_bytes} bytes of the log are damaged, the first at {begin} (to {end}), in "
+                f"{len(self.skipped)} places: those messages are lost, the others are kept; check the disk"
+            )
+        if self.unnamed:
+            lines.append(
+                f"{self.unnamed} messages are in no queue: no directory can have the name of their topic (too long)"
+            )
+        if self.remade:
+            lines.append("consume queues were lost or damaged: all were made anew from the log")
+        return lines
 
 
 class _QueueHole(Exception):
@@ -42,40 +81,46 @@ class _QueueHole(Exception):
 
 
 def recover(
-    log: Log,
-    queues: QueueIndex,
-    index: KeyIndex | None,
+    log: CommitLog,
+    queues: ConsumeQueueStore,
+    index: IndexService | None,
     at: Checkpoint,
     deleted: Mapping[bytes, int],
     *,
     crashed: bool,
 ) -> Recovered:
-    """Makes log, queues and index agree.
+    """Make log, queues and index agree.
 
-    `deleted`: of topics, the log position before which their records are in no queue; `crashed`: the last run did not
-    end by `close`.
+    `deleted`: of topics, the physical offset before which their records are in no queue; `crashed`: the last run did
+    not end by `close`.
 
     Raises StoreFull or StoreUnwritable if files cannot be repaired.
     """
     oldest = log.min_position
-    queues.min_position = oldest
+    queues.min_position = queues.expired_position = oldest
     for topic, position in deleted.items():
         queues.finish_deletion(topic.decode(), position)
     safe = _replay_start(log, queues, index, at)
+    # The log up to the checkpoint was on the disk: damage there is skipped. After it the first damage ends the log.
+    covered = min(max(at.queues_position, log.proven_end()), log.mapped_files.end())
     thorough = crashed or safe == oldest
     try:
-        found = _replay(log, queues, index, safe, deleted, thorough=thorough)
+        if queues.lost():
+            raise _QueueHole
+        found = _replay(log, queues, index, safe, covered, deleted, thorough=thorough)
         if found.end < at.queues_position:
             # Queues may point beyond the log's end: every one has to be looked at.
-            found = _replay(log, queues, index, min(safe, found.end), deleted, thorough=True)._replace(cut=True)
-        return found
+            found = _replay(log, queues, index, min(safe, found.end), covered, deleted, thorough=True)
+            found = found._replace(cut=True)
     except _QueueHole:
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
-        return _replay(log, queues, index, oldest, deleted, thorough=True)
+        found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
+    log.damaged = found.skipped
+    return found._replace(missing=tuple(log.mapped_files.missing))
 
 
-def _replay_start(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Checkpoint) -> int:
-    oldest, end = log.min_position, log.segments.end()
+def _replay_start(log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, at: Checkpoint) -> int:
+    oldest, end = log.min_position, log.mapped_files.end()
     if not queues.queues():
         return oldest
     safe = at.queues_position
@@ -90,16 +135,16 @@ def _replay_start(log: Log, queues: QueueIndex, index: KeyIndex | None, at: Chec
     return min(max(safe, oldest), end)
 
 
-def _position_at_time(log: Log, time_ms: int) -> int:
-    """The last file whose first record was stored by `time_ms`; the log's start if in doubt."""
-    for start in reversed(log.segments.starts):
+def _position_at_time(log: CommitLog, time_ms: int) -> int:
+    """Return the last file whose first record was stored by `time_ms`; the log's start if in doubt."""
+    for start in reversed(log.mapped_files.starts):
         if 0 <= log.first_store_time(start) <= time_ms:
             return start
     return log.min_position
 
 
-def _verify_start(log: Log, safe: int) -> int:
-    """A record some MiB before `safe`, so that a tail cut or garbled there is noticed."""
+def _verify_start(log: CommitLog, safe: int) -> int:
+    """Return a record some MiB before `safe`, so that a tail cut or garbled there is noticed."""
     start = safe - VERIFY_BYTES
     while start > log.min_position:
         found = log.boundary(start)
@@ -110,16 +155,27 @@ def _verify_start(log: Log, safe: int) -> int:
 
 
 def _replay(
-    log: Log, queues: QueueIndex, index: KeyIndex | None, safe: int, deleted: Mapping[bytes, int], *, thorough: bool
+    log: CommitLog,
+    queues: ConsumeQueueStore,
+    index: IndexService | None,
+    safe: int,
+    covered: int,
+    deleted: Mapping[bytes, int],
+    *,
+    thorough: bool,
 ) -> Recovered:
     verify_from = _verify_start(log, safe)
     replay = _Replay(queues, index, safe, deleted, from_start=safe <= log.min_position)
     end = last_time_ms = replayed = 0
     opened = False
+    # The newest record of each queue before `safe`: the queue's files must have its unit.
+    newest: dict[tuple[bytes, int], Record] = {}
     while True:
-        for found in log.scan(verify_from):
+        for found in log.scan(verify_from, covered):
             last_time_ms = found.store_time_ms
             if found.position < safe:
+                if len(newest) < VERIFY_QUEUES_MAX or (found.topic, found.queue_id) in newest:
+                    newest[found.topic, found.queue_id] = found
                 continue
             if not opened:
                 _open_at(queues, index, safe, thorough=thorough)
@@ -134,48 +190,74 @@ def _replay(
         verify_from = file_start
     if not opened:
         _open_at(queues, index, min(safe, end), thorough=thorough)
+    if safe > log.min_position:
+        for found in newest.values():
+            if found.position >= deleted.get(found.topic, 0):
+                _check_unit(queues, found, min(safe, end))
     if index is not None:
-        index.write_pending()
-    if log.segments.starts and (thorough or _anything_at(log, end)):
-        log.segments.cut(end)
+        _write_keys(index)
+    if log.mapped_files.starts and (thorough or _anything_at(log, end)):
+        log.mapped_files.cut(end)
     log.set_end(end)
-    return Recovered(end, last_time_ms, replayed, cut=False)
+    return Recovered(end, last_time_ms, replayed, cut=False, skipped=tuple(log.skipped), unnamed=replay.unnamed)
 
 
-def _open_at(queues: QueueIndex, index: KeyIndex | None, position: int, *, thorough: bool) -> None:
-    """Takes away what stands in queues and index for log positions from `position` on."""
+def _open_at(queues: ConsumeQueueStore, index: IndexService | None, position: int, *, thorough: bool) -> None:
+    """Remove queue units and index entries for physical offsets from `position` on."""
     if index is not None:
         index.drop_from(position)
     if thorough:
         queues.load_all(position)
 
 
-def _anything_at(log: Log, end: int) -> bool:
+def _anything_at(log: CommitLog, end: int) -> bool:
     start = end - end % log.file_bytes
-    if start not in log.segments.starts:
+    if start not in log.mapped_files.starts or log.mapped_files.readable(start) < end - start + 8:
         return False
-    return any(log.segments.get(start).view[end - start : end - start + 8])
+    return any(log.mapped_files.get(start).view[end - start : end - start + 8])
+
+
+def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
+    """Raise _QueueHole if a queue lacks units, as its files are older than the log or of another store."""
+    if found.sys_flag & sysflags.TRANSACTION_PREPARED or not queues.can_have(found.topic):
+        return
+    queue = queues.find(found.topic.decode(), found.queue_id, safe)
+    if queue is None:
+        return  # Deleted, maybe by RocketMQ, which notes that nowhere.
+    offset = found.queue_offset
+    if not offset < queue.next or (offset >= queue.min and queue.unit(offset)[0] != found.position):
+        raise _QueueHole
 
 
 class _Replay:
     """Puts records into queues and index, as their appends would have (rule: wire.md 4.3)."""
 
     def __init__(
-        self, queues: QueueIndex, index: KeyIndex | None, safe: int, deleted: Mapping[bytes, int], *, from_start: bool
+        self,
+        queues: ConsumeQueueStore,
+        index: IndexService | None,
+        safe: int,
+        deleted: Mapping[bytes, int],
+        *,
+        from_start: bool,
     ) -> None:
         self._queues = queues
         self._deleted = deleted
         self._index = index
         self._safe = safe
         self._from_start = from_start
-        self._reborn: dict[Queue, Record] = {}
+        self._reborn: dict[ConsumeQueue, Record] = {}
+        self.unnamed = 0
 
     def put(self, found: Record) -> None:
         """Queue unit and index keys of one record. Raises _QueueHole if its queue lacks units before it."""
         queues, index = self._queues, self._index
         kind = found.sys_flag & sysflags.TRANSACTION_MASK
+        if not queues.can_have(found.topic):
+            self.unnamed += 1
+            return
         if not kind & sysflags.TRANSACTION_PREPARED and found.position >= self._deleted.get(found.topic, 0):
-            if found.sys_flag & sysflags.INNER_BATCH and found.topic.decode() not in queues.queues():
+            if found.sys_flag & sysflags.INNER_BATCH and queues.may_be_batch(found.topic):
                 queues.batch_topics.add(found.topic)
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):
@@ -192,10 +274,10 @@ class _Replay:
                 )
             )
             if len(index.pending) >= PENDING_MAX:
-                index.write_pending()
+                _write_keys(index)
 
-    def _has_place(self, queue: Queue, found: Record) -> bool:
-        """Brings the queue's end to the record's offset; False if it stays out (its offset is damaged)."""
+    def _has_place(self, queue: ConsumeQueue, found: Record) -> bool:
+        """Bring the queue's end to the record's offset; False if the record stays out (its offset is damaged)."""
         offset = found.queue_offset
         if offset == queue.next:
             return True
@@ -205,22 +287,30 @@ class _Replay:
             _put_unit(queue, self._reborn.pop(queue))
             return True
         if offset < queue.next:
-            # Either the topic was deleted and made again by RocketMQ, or the offset is damaged: the next one tells.
+            # Either RocketMQ deleted the topic and made it again, or the offset is damaged: the next record shows it.
             if offset == 0:
                 self._reborn[queue] = found
             return False
         if not self._from_start:
             raise _QueueHole
-        if queue.next == 0 and not queue.segments.starts:
+        if queue.next == 0 and not queue.mapped_files.starts:
             queue.start_at(offset)
             return True
-        if offset - queue.next > queue.segments.size // UNIT_BYTES:
+        if offset - queue.next > queue.mapped_files.size // UNIT_BYTES:
             return False
         queue.fill_to(offset)
         return True
 
 
-def _put_unit(queue: Queue, found: Record) -> None:
+def _write_keys(index: IndexService) -> None:
+    """Write the index keys; on a full disk they are kept in memory, so that the store can be opened and cleaned."""
+    try:
+        index.write_pending()
+    except StoreFull:
+        pass
+
+
+def _put_unit(queue: ConsumeQueue, found: Record) -> None:
     if queue.delay_ms is not None:
         code = found.store_time_ms + queue.delay_ms
     else:

@@ -1,23 +1,26 @@
-"""What is old enough to go. Rule: whole files, oldest first, never the one being written; planned before any goes."""
+"""Removal of expired files. Rule: whole files, oldest first, never the one being written; planned before any goes.
+
+Oldest offsets rise before a file goes: no queue ever leads to a removed record.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 
-from rocketspark.store.files import failure
-from rocketspark.store.key_index import KeyIndex
-from rocketspark.store.log import Log
-from rocketspark.store.queue_index import QueueIndex
+from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.files.system_calls import failure
+from rocketspark.store.index.index_service import IndexService
 
-# How many queues one step looks at: each costs some 20 us.
+# Queues in one step: each costs some 20 us.
 QUEUES_PER_STEP = 100
 
 
 def expired(
     starts: list[int], first_times_ms: list[int], before_ms: int, count_max: int, *, forced: bool = False
 ) -> list[int]:
-    """The log files all of whose records were stored before `before_ms`: the file after begins no later.
+    """Return the log files all of whose records were stored before `before_ms`: the file after begins no later.
 
     `first_times_ms`: store time of each file's first record, -1 if it has none. `forced`: younger ones, too.
     """
@@ -30,29 +33,39 @@ def expired(
 
 
 def steps(
-    log: Log, queues: QueueIndex, keys: KeyIndex | None, before_ms: int, count_max: int, *, forced: bool
+    log: CommitLog,
+    queues: ConsumeQueueStore,
+    keys: IndexService | None,
+    before_ms: int,
+    count_max: int,
+    *,
+    forced: bool,
 ) -> Iterator[Callable[[], None] | None]:
-    """Removes expired log files, then the queue and index files that only point into them, a little at each step.
+    """Remove expired log files, then the queue and index files that only point into them, a little at each step.
 
     A step that removes a log file gives the slow part of it, to be called, by any thread, before the next step; the
     others give None. Between steps appends and reads may go on. Raises StoreUnwritable if a file cannot be removed.
     """
-    # What is not on the disk stays, so the file being written does.
-    starts = [start for start in log.segments.starts if start + log.file_bytes <= log.flushed]
-    following = [*starts, *(s for s in log.segments.starts if s <= log.written and s not in starts)]
+    # Files not wholly on the disk stay, so the file being written does.
+    starts = [start for start in log.mapped_files.starts if start + log.file_bytes <= log.flushed]
+    following = [*starts, *(s for s in log.mapped_files.starts if s <= log.written and s not in starts)]
     times = [log.first_store_time(start) for start in following]
-    for start in expired(starts, times, before_ms, count_max, forced=forced):
+    going = expired(starts, times, before_ms, count_max, forced=forced)
+    if going:
+        # First of all: a reader of expired messages then gets the oldest offset, and no answer with a hole.
+        yield from queues.outdate(going[-1] + log.file_bytes, QUEUES_PER_STEP)
+    for start in going:
         yield _remover(log, start)
-    if queues.min_position < log.min_position:
+    if queues.expired_position < log.min_position:
         yield from queues.expire(log.min_position, QUEUES_PER_STEP)
         if keys is not None:
             keys.drop_before(log.min_position)
 
 
-def _remover(log: Log, start: int) -> Callable[[], None]:
-    """Takes a file out of the log; what is returned gives its space back (60 ms for 1 GiB in memory)."""
-    path = log.segments.path(start)
-    mapped = log.segments.detach(start)
+def _remover(log: CommitLog, start: int) -> Callable[[], None]:
+    """Take a file out of the log; return the call that frees its space (60 ms for 1 GiB in memory)."""
+    path = log.mapped_files.path(start)
+    mapped = log.mapped_files.detach(start)
 
     def remove() -> None:
         nonlocal mapped

@@ -1,4 +1,4 @@
-"""What a store is made with. Rule: sizes are those of the files on disk and stay as they are."""
+"""Settings of a store. Rule: sizes are those of the files on disk and stay as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ DELAY_LEVELS_MS = (
 
 
 class StoreSettings(msgspec.Struct, kw_only=True):
-    """Where and in which sizes. The defaults are RocketMQ's; sizes must not change while there are files."""
+    """Directories and sizes of a store. The defaults are RocketMQ's; sizes must not change while there are files.
+
+    The broker's keys that RocketMQ keeps with the store (flushDiskType, flushIntervalCommitLog, ...) stand with all
+    others in broker.settings.
+    """
 
     root: str
     commit_log: str | None = None

@@ -12,23 +12,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.errors import StoreFull, StoreUnwritable
-from rocketspark.protocol import record
-from rocketspark.store import checkpoint, recovery, retention
-from rocketspark.store.appending import Appending
+from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
+from rocketspark.protocol.message import record
+from rocketspark.store import recovery, retention
 from rocketspark.store.clock import Clock, SystemClock
-from rocketspark.store.deletions import Deletions
-from rocketspark.store.files import OsFiles, failure
-from rocketspark.store.key_index import KeyIndex
-from rocketspark.store.lock import DirectoryLock
-from rocketspark.store.log import Log
-from rocketspark.store.queue_index import QueueIndex
-from rocketspark.store.reading import Read, Reader
-from rocketspark.store.segments import Maps
+from rocketspark.store.commitlog.append_message import MessageAppender
+from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.consume_queue_repair import UnitRepair
+from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.consumequeue.queue_files import QueueFileInventory
+from rocketspark.store.deleted_topics import DeletedTopics
+from rocketspark.store.files import checkpoint
+from rocketspark.store.files.directory_lock import DirectoryLock
+from rocketspark.store.files.mapped_file_queue import MappedFiles
+from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks, free_bytes
+from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageResult, MessageReader, SoFar
+from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.settings import StoreSettings
 
 
-class Store(Appending):
+class Store(MessageAppender):
     """A store directory, opened by one process at a time."""
 
     def __init__(
@@ -45,18 +49,20 @@ class Store(Appending):
         self._clock = clock or SystemClock()
         self._files = files or OsFiles()
         self._host_v6 = len(store_host) == 20
-        # Told before it is opened: topics with batch queues (queue.type=BatchCQ), so that none is made of another kind.
+        # Told before it is opened: topics with batch queues (queue.type=BatchCQ) and without, so that none is made of
+        # another kind.
         self.batch_topics: Collection[str] = ()
+        self.simple_topics: Collection[str] = ()
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
-        # One flush of queues, index or checkpoint at a time: each may take seconds, so nobody who answers waits for it.
+        # One flush of queues, index or checkpoint at a time: each may take seconds, so no reply waits for it.
         self._rest_lock = threading.RLock()
 
     # -- opening and closing
 
     def open(self) -> None:
-        """Takes the directory and recovers it.
+        """Lock the directory and recover its files.
 
         Raises StoreLocked if another process has it, StoreUnwritable or StoreFull if it cannot be written,
         ConfigError if its files are of other sizes than the settings say.
@@ -81,45 +87,85 @@ class Store(Appending):
         s = self.settings
         # Half for reading, half for queues that are written to.
         share = self._files.maps_max() // 2
-        maps = Maps(self._files, share)
-        self.log = Log(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
+        maps = MappedFiles(self._files, share)
+        self._spare = ReservedBlocks(s.root, self._files)
+        self._spare.release()
+        maps.disk_is_full = free_bytes(s.commit_log or s.root) < SPARE_BYTES or free_bytes(s.root) < 2 * SPARE_BYTES
+        self.log = CommitLog(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
         self.log.verifies_record_crc = s.verify_record_crc
-        self.queue_index = QueueIndex(s, maps, share)
-        self.queue_index.batch_topics.update(topic.encode() for topic in self.batch_topics)
-        self.key_index = (
-            KeyIndex(f"{s.root}/index", s.index_slots, s.index_entries, maps, self._clock) if s.index_enabled else None
+        inventory = QueueFileInventory(s.root, self._files)
+        self.consume_queues = ConsumeQueueStore(s, maps, share, inventory)
+        self.consume_queues.simple_topics = self.simple_topics
+        self.consume_queues.batch_topics.update(topic.encode() for topic in self.batch_topics)
+        self.index_service = (
+            IndexService(f"{s.root}/index", s.index_slots, s.index_entries, maps, self._clock)
+            if s.index_enabled
+            else None
         )
-        self._reader = Reader(self.log, self.queue_index, self.key_index)
-        self._queues_by_bytes = self.queue_index.by_bytes
-        self._pending = self.key_index.pending if self.key_index else None
-        self._deletions = Deletions(s.root, self._files)
+        self._reader = MessageReader(self.log, self.consume_queues, self.index_service)
+        self._queues_by_bytes = self.consume_queues.by_bytes
+        self._pending = self.index_service.pending if self.index_service else None
+        self._deletions = DeletedTopics(s.root, self._files)
         abort = f"{s.root}/abort"
         try:
-            self.log.segments.scan()
-            self.queue_index.scan()
-            if self.key_index is not None:
-                self.key_index.scan()
+            inventory.read()
+            self._check_sizes(inventory)
+            self.log.mapped_files.certain = bool(inventory.sizes)
+            self.log.mapped_files.scan()
+            self.consume_queues.scan()
+            if self.index_service is not None:
+                self.index_service.scan()
             crashed = os.path.exists(abort)
             found = checkpoint.read(f"{s.root}/checkpoint")
-            self._deletions.read(self.log.segments.end())
+            self._deletions.read(self.log.mapped_files.end())
             self.recovered = recovery.recover(
-                self.log, self.queue_index, self.key_index, found, self._deletions.positions, crashed=crashed
+                self.log, self.consume_queues, self.index_service, found, self._deletions.positions, crashed=crashed
             )
-            self._files.write_file(abort, str(os.getpid()).encode())
+            self._mark_open(abort)
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
         self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
         self._queues_position = min(found.queues_position, self.recovered.end)
         self._index_position = self._queues_position
+        self.consume_queues.note_files()
         if self.recovered.cut or self.recovered.replayed:
-            self.flush_log()
-            self.flush_queues()
-            self.flush_indexes()
-            self.write_checkpoint()
+            try:
+                self.flush_log()
+                self.flush_queues()
+                self.flush_indexes()
+                self.write_checkpoint()
+            except StoreFull:
+                pass  # The checkpoint stays where it was, so nothing is lost; it is tried again later.
+        if not maps.disk_is_full:
+            self._spare.keep()  # Else once what starts with the store has had its room.
+        maps.disk_is_full = False
+
+    def _mark_open(self, path: str) -> None:
+        try:
+            self._files.write_file(path, str(os.getpid()).encode())
+        except OSError as e:
+            # Only its existence counts.
+            if not (isinstance(failure(e, "write", path), StoreFull) and os.path.exists(path)):
+                raise
+
+    def _check_sizes(self, inventory: QueueFileInventory) -> None:
+        """Raise ConfigError if files were made with other sizes; none is touched then."""
+        places = {
+            "mappedFileSizeCommitLog": self.log.mapped_files.directory,
+            "mappedFileSizeConsumeQueue": self.consume_queues.directory,
+            "mapperFileSizeBatchConsumeQueue": f"{self.settings.root}/batchconsumequeue",
+            "mappedFileSizeConsumeQueueExt": f"{self.settings.root}/consumequeue_ext",
+        }
+        for option, size in self.consume_queues.sizes().items():
+            was = inventory.sizes.get(option, size)
+            if was != size and any(files for _, _, files in os.walk(places[option])):
+                raise ConfigError(
+                    f"the files in {places[option]} were made with {option}={was}, not {size}: set it as it was"
+                )
 
     def close(self) -> None:
-        """Puts everything on the disk and gives the directory back. A second call does nothing.
+        """Put everything on the disk and unlock the directory. A second call does nothing.
 
         Raises StoreUnwritable if the last flush failed; the next start then recovers.
         """
@@ -128,8 +174,14 @@ class Store(Appending):
         with self._rest_lock:
             self._close()
 
+    def prepare_to_close(self) -> None:
+        """Give up the reserved blocks on a full disk, for the last writes. Call before other files are written."""
+        if self._opened:
+            self._spare.release()
+
     def _close(self) -> None:
         self._closed = True
+        self._spare.release()
         try:
             self.flush_log()
             self.flush_queues()
@@ -142,16 +194,17 @@ class Store(Appending):
             except OSError as e:
                 raise failure(e, "remove", f"{self.settings.root}/abort") from e
         finally:
+            self._spare.keep()
             self._give_back()
 
     def _give_back(self) -> None:
-        """The directory to others, and maps (each holds a file descriptor); slices read before stay valid."""
+        """Release the directory's lock and the maps (each holds a file descriptor); slices read before stay valid."""
         self.log.stop(StoreUnwritable("the store is closed: open it again to write"))
         self.log.release()
-        self.queue_index.release()
-        if self.key_index is not None:
-            self.key_index.release()
-        self.log.segments.maps.clear()
+        self.consume_queues.release()
+        if self.index_service is not None:
+            self.index_service.release()
+        self.log.mapped_files.maps.clear()
         self._lock.release()
 
     # -- reading
@@ -164,41 +217,47 @@ class Store(Appending):
         count_max: int,
         bytes_max: int,
         codes: frozenset[int] | None = None,
-        accepts: Callable[[memoryview], bool] | None = None,
-    ) -> Read:
-        """Messages of a queue from an offset on; see `Reader.read`."""
-        return self._reader.read(topic, queue_id, queue_offset, count_max, bytes_max, codes, accepts)
+        accepts: Accepts | None = None,
+        so_far: SoFar = NOTHING_SO_FAR,
+    ) -> GetMessageResult:
+        """Return messages of a queue from an offset on; see `MessageReader.read`."""
+        return self._reader.read(topic, queue_id, queue_offset, count_max, bytes_max, codes, accepts, so_far)
+
+    @property
+    def mender(self) -> UnitRepair:
+        """The repair of damaged units of consume queues, with what it found."""
+        return self._reader.mender
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """(oldest offset, next offset) of a queue; (0, 0) if there is none."""
-        queue = self.queue_index.find(topic, queue_id)
+        """Return (oldest offset, next offset) of a queue; (0, 0) if there is none."""
+        queue = self.consume_queues.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min, queue.next)
 
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
-        """(log position, record size, tags code) of `count` messages, which must be in the queue."""
+        """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue."""
         return self._reader.units(topic, queue_id, queue_offset, count)
 
     def record_sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
-        """Record sizes of `count` messages, which must be in the queue; see `Reader.sizes`."""
+        """Record sizes of `count` messages, which must be in the queue; see `MessageReader.sizes`."""
         return self._reader.sizes(topic, queue_id, queue_offset, count)
 
     def read_ahead(self, on: bool) -> None:
-        """Whether the kernel may read the log ahead; off suits readers that jump about in a log beyond memory."""
-        self.log.segments.maps.advise(self.log.segments, scattered=not on)
+        """Set whether the kernel reads the log ahead; off suits readers that jump about in a log beyond memory."""
+        self.log.mapped_files.maps.advise(self.log.mapped_files, scattered=not on)
 
     def make_batch_topic(self, topic: str) -> None:
-        """From here on new queues of a topic are batch queues (queue.type=BatchCQ); one with queues keeps its kind."""
-        if topic not in self.queue_index.queues():
-            self.queue_index.batch_topics.add(topic.encode())
+        """Make new queues of a topic batch queues (queue.type=BatchCQ); a topic with queues keeps its kind."""
+        if topic not in self.consume_queues.queues():
+            self.consume_queues.batch_topics.add(topic.encode())
 
     def queues(self) -> Mapping[str, Collection[int]]:
-        """Topics and the queue ids that have a consume queue."""
-        return self.queue_index.queues()
+        """Return topics and the queue ids that have a consume queue."""
+        return self.consume_queues.queues()
 
     def take_stored(self) -> list[tuple[str, int, int]]:
         """(topic, messages, bytes of their records) stored in a queue since the last call, or since the opening."""
         taken = []
-        for queue in self.queue_index.loaded():
+        for queue in self.consume_queues.loaded():
             if queue.next != queue.counted:
                 taken.append((queue.name, queue.next - queue.counted, queue.stored_bytes))
                 queue.counted = queue.next
@@ -206,7 +265,7 @@ class Store(Appending):
         return taken
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
-        """The queue offset that belongs to a store time; see `Reader.offset_at_time`."""
+        """Return the queue offset that belongs to a store time; see `MessageReader.offset_at_time`."""
         return self._reader.offset_at_time(topic, queue_id, time_ms, upper)
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
@@ -214,32 +273,42 @@ class Store(Appending):
         return self._reader.store_time_at(topic, queue_id, queue_offset)
 
     def record_at(self, position: int) -> memoryview | None:
-        """The whole record at a log position; None if none begins there."""
+        """Return the whole record at a physical offset; None if none begins there."""
         return self.log.record_at(position)
 
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
     ) -> list[memoryview]:
-        """Records with a key, newest first; see `Reader.query`."""
+        """Return records with a key, newest first; see `MessageReader.query`."""
         return self._reader.query(topic, key, count_max, begin_ms, end_ms, kind)
 
-    def iterate(self, position: int, wanted: Callable[[memoryview], bool] | None = None) -> Iterator[record.Record]:
-        """Every record from a record's position on, in log order; only what is `wanted`, by its bytes."""
+    def iterate(
+        self, position: int, wanted: Callable[[memoryview], bool] | None = None, *, check_crc: bool = True
+    ) -> Iterator[record.Record]:
+        """Yield every whole record from a record's position on, in log order; only what is `wanted`, by its bytes.
+
+        Without `check_crc` also those whose body is damaged.
+        """
         while position < self.log.written:
             found = self.log.record_at(position)
             if found is None:
-                following = position - position % self.log.file_bytes + self.log.file_bytes
-                position = following
+                # The file's end, or a damaged record.
+                position = self.log.next_file(position) if self.log.is_blank(position) else self.log.next_mark(position)
                 continue
             if wanted is None or wanted(found):
-                yield record.decode(found)
+                try:
+                    decoded = record.decode(found, check_crc=check_crc)
+                except RecordError:
+                    position = self.log.next_mark(position)
+                    continue
+                yield decoded
             position += len(found)
 
     # -- upkeep
 
     @property
     def min_position(self) -> int:
-        """The first log position that is still there."""
+        """The first physical offset of the log that is not removed."""
         return self.log.min_position
 
     @property
@@ -249,7 +318,7 @@ class Store(Appending):
 
     @property
     def flushed_position(self) -> int:
-        """Up to here the log is on the disk."""
+        """The position up to which the log is on the disk."""
         return self.log.flushed
 
     @property
@@ -258,56 +327,64 @@ class Store(Appending):
         return self._last_time_ms
 
     def flush_log(self) -> int:
-        """Puts the log on the disk; returns the position up to which it is. May run beside appends.
+        """Put the log on the disk; returns the position up to which it is. May run beside appends.
 
         Raises StoreUnwritable when that fails, and from then on: the store stays readable.
         """
         return self.log.flush()
 
     def flush_queues(self) -> None:
-        """Puts the consume queues on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
+        """Put the consume queues on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
         with self._rest_lock:
-            self._queues_position = self._flushed(self.queue_index)
+            self._queues_position = self._flushed(self.consume_queues, "queues")
 
     def flush_indexes(self) -> None:
-        """Puts the index files on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
+        """Put the index files on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
         with self._rest_lock:
-            self._index_position = self._flushed(self.key_index)
+            self._index_position = self._flushed(self.index_service, "index")
 
-    def _flushed(self, what: QueueIndex | KeyIndex | None) -> int:
-        """Flushes it; the log position up to which it is on the disk then."""
+    def _flushed(self, what: ConsumeQueueStore | IndexService | None, name: str) -> int:
+        """Call a flush; return the physical offset up to which its files are on the disk then."""
         upto = self.log.written
-        if self.log.failed is not None:
-            raise StoreUnwritable(str(self.log.failed)) from self.log.failed
+        self._raise_failed()
         if what is not None:
             try:
                 what.flush()
-            except OSError as e:
-                self.log.fail(e, what.directory)
-                raise StoreUnwritable(str(self.log.failed)) from e
+            except (OSError, StoreUnwritable) as e:
+                raise self.log.flush_failed(name, e, what.directory) from e
+        self.log.flush_worked(name)
         return upto
 
-    def write_checkpoint(self) -> None:
-        """Notes up to where everything is on the disk. Call after the three flushes.
+    def _raise_failed(self) -> None:
+        """Raise if a flush has failed: the disk's content is unknown then, even if a later flush works."""
+        if self.log.failed is not None:
+            raise StoreUnwritable(str(self.log.failed)) from self.log.failed
 
-        After a kill RocketMQ drops the index files that end later than this and makes anew what it reads of the log,
-        so it is told to read from the begin of the first of them on; a start of ours needs not. Raises StoreFull,
-        StoreUnwritable.
+    def stop_writes(self, reason: StoreUnwritable) -> None:
+        """Stop appends and flushes: each raises from here on. Reads go on."""
+        self.log.stop(reason)
+
+    def write_checkpoint(self) -> None:
+        """Note up to where everything is on the disk. Call after the three flushes.
+
+        After a kill RocketMQ drops the index files that end later than this and makes them anew from the log it reads,
+        so it is told to read from the begin of the first of them on; our own start does not need that.
+        Raises StoreFull, StoreUnwritable.
         """
         with self._rest_lock:
-            # What a flush that failed left on the disk is unknown, whoever else flushed since.
-            if self.log.failed is not None:
-                raise StoreUnwritable(str(self.log.failed)) from self.log.failed
+            self._raise_failed()
             try:
                 self._write_checkpoint()
             except StoreUnwritable as e:
-                self.log.stop(e)
-                raise
+                raise self.log.flush_failed("checkpoint", e, self.settings.root) from e
+            self.log.flush_worked("checkpoint")
+            if not self._closed:
+                self._spare.keep()
 
     def _write_checkpoint(self) -> None:
         position = min(self.log.flushed, self._queues_position, self._index_position)
         time_ms = self._last_time_ms if position == self.log.written else self._time_before(position)
-        newer = self.key_index.newer_since(time_ms) if self.key_index is not None and not self._closed else None
+        newer = self.index_service.newer_since(time_ms) if self.index_service is not None and not self._closed else None
         from_ms, from_position = newer or (time_ms, position)
         from_ms = min(time_ms, from_ms)
         checkpoint.write(
@@ -322,11 +399,11 @@ class Store(Appending):
         return max(self.log.store_time_at(position), 0)
 
     def populate_ahead(self) -> None:
-        """Prepares blocks and pages for the next appends. For a thread. Raises StoreFull, StoreUnwritable."""
+        """Prepare blocks and pages for the next appends. For a thread. Raises StoreFull, StoreUnwritable."""
         self.log.populate_ahead()
 
     def expire(self, before_ms: int, count_max: int = 10, *, forced: bool = False) -> int:
-        """Removes up to `count_max` log files whose records were all stored before a time; how many went.
+        """Remove up to `count_max` log files whose records were all stored before a time; return how many went.
 
         `forced`: the oldest even if they are younger. The file being written always stays. Call where `append` is
         called. Raises StoreUnwritable if a file cannot be removed.
@@ -342,18 +419,18 @@ class Store(Appending):
         self, before_ms: int, count_max: int = 10, *, forced: bool = False
     ) -> Iterator[Callable[[], None] | None]:
         """`expire` in small steps, for a caller that serves others in between; see `retention.steps`."""
-        return retention.steps(self.log, self.queue_index, self.key_index, before_ms, count_max, forced=forced)
+        return retention.steps(self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced)
 
     def refuse_writes(self, reason: StoreFull | None) -> None:
-        """From here on every append raises `reason`, until None is given."""
+        """Make every append raise `reason`, until None is given."""
         self.log.refuse(reason)
 
     def delete_topic(self, topic: str) -> None:
-        """Removes the topic's consume queues; its records stay in the log until that is deleted.
+        """Remove the topic's consume queues; its records stay in the log until that is deleted.
 
         Raises StoreFull, StoreUnwritable.
         """
         position = self.flush_log()
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
-        self.queue_index.delete_topic(topic)
+        self.consume_queues.delete_topic(topic)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.namesrv.server import NameServer
+from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
 # A broker of a test holds little: small files keep it lean. A slow test machine is no load.
 SMALL_FILES: dict[str, Any] = {
@@ -29,7 +29,7 @@ SMALL_FILES: dict[str, Any] = {
 
 
 class Cluster:
-    """What `run_cluster` gives.
+    """The running cluster of `run_cluster`.
 
     `namesrv`: "host:port" of the NameServer; `brokers`: "host:port" of each broker, in the order of their names
     broker-a, broker-b, …; `store`: the folder that holds one store folder for each broker.
@@ -75,6 +75,7 @@ class _ServerThread:
         self._settings = {**SMALL_FILES, **settings}
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cluster: Cluster | None = None
         self._error: BaseException | None = None
@@ -90,6 +91,8 @@ class _ServerThread:
         return self._cluster
 
     def close(self) -> None:
+        # The caller may have been interrupted while it waited for the start: the thread may have no loop yet.
+        self._closed = True
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread.ident is not None:
@@ -109,8 +112,10 @@ class _ServerThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        if self._closed:
+            return
         async with AsyncExitStack() as servers:
-            nameserver = NameServer(port=0)
+            nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER)
             await nameserver.start()
             servers.push_async_callback(nameserver.close)
             addresses = []

@@ -87,7 +87,7 @@ class ServerProcess:
         self.namesrv, self.broker = ready.groups()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Ask it to stop (SIGTERM) and wait; returns its exit code.
+        """Stop the process (SIGTERM) and wait; returns its exit code.
 
         One that does not stop in time is killed. Raises RocketSparkError then.
         """
@@ -117,7 +117,7 @@ class ServerProcess:
         self.start()
 
     def log_end(self) -> str:
-        """The last lines that it logged."""
+        """Return the last lines that it logged."""
         return self.log_path.read_text("utf-8", errors="replace")[-LOG_END_CHARS:] if self.log_path.exists() else ""
 
 

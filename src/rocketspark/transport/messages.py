@@ -23,7 +23,7 @@ class Reply(NamedTuple):
     address: str
 
     def header(self, kind: type[H]) -> H:
-        """The ext fields, typed. Raises FrameError if one is missing or wrong."""
+        """Return the ext fields, typed. Raises FrameError if one is missing or wrong."""
         return headers.decode_ext(kind, self.ext)
 
     def raise_for_code(self, doing: str, *accepted: int) -> Reply:
@@ -35,10 +35,13 @@ class Reply(NamedTuple):
         return self
 
 
-class Parts:
-    """A reply's frame whose body is written from where it lies: a large one is not copied into one with its head.
+SHARED_BYTES_MIN = 128 << 10
 
-    `size`: bytes of all. What the body's views show must stay as it is until it is written.
+
+class Parts:
+    """A reply's frame whose body is written from where it lies: a large one is not copied behind its header.
+
+    `size`: bytes of all. The bytes of the body's views must stay as they are until they are written.
     """
 
     __slots__ = ("body", "head", "size")
@@ -60,7 +63,7 @@ def request(
     flag: int = 0,
     language: str = "PYTHON",
 ) -> bytes:
-    """The frame of a request."""
+    """Return the frame of a request."""
     ext = headers.to_ext(header) if isinstance(header, Header) else header
     head = b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,%b"version":%d}' % (
         code,
@@ -83,7 +86,7 @@ def reply(
     remark: str | None = None,
     language: str = "JAVA",
 ) -> bytes:
-    """The frame of a reply."""
+    """Return the frame of a reply."""
     ext = headers.to_ext(header) if isinstance(header, Header) else header
     head = b'{"code":%d,%b"flag":1,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}' % (
         code,
@@ -94,3 +97,13 @@ def reply(
         frames.VERSION,
     )
     return frames.join(head, body)
+
+
+def reply_with(body: bytes, opaque: int, header: Header | dict[str, str] | None = None) -> bytes | Parts:
+    """Return a reply whose body, shared by many replies, is not copied if it is large."""
+    if len(body) < SHARED_BYTES_MIN:
+        return reply(opaque, header=header, body=body)
+    head = reply(opaque, header=header)
+    total = int.from_bytes(head[:4], "big") + len(body)
+    frames.check_length(total)
+    return Parts(total.to_bytes(4, "big") + head[4:], (memoryview(body),))

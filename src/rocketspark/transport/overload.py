@@ -1,7 +1,8 @@
-"""What a server refuses when it falls behind. Rule: who waited too long is told at once; replies are never held up.
+"""Refusal of requests when a server falls behind. Rule: a request that waited too long is answered at once; replies are
+never held up.
 
-One loop serves all connections, in turns, so what waits lies in their buffers. A request's wait counts from the turn
-in which its connection could be read. One hiccup of the machine is no load: a turn must go on for as long again.
+One loop serves all connections, in turns, so waiting requests lie in their buffers. A request's wait counts from the
+turn in which its connection could be read. One hiccup of the machine is no load: a turn must go on for as long again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SAMPLE_S = 0.01
 
 
 class Overload:
-    """Which requests are refused. `refuse_with(opaque, remark)` makes the reply; `now`: seconds."""
+    """Decides which requests are refused. `refuse_with(opaque, remark)` makes the reply; `now`: seconds."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Overload:
         self._log_after_s = -math.inf
         self.now = now
         self.call_soon = call_soon
-        # The shortest of the limits: whoever waited less need not be looked at.
+        # The shortest of the limits: requests that waited less need no check.
         self.least_s = math.inf
         self._turn_is_open = False
         self._turn_began_s = -math.inf
@@ -53,7 +54,7 @@ class Overload:
         self.refused_count = 0
 
     def limit_waits(self, limits_s: dict[int, float]) -> None:
-        """From now on a request of these codes is refused when it waited for so long (seconds)."""
+        """Set the wait (seconds) from which on requests of these codes are refused."""
         self._limits_s = limits_s
         self.least_s = min(limits_s.values(), default=math.inf)
 
@@ -67,7 +68,7 @@ class Overload:
         self.refusing = bool(self._reasons)
 
     def waited(self) -> float:
-        """How long what is read now has waited; 0 while that may be a hiccup. Seconds."""
+        """Return how long the data read now has waited, in seconds; 0 while that may be a hiccup."""
         now_s = self.now()
         waited_s = now_s - self._turn_began_s
         if self._turn_is_open:
@@ -87,7 +88,7 @@ class Overload:
         self._turn_is_open = False
 
     def sift(self, received: list[Received], waited_s: float) -> tuple[list[Received], list[bytes]]:
-        """(what is to be served, replies to the rest). A one-way request that is refused gets no reply."""
+        """Return (the requests to serve, replies to the rest). A one-way request that is refused gets no reply."""
         served, replies = [], []
         reason = next(iter(self._reasons.values()), None)
         refused = 0
@@ -122,7 +123,7 @@ class Overload:
 
 
 def _head(item: Received) -> tuple[int, int, int]:
-    """(code, opaque, flag) of a frame; what cannot be read counts as a reply, which nothing refuses."""
+    """Return (code, opaque, flag) of a frame; one that cannot be read counts as a reply, which is never refused."""
     serialization, header, _ = item
     try:
         if serialization == frames.JSON:

@@ -1,4 +1,4 @@
-"""One connection on which both sides may ask. Rule: whatever a peer sends, only its own connection can suffer.
+"""One connection on which both sides may send requests. Rule: bytes from a peer can harm its own connection only.
 
 Requests are decoded in one pass by their code and handed to plain functions; all replies made from one read leave in
 one write. A handler returns the reply's bytes, None (no reply, or a later `send`), or a coroutine that yields either.
@@ -7,26 +7,26 @@ one write. A handler returns the reply's bytes, None (no reply, or a later `send
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
 import msgspec
 
 from rocketspark.errors import ConnectionLost, FrameError, RocketSparkError, ServerError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
-from rocketspark.protocol.message_ids import pack_host
-from rocketspark.transport.asking import Asking
+from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.transport.messages import Parts, Reply, reply
 from rocketspark.transport.overload import SLICE, Overload
-from rocketspark.transport.routes import Answer, Handler, Route, Routes
+from rocketspark.transport.pending_requests import PendingRequests
+from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
 
-log = logging.getLogger("rocketspark.transport")
+log = LimitedLog("rocketspark.transport")
 
-# What a decoder may raise on bytes that are no header.
+# Errors that a decoder may raise on bytes that are no header.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # A peer that does not read its replies is not read from; after this long it is closed.
@@ -34,14 +34,16 @@ STALLED_WRITE_S = 60.0
 WRITE_BYTES_HIGH = 4 << 20
 # Small replies are bounded by what one read brings; only larger ones are counted.
 LARGE_REPLY_BYTES = 4096
-# One that ended its side still gets the replies that were promised, for this long.
+# Shorter headers need no check: none of them nests too deep for a decoder.
+CHECKED_HEADER_BYTES = 1024
+# A client that ended its side still gets the promised replies for this long.
 HALF_CLOSED_S = 10.0
 
 
-class Peer(Asking):
+class Peer(PendingRequests):
     """One open connection.
 
-    `routes`: what the other side may ask; `language`: named in every frame; `on_open`/`on_close`: called once each.
+    `routes`: the requests it serves; `language`: named in every frame; `on_open`/`on_close`: called once each.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Peer(Asking):
         self._routes = routes.table if routes else {}
         self._by_prefix = routes.by_prefix if routes else {}
         self._runs = routes.runs if routes else {}
-        # What a run keeps for this connection.
+        # The state that a run keeps for this connection.
         self.notes: Any = None
         self._overload = routes.overload if routes else None
         self._language = language
@@ -68,10 +70,12 @@ class Peer(Asking):
         # Of bytes, and of Parts where a handler answered so.
         self._out: list[Any] | None = None
         self._soon: list[bytes] = []
-        # What came in one read: what is yet to be served of it, and what waits for a later turn.
+        self._soon_bytes = 0
+        self._when_writable: list[Callable[[], None]] = []
+        # Frames of one read that are not served yet, and frames that wait for a later turn.
         self._received: Iterator[tuple[int, bytes, bytes]] = iter(())
         self._held: list[tuple[int, bytes, bytes]] | None = None
-        # Who wants to see the answers that handlers give later, by opaque; None as long as nobody does.
+        # Observers of the replies that handlers send later, by opaque; None while there are none.
         self.awaited_answers: dict[int, Callable[[bytes], None]] | None = None
         self._promised = 0
         self._half_closed = False
@@ -81,6 +85,8 @@ class Peer(Asking):
         self.address = ""
         self.remote_host = ""
         self.remote_port = 0
+        # As its replies say: the ordinal of RocketMQ's release.
+        self.remote_version = 0
         self.packed_host = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
         self.last_read_s = 0.0
         self.last_write_s = 0.0
@@ -121,14 +127,16 @@ class Peer(Asking):
             task.cancel()
         if self._writable:
             self._writable.set()
+        self._tell_writable()
         if self._on_close and not self._half_closed:
             self._on_close(self)
         if not self._closed.done():
             self._closed.set_result(None)
 
     def eof_received(self) -> bool:
-        """The other side asks no more; what is still to be answered is, then the connection ends."""
-        if not self._promised and not self._tasks:
+        """Close the connection once all open requests are answered, as the other side sends no more."""
+        self._write_soon()
+        if not self._promised and not self._tasks and not self._held:
             return False
         self._half_closed = True
         if self._on_close:
@@ -149,6 +157,7 @@ class Peer(Asking):
             self._stalled = None
         if self._writable:
             self._writable.set()
+        self._tell_writable()
         # Not from within: what is written then may pause the connection again.
         self.loop.call_soon(self._go_on)
 
@@ -160,9 +169,10 @@ class Peer(Asking):
             self._take_all(held)
         if self._held is None and self._transport is not None and self.is_writable:
             self._transport.resume_reading()
+            self._end_if_all_answered()
 
     def rest(self) -> None:
-        """A handler worked for long: what else came in the same read waits until the other connections had a turn."""
+        """Leave the rest of this read until the other connections had a turn; for a handler that worked for long."""
         left = list(self._received)
         if left and self._transport is not None:
             self._held = left
@@ -195,7 +205,7 @@ class Peer(Asking):
             self._drop_broken(e)
 
     def _take_runs(self, data: bytes) -> int:
-        """Serve a read that begins with what has a run, and what lies between; returns where it stopped."""
+        """Serve a read that begins with requests that have a run, and the frames between; return where it stopped."""
         overload = self._overload
         at, size, odd = 0, len(data), 1
         out = self._out = []
@@ -207,7 +217,7 @@ class Peer(Asking):
                 if end > at:
                     at, odd = end, 1
                     continue
-                # What the run left to the handlers: one frame, and more each time that there is no run after it.
+                # Frames that the run left to the handlers: one, and more each time that no run follows.
                 received, at = self._splitter.cut_some(data, at, odd)
                 odd = min(2 * odd, SLICE)
                 if not received:
@@ -222,7 +232,7 @@ class Peer(Asking):
         return at
 
     def _take_in_time(self, received: list[tuple[int, bytes, bytes]], overload: Overload) -> None:
-        """Serve what one read brought, but for what waited too long."""
+        """Serve the frames of one read, except those that waited too long."""
         for at in range(0, len(received), SLICE):
             part = received[at : at + SLICE] if len(received) > SLICE else received
             waited_s = overload.waited()
@@ -238,7 +248,7 @@ class Peer(Asking):
                 return
 
     def _take_all(self, received: list[tuple[int, bytes, bytes]]) -> None:
-        """Serve what one read brought; replies leave together, large ones as soon as the bound is reached."""
+        """Serve the frames of one read; replies leave together, large ones as soon as the bound is reached."""
         out = self._out = []
         by_prefix = self._by_prefix
         large = 0
@@ -260,7 +270,7 @@ class Peer(Asking):
                             self._flush(out, apart=True)
                             out = self._out = []
                             if self._writable is not None and not self._writable.is_set():
-                                # Not read by the other side: what else it asked for waits until it reads.
+                                # The other side does not read: its other requests wait until it does.
                                 self._held = list(rest)
                                 return
         except FrameError as e:
@@ -278,7 +288,9 @@ class Peer(Asking):
         """Write the replies at once; `apart`: large ones, a copy into one would cost more than several buffers."""
         self._out = None
         if self._soon:
-            out, self._soon = [*self._soon, *out], []
+            # In place: whoever gave `out` may flush it again.
+            out[:0], self._soon = self._soon, []
+            self._soon_bytes = 0
         if out and self._transport is not None:
             if apart:
                 self._transport.writelines(_buffers(out))
@@ -289,7 +301,9 @@ class Peer(Asking):
     # -- requests of the other side ------------------------------------------------------------------------------
 
     def _serve(self, route: Route, header: bytes, body: bytes) -> bytes | Parts | None:
-        """A request by its route, its header decoded in one pass."""
+        """Serve a request by its route, its header decoded in one pass."""
+        if len(header) > CHECKED_HEADER_BYTES:
+            frames.check_header(header)
         try:
             request = route[0].decode(header)
         except _UNREADABLE:
@@ -299,24 +313,28 @@ class Peer(Asking):
         try:
             answer = route[2](self, request, body)
         except Exception as e:
-            return self._failed(request, e)
+            return self.failure(request, e)
         return answer if type(answer) is bytes and not request.flag & 2 else self._finish(request, answer)
 
     def _take(self, serialization: int, header: bytes, body: bytes) -> bytes | Parts | None:
-        """Any frame: replies to us, binary headers, unknown codes and broken requests."""
+        """Take any frame: replies to us, binary headers, unknown codes and broken requests."""
         frame: Frame | None = None
         if serialization == frames.JSON:
+            frames.check_header(header)
             try:
                 head = headers.head_decoder.decode(header)
             except _UNREADABLE as e:
                 raise FrameError(f"the header is no JSON of RocketMQ's: {e}") from e
             code, opaque, flag, remark = head.code, head.opaque, head.flag, head.remark
+            version = head.version
             ext: bytes | msgspec.Raw = head.ext
         else:
             frame = frames.decode_header(header, serialization)
             code, opaque, flag, remark = frame.code, frame.opaque, frame.flag, frame.remark
+            version = frame.version
             ext = b""
         if flag & frames.RESPONSE_FLAG:
+            self.remote_version = version
             waiting = self._pending.pop(opaque, None)
             if waiting is not None and not waiting[0].done():
                 future = waiting[0]
@@ -345,7 +363,7 @@ class Peer(Asking):
         try:
             return self._finish(request, handler(self, request, body))
         except Exception as e:
-            return self._failed(request, e)
+            return self.failure(request, e)
 
     def _finish(self, request: Request[Any], answer: Answer) -> bytes | Parts | None:
         if answer is None or isinstance(answer, bytes | Parts):
@@ -360,11 +378,11 @@ class Peer(Asking):
         self._end_if_all_answered()
 
     def _end_if_all_answered(self) -> None:
-        if self._half_closed and not self._promised and not self._tasks:
+        if self._half_closed and not self._promised and not self._tasks and not self._held:
             self.close()
 
     def promise(self) -> None:
-        """A handler that returns None will surely `answer` soon; a client that ended its side is kept until then."""
+        """Keep the connection of a client that ended its side until `answer`; for a handler that returned None."""
         self._promised += 1
 
     def answer(self, data: bytes) -> None:
@@ -373,15 +391,22 @@ class Peer(Asking):
         self.send(data)
         self._end_if_all_answered()
 
-    async def _await(self, request: Request[Any], answer: Awaitable[bytes | None]) -> None:
+    async def _await(self, request: Request[Any], answer: Awaitable[bytes | Parts | None]) -> None:
         try:
             data = await answer
         except Exception as e:
-            data = self._failed(request, e)
-        if data is not None and not request.flag & frames.ONEWAY_FLAG:
+            data = self.failure(request, e)
+        if data is None or request.flag & frames.ONEWAY_FLAG:
+            return
+        if isinstance(data, bytes):
             self.send(data)
+            return
+        self._write_soon()
+        if self._transport is not None:
+            self._transport.writelines(_buffers([data]))
 
-    def _failed(self, request: Request[Any], error: Exception) -> bytes | None:
+    def failure(self, request: Request[Any], error: Exception) -> bytes | None:
+        """Return the reply to a request whose handler raised; None if it wants none."""
         code, remark = int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}"
         if isinstance(error, ServerError):
             code, remark = error.code, error.remark
@@ -411,6 +436,11 @@ class Peer(Asking):
             if not self._soon:
                 self.loop.call_soon(self._write_soon)
             self._soon.append(data)
+            if len(data) > LARGE_REPLY_BYTES:
+                self._soon_bytes += len(data)
+                if self._soon_bytes > WRITE_BYTES_HIGH:
+                    # Senders then see at once whether the connection is still writable.
+                    self._write_soon()
 
     @staticmethod
     def _show(data: bytes, awaited: dict[int, Callable[[bytes], None]]) -> None:
@@ -423,18 +453,28 @@ class Peer(Asking):
 
     def _write_soon(self) -> None:
         data, self._soon = self._soon, []
+        self._soon_bytes = 0
         if data and self._transport is not None:
             self._transport.write(data[0] if len(data) == 1 else b"".join(data))
 
     @property
     def is_writable(self) -> bool:
-        """False while the other side does not take what was written: then await `writable`."""
+        """False while the other side does not read: then await `writable`."""
         return self._writable is None or self._writable.is_set()
 
     async def writable(self) -> None:
-        """Wait until the other side takes what was written."""
+        """Wait until the other side reads again."""
         if self._writable is not None:
             await self._writable.wait()
+
+    def when_writable(self, act: Callable[[], None]) -> None:
+        """Call `act` once the other side reads again, or the connection ended."""
+        self._when_writable.append(act)
+
+    def _tell_writable(self) -> None:
+        told, self._when_writable = self._when_writable, []
+        for act in told:
+            act()
 
     def close(self) -> None:
         """Close once everything written has left."""
@@ -446,6 +486,10 @@ class Peer(Asking):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def when_closed(self, act: Callable[[], None]) -> None:
+        """Call `act` once the connection has ended."""
+        self._closed.add_done_callback(lambda _: act())
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""

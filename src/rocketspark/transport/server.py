@@ -1,30 +1,35 @@
-"""Listens and keeps the connections of one server. Rule: a connection that breaks the rules is closed, no other."""
+"""A listening server and its connections. Rule: a connection that breaks the rules is closed, no other.
+
+All servers of a process share its file descriptors (descriptors.py): one that takes no more says so and closes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import math
 import weakref
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 
-log = logging.getLogger("rocketspark.transport")
+log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 
 IDLE_S = 120.0
-LOG_PAUSE_S = 1.0
 
 
 class Server:
     """A listening socket and its peers.
 
     Replies name JAVA as their language: it is the dialect spoken, and clients of every language know it.
-    `idle_s`: a connection on which nothing came in for that long is closed (rule: serverChannelMaxIdleTimeSeconds).
-    `connections_max`: one more is closed at once. Without file descriptors libuv does the same.
+    `idle_s`: a connection on which nothing came in for that long is closed (rule: serverChannelMaxIdleTimeSeconds);
+    infinity for none.
+    `connections_max`: one more is closed at once, and so is one that `descriptors` has no room for. `refused`: how many
+    were.
     """
 
     def __init__(
@@ -34,17 +39,18 @@ class Server:
         on_close: Callable[[Peer], None] | None = None,
         idle_s: float = IDLE_S,
         connections_max: float = math.inf,
+        descriptors: Descriptors = OF_PROCESS,
     ) -> None:
         self._routes = routes
         self._on_close = on_close
         self._idle_s = idle_s
         self.connections_max = connections_max
-        self._refused_count = 0
-        self._log_after_s = -math.inf
+        self._descriptors = descriptors
+        self.refused = 0
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.peers: set[Peer] = set()
-        # Those whose other side asks no more, and who wait for their last replies.
+        # Connections whose other side sends no more, and that wait for their last replies.
         self._leaving: weakref.WeakSet[Peer] = weakref.WeakSet()
         self.host = ""
         self.port = 0
@@ -66,26 +72,27 @@ class Server:
                 ) from None
             raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; check the address") from None
         self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])
-        self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+        if self._idle_s < math.inf:
+            self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
 
     def _peer(self) -> Peer:
         return Peer(self._routes, language="JAVA", on_open=self._opened, on_close=self._closed)
 
     def _opened(self, peer: Peer) -> None:
-        if len(self.peers) < self.connections_max:
+        if len(self.peers) + len(self._leaving) < self.connections_max and self._descriptors.take():
+            peer.when_closed(self._descriptors.give_back)
             self.peers.add(peer)
             return
         peer.abort()
-        self._refused_count += 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._log_after_s:
-            self._log_after_s = now_s + LOG_PAUSE_S
-            log.warning(
-                "%s refused: %d connections are open, as many as are allowed; %d refused so far",
-                peer.address,
-                len(self.peers),
-                self._refused_count,
-            )
+        self.refused += 1
+        log.warning(
+            "%s refused: %d connections are open here, as many as are allowed (%d in this process, %d refused so far);"
+            " raise the limit of open files (ulimit -n) if all of them are wanted",
+            peer.address,
+            len(self.peers),
+            self._descriptors.taken,
+            self.refused,
+        )
 
     def _closed(self, peer: Peer) -> None:
         if peer not in self.peers:
@@ -97,12 +104,12 @@ class Server:
             self._on_close(peer)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
+        now_s = asyncio.get_running_loop().time()
         for peer in list(self.peers):
-            if loop.time() - max(peer.last_read_s, peer.last_write_s) > self._idle_s:
-                log.info("%s was idle for %.0f s: connection closed", peer.address, self._idle_s)
+            if now_s - max(peer.last_read_s, peer.last_write_s) > self._idle_s:
+                log.info("connections idle for %.0f s are closed, such as that of %s", self._idle_s, peer.address)
                 peer.close()
-        self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+        self._sweeper = asyncio.get_running_loop().call_later(self._idle_s / 4, self._sweep)
 
     async def close(self) -> None:
         """Stop listening and close every connection once its replies have left."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from rocketspark.client import AsyncProducer, PullConsumer, requests
-from rocketspark.client.outgoing import Packing, pack
+from rocketspark.client import AsyncProducer, PullConsumer
+from rocketspark.client.connection import client_api
+from rocketspark.client.producer.prepared_message import PackingSettings, pack
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
-from rocketspark.protocol import bodies
+from rocketspark.protocol.json import bodies
 from rocketspark.testing import Cluster
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 
 
@@ -23,7 +24,7 @@ async def joined(place: str, group: str) -> Peer:
     """A connection to a broker that knows the group, by a heartbeat."""
     peer = await dial(place)
     member = bodies.ConsumerData(group_name=group)
-    await requests.heartbeat(peer, bodies.Heartbeat(client_id=f"scene-{group}", consumer_data_set=[member]))
+    await client_api.heartbeat(peer, bodies.Heartbeat(client_id=f"scene-{group}", consumer_data_set=[member]))
     return peer
 
 
@@ -33,7 +34,7 @@ def commit(cluster: Cluster, group: str, offsets: Mapping[MessageQueue, int]) ->
     async def run() -> None:
         for queue, offset in offsets.items():
             peer = await joined(address(cluster, queue.broker_name), group)
-            await requests.update_consumer_offset(peer, queue, group, offset)
+            await client_api.update_consumer_offset(peer, queue, group, offset)
             peer.close()
 
     asyncio.run(run())
@@ -45,7 +46,7 @@ def bury(cluster: Cluster, group: str, messages: Sequence[ReceivedMessage]) -> N
     async def run() -> None:
         for message in messages:
             peer = await joined(address(cluster, message.broker_name), group)
-            await requests.send_back(peer, message, group, delay_level=-1)
+            await client_api.send_back(peer, message, group, delay_level=-1)
             peer.close()
 
     asyncio.run(run())
@@ -57,7 +58,7 @@ def repeat(cluster: Cluster, message: Message, unique_id: str, queues: Sequence[
     async def run() -> None:
         async with AsyncProducer(cluster.namesrv, "repeater") as producer:
             for queue in queues:
-                await producer.send_packed(pack(message, Packing(), unique_id), None, queue, None)
+                await producer.send_packed(pack(message, PackingSettings(), unique_id), None, queue, None)
 
     asyncio.run(run())
 

@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
-from rocketspark.spark.pipelines import archive
+from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.stream_read import StreamReader
+from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 
 COLUMNS = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag sysFlag".split()

@@ -15,7 +15,8 @@ from tests.spark.pipelines.scene import repeat, stored
 from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.pipelines import archive, origin
+from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines.restore import origin_properties
 from rocketspark.testing import Cluster
 
 
@@ -43,7 +44,10 @@ def test_copies_and_what_they_lack(
     messages = {m.properties["number"]: m for m in stored(cluster, one, count)}
 
     def copy(number: int, **changes: Any) -> None:
-        labels = {origin.ORIGIN_MESSAGE_ID: messages[str(number)].message_id, origin.RESTORE_ID: "r"}
+        labels = {
+            origin_properties.ORIGIN_MESSAGE_ID: messages[str(number)].message_id,
+            origin_properties.RESTORE_ID: "r",
+        }
         message = make_message(other, number)
         message.properties = message.properties | labels
         for name, value in changes.items():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.topics import bodies_of, messages_of
 
 from rocketspark import Message, Producer
+from rocketspark.arrow.columns import schema_of
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError
-from rocketspark.spark.pipelines import dedupe
+from rocketspark.spark.pipelines.dedupe import pipeline as dedupe
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import Cluster
 
 
@@ -44,6 +48,33 @@ def test_each_key_once_and_over_restarts(
         ("3", (), "T", "3"),
         ("4", ("c",), "T", "4"),
     }
+
+
+def test_what_a_clock_that_went_back_cannot_lose(
+    spark: SparkSession,
+    cluster: Cluster,
+    producer: Producer,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    """An earlier run's clock was days ahead. Two topics hold messages without a key."""
+    source, other, target = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1), make_topic()
+    where, sources = tmp_path / "c", f"{source},{other}"
+    for topic in (source, other):
+        send(producer, topic, (f"{topic} 1", []), (f"{topic} 2", ["a"]))
+    first = dedupe.run(spark, cluster.namesrv, sources, target, checkpoint=where, delivery="at-least-once")
+    # Messages without a key stand at the same place of each topic.
+    assert (first.rows, first.passed, first.repeated, first.refused) == (4, 3, 1, 0)
+    newest = max((where / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    version, metadata, *offsets = newest.read_text().split("\n")
+    ahead = json.loads(metadata)
+    ahead["batchWatermarkMs"] += 5 * 86_400_000
+    newest.write_text("\n".join([version, json.dumps(ahead), *offsets]))
+    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    send(producer, source, ("3", ["b"]), ("3", ["b"]), ("4", []))
+    again = dedupe.run(spark, cluster.namesrv, sources, target, checkpoint=where, delivery="at-least-once")
+    assert (again.rows, again.passed, again.repeated) == (3, 2, 1)
+    assert len(bodies_of(cluster.namesrv, target)) == 5
 
 
 @pytest.mark.parametrize(
@@ -88,9 +119,9 @@ def test_the_command(
     assert cli([*common, "--within", "2d", "--checkpoint", str(tmp_path / "c")]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["source"], told["target"], told["rows"], told["passed"], told["repeated"]) == (source, target, 2, 1, 1)
-    assert cli([*common, "--within", "soon"]) == 1
+    assert cli([*common, "--within", "soon"]) == 2
     assert "--within is 'soon': a time such as 30m" in capsys.readouterr().err
-    assert cli([*common, "--by", "colour"]) == 1
+    assert cli([*common, "--by", "colour"]) == 2
     assert "--by is 'colour'" in capsys.readouterr().err
 
 
@@ -105,3 +136,35 @@ def test_durations(text: str, said: str) -> None:
 def test_durations_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--within is"):
         dedupe.duration(text)
+
+
+def test_rows_that_may_not_be_written_are_told_with_their_place() -> None:
+    kinds = {field.name: field.type for field in schema_of()} | {"shardingKey": pa.string(), "place": pa.string()}
+    names = [*dedupe.COLUMNS, "place"]
+    rows = [{"body": b"x" * (i != 1), "tag": "a\x01" if i == 2 else "a", "place": f"t/b/0/{i}"} for i in range(4)]
+    batch = pa.RecordBatch.from_pylist(rows, pa.schema([(name, kinds[name]) for name in names]))
+    [found] = dedupe._with_reasons(iter([batch]), "T")
+    reasons = found.column("refused").to_pylist()
+    assert [bool(why) for why in reasons] == [False, True, True, False]
+    assert reasons[1].startswith("t/b/0/1: a row's body is empty")
+    assert reasons[2].startswith("t/b/0/2: a row's tag holds the character 0x01")
+
+
+def test_reports_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = dedupe._Counts(Progress("dedupe", sys.stdout))
+    for refused in (0, 2):
+        counts.add(
+            {
+                "stateOperators": [
+                    {"customMetrics": {"numDroppedDuplicateRows": "3"}, "numRowsDroppedByWatermark": 0},
+                ],
+                "observedMetrics": {"dedupe": {"passed": 5, "refused": refused, "first": "t/b/0/1: \x1b[0m"}},
+            }
+        )
+    assert (counts.passed, counts.repeated, counts.refused, counts.late) == (10, 6, 2, 0)
+    assert capsys.readouterr().out == "dedupe: set aside: message t/b/0/1: \\x1b[0m and 1 more\n"
+
+
+def test_what_is_written_is_not_read_too() -> None:
+    with pytest.raises(ConfigError, match="the target 'b' is read too"):
+        dedupe.run(None, "127.0.0.1:1", "a, b", "b", checkpoint="c")  # type: ignore[arg-type]

@@ -15,10 +15,11 @@ from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import AsyncProducer, Producer
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.model import Message, ReceivedMessage
-from rocketspark.protocol import properties
+from rocketspark.protocol.message import properties
 from rocketspark.protocol.trace import Consumed, Received, encode
-from rocketspark.spark.pipelines import dlq, dlq_resend
-from rocketspark.spark.pipelines.dlq_letters import Choice
+from rocketspark.spark.pipelines.dlq import pipeline as dlq
+from rocketspark.spark.pipelines.dlq import resend as dlq_resend
+from rocketspark.spark.pipelines.dlq.dead_letters import Choice
 from rocketspark.testing import Cluster
 
 COUNT = 12

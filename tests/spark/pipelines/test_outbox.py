@@ -17,9 +17,9 @@ from tests.spark.topics import messages_of
 
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.pipelines import outbox
-from rocketspark.spark.pipelines.claims import Claims
-from rocketspark.spark.pipelines.outbox import Columns, TableReader, message_of
+from rocketspark.spark.pipelines.outbox import pipeline as outbox
+from rocketspark.spark.pipelines.outbox.pipeline import Columns, TableReader, message_of
+from rocketspark.spark.pipelines.outbox.row_claims import RowClaims
 from rocketspark.testing import Cluster
 
 TABLE = (
@@ -49,6 +49,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
         execute(url, "DROP TABLE orders")
         execute(url, "DROP TABLE IF EXISTS rocketspark_claims")
+        execute(url, "DROP TABLE IF EXISTS rocketspark_refused")
 
 
 def execute(url: str, text: str, *rows: tuple[Any, ...]) -> list[Any]:
@@ -144,7 +145,7 @@ def test_the_command_sends_whole_rows(
 
 
 def test_claims_never_change(tmp_path: Path, database: str) -> None:
-    claims, other = (Claims(database, "orders", "id", name) for name in ("one", "other"))
+    claims, other = (RowClaims(database, "orders", "id", name) for name in ("one", "other"))
     claims.create()
     assert claims.claim(2) == 0
     insert(database, 5, 6, 7)
@@ -152,20 +153,20 @@ def test_claims_never_change(tmp_path: Path, database: str) -> None:
     insert(database, 1)
     assert (claims.waiting(), other.waiting()) == (1, 4)
     assert claims.claim(2) == 3
-    assert [row["id"] for row in claims.rows(0, 2)] == [5, 6, 7]
-    assert [row["id"] for row in claims.rows(1, 3)] == [7, 1]
+    assert [row.columns["id"] for row in claims.rows(0, 2)] == [5, 6, 7]
+    assert [row.columns["id"] for row in claims.rows(1, 3)] == [7, 1]
     assert other.claim(10) == 1
-    assert [row["id"] for row in other.rows(0, 1)] == [1, 5, 6, 7]
+    assert [row.columns["id"] for row in other.rows(0, 1)] == [1, 5, 6, 7]
     execute(database, "DELETE FROM orders WHERE id = 6")
     with pytest.raises(ConfigError, match="1 rows of table orders are gone that pipeline 'one'"):
         claims.rows(0, 1)
     assert claims.delete(2) == 2
-    assert [row["id"] for row in claims.rows(2, 3)] == [1]
+    assert [row.columns["id"] for row in claims.rows(2, 3)] == [1]
     assert (claims.newest(), claims.delete(3), claims.newest()) == (3, 1, 3)
     # An id that comes again after its row was deleted is a new row.
     insert(database, 1)
     assert claims.claim(5) == 4
-    assert [row["id"] for row in claims.rows(3, 4)] == [1]
+    assert [row.columns["id"] for row in claims.rows(3, 4)] == [1]
     claims.close()
     other.close()
 
@@ -173,7 +174,7 @@ def test_claims_never_change(tmp_path: Path, database: str) -> None:
 def test_a_batch_that_was_claimed_before_a_kill_is_the_next_one(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     execute(url, TABLE)
-    claims = Claims(url, "orders", "id", "p")
+    claims = RowClaims(url, "orders", "id", "p")
     claims.create()
     insert(url, 1, 2, 3)
     assert claims.claim(2) == 1
@@ -188,6 +189,106 @@ def test_a_batch_that_was_claimed_before_a_kill_is_the_next_one(tmp_path: Path) 
     bodies = [json.loads(body) for batch in reader.read(part) for body in batch["body"].to_pylist()]
     assert [row["id"] for row in bodies] == [1, 2, 3]
     claims.close()
+
+
+ODD_KEYS: list[tuple[str, str, list[Any]]] = [
+    ("sqlite", "REAL", [1763690000.123456, 1763690000.123457, 0.3, 0.30000000000000004, float("inf"), -1.0]),
+    (
+        "sqlite",
+        "TEXT",
+        ["", "a", "A", "a\x00b", "a\x00c", "\x01", "\x01\x01", "1", "01", *("k" * 600 + c for c in "xyz")],
+    ),
+    ("sqlite", "", [1, "1", "01", "x", b"x", 1.5, "1.5", b"\xff\x00"]),
+    ("sqlite", "BLOB", [b"a\x00b", b"a\x00c", b"", "", 7, "7"]),
+    ("sqlite", "INTEGER", [1, -1, 0, 2**62]),
+    (
+        "postgresql",
+        "TEXT",
+        ["", "a", "A", "\x01", "\x01\x01", "1", *("k" * 600 + c for c in "xyz"), "k" * 499, "k" * 500],
+    ),
+    ("postgresql", "DOUBLE PRECISION", [1763690000.123456, 1763690000.123457, 0.3, 0.30000000000000004, float("inf")]),
+    ("postgresql", "BYTEA", [b"a\x00b", b"a\x00c", b""]),
+]
+
+
+@pytest.mark.parametrize(("database", "kind", "keys"), ODD_KEYS, indirect=["database"])
+def test_each_key_is_its_own(database: str, kind: str, keys: list[Any]) -> None:
+    execute(database, f"CREATE TABLE odd (k {kind} UNIQUE, v INTEGER)")
+    try:
+        claims = RowClaims(database, "odd", "k", "p", "v")
+        claims.create()
+        # One at a time, so that each is compared with all that were claimed before.
+        for number, key in enumerate(keys, 1):
+            execute(database, "INSERT INTO odd VALUES (?, ?)", (key, number))
+            assert claims.claim(10) == number
+            assert [row.columns["v"] for row in claims.rows(number - 1, number)] == [number]
+        assert [row.columns["v"] for row in claims.rows(0, len(keys))] == list(range(1, len(keys) + 1))
+        assert claims.claim(10) == len(keys)
+        # What is deleted is what was claimed, and nothing that came since.
+        execute(database, "DELETE FROM odd WHERE v > 2")
+        execute(database, "DELETE FROM rocketspark_claims WHERE batch > 2")
+        execute(database, "INSERT INTO odd VALUES (?, ?)", *((key, n) for n, key in enumerate(keys[2:], 3)))
+        assert claims.delete(2) == 2
+        assert sorted(execute(database, "SELECT v FROM odd")) == [(n,) for n in range(3, len(keys) + 1)]
+        claims.close()
+    finally:
+        execute(database, "DROP TABLE odd")
+
+
+def test_rows_that_are_no_messages_are_set_aside(database: str) -> None:
+    columns = {"body": "payload", "tag": "kind", "properties": "extra"}
+    rows = [
+        (1, "a", "", "good", '{"n": 1}'),
+        (2, "a", "", "", None),
+        (3, "a", "", "bad properties", "["),
+        (4, "a\x01", "", "bad tag", None),
+        (5, "a", "", "good too", '{"n": NaN}'),
+    ]
+    execute(database, "INSERT INTO orders VALUES (?, ?, ?, ?, ?)", *rows)
+    options = {"database": database, "table": "orders", "key": "id", "name": "p", "batchrows": "10", "topic": "T"}
+    reader = TableReader({**options, "columns": json.dumps(columns), "delete": "true"})
+    claims = RowClaims(database, "orders", "id", "p")
+    claims.create()
+    assert claims.claim(10) == 1
+    for _ in range(2):  # The micro-batch runs again, with the same rows.
+        [part] = reader.partitions({"batch": 0}, {"batch": 1})
+        assert [body for batch in reader.read(part) for body in batch["body"].to_pylist()] == [b"good", b"good too"]
+    assert claims.refused() == 3
+    told = dict(execute(database, "SELECT id, reason FROM rocketspark_refused"))
+    assert {key: why.split(" is ")[0].split(" holds ")[0] for key, why in told.items()} == {
+        "2": "a row's payload",
+        "3": "a row's extra",
+        "4": "a row's tag",
+    }
+    reader.commit({"batch": 1})
+    assert sorted(execute(database, "SELECT id FROM orders")) == [(2,), (3,), (4,)]
+    # They are neither claimed again nor in the way of others.
+    insert(database, 9)
+    assert (claims.waiting(), claims.claim(10)) == (1, 2)
+    assert [row.columns["id"] for row in claims.rows(1, 2)] == [9]
+    claims.close()
+
+
+def test_rows_without_a_key_are_left_and_counted(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    execute(url, "CREATE TABLE odd (k TEXT PRIMARY KEY, v INTEGER)")
+    execute(url, "INSERT INTO odd VALUES (?, ?)", (None, 1), ("a", 2))
+    claims = RowClaims(url, "odd", "k", "p")
+    claims.create()
+    assert (claims.claim(10), claims.waiting(), claims.without_key()) == (1, 0, 1)
+    assert [row.columns["v"] for row in claims.rows(0, 1)] == [2]
+    claims.close()
+
+
+def test_numbers_that_json_has_no_word_for_are_texts() -> None:
+    row = {"a": float("nan"), "b": float("inf"), "c": [-float("inf"), 1.5], "d": 2}
+    body = message_of(row, {})["body"]
+    assert json.loads(body, parse_constant=pytest.fail) == {
+        "a": "NaN",
+        "b": "Infinity",
+        "c": ["-Infinity", 1.5],
+        "d": 2,
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import struct
 import tarfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from rocketspark.arrow import records
 from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
-from rocketspark.protocol import batch, compression, record, sysflags
+from rocketspark.protocol.message import batch, compression, record, sysflags
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "arrow"
 
@@ -40,7 +41,7 @@ def expected_row(message: ReceivedMessage) -> dict[str, Any]:
         "flag": message.flag,
         "sysFlag": message.sys_flag,
         "offsetMessageId": message.offset_message_id,
-        "logPosition": message.log_position,
+        "logPosition": message.physical_offset,
     }
 
 
@@ -97,7 +98,7 @@ def test_official_inner_batches_are_unwrapped(official: list[bytes]) -> None:
 def test_official_compressed_bodies_and_long_topic_take_the_quick_way(
     official: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_decode_slowly", None)
+    monkeypatch.setattr(records, "slow_batches", None)
     plain = [r for r in official if not is_inner_batch(r)]
     decoded = records.decode(b"".join(plain))
     kinds = {f & 0x701 for f in decoded.column("sysFlag").to_pylist() if f & 1}
@@ -326,3 +327,44 @@ def test_a_column_that_is_not_wanted_is_not_decoded() -> None:
     batch = records.decode(stored, columns=["queueOffset", "body", "storeTime"])
     assert batch.column("queueOffset").to_pylist() == [7]
     assert batch.column("body").to_pylist() == [b"b"]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_bodies_that_inflate_to_much_make_several_batches(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "INFLATED_BYTES_MAX", 10_000)
+    packed, flags = compression.deflate(bytes(4000))
+    twice = b"a\x011\x02a\x012\x02" if slow else b""
+    data = b"".join(
+        record.encode(
+            topic=b"T",
+            queue_id=0,
+            queue_offset=i,
+            position=i,
+            body=b"plain" if i % 4 == 3 else packed,
+            sys_flag=0 if i % 4 == 3 else flags,
+            properties=twice,
+        )
+        for i in range(40)
+    )
+    found = list(records.batches(data, columns=["queueOffset", "body", "properties"]))
+    assert all(sum(map(len, b.column(1).to_pylist())) <= 10_000 for b in found)
+    assert len(found) == 15
+    rows = [row for b in found for row in rows_of(b)]
+    assert [row["queueOffset"] for row in rows] == list(range(40))
+    assert all(row["body"] == (b"plain" if i % 4 == 3 else bytes(4000)) for i, row in enumerate(rows))
+    with pytest.raises(RecordError, match="several batches"):
+        records.decode(data, columns=["body"])
+
+
+@pytest.mark.parametrize("properties", [b"", b"a\x011\x02a\x012\x02"], ids=["quick", "slow"])
+@pytest.mark.parametrize(
+    ("stated", "year"), [((1 << 63) - 1, 9999), (10**17, 9999), (-(1 << 63), 1), (-1000, 1969)], ids=str
+)
+def test_any_time_that_a_producer_states_can_be_shown(stated: int, year: int, properties: bytes) -> None:
+    data = record.encode(
+        topic=b"T", queue_id=0, queue_offset=0, position=0, body=b"x", born_time_ms=stated, properties=properties
+    )
+    [row] = records.decode(data, columns=["bornTime", "properties"]).select(["bornTime"]).to_pylist()
+    assert row["bornTime"].year == year
+    # As Spark's `collect` does, in the zone of the machine.
+    datetime.datetime.fromtimestamp(row["bornTime"].timestamp())

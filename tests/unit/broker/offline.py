@@ -11,15 +11,24 @@ from typing import Any
 import pytest
 from tests.live.support import settings as broker_settings
 
-from rocketspark.broker import intake, server
-from rocketspark.broker.handlers import plain_sends
-from rocketspark.broker.handlers import send as send_handler
+from rocketspark.broker import server
+from rocketspark.broker.handlers import send_fast_path
+from rocketspark.broker.handlers import send_message as send_handler
+from rocketspark.broker.messages import put_message
+from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames
+from rocketspark.protocol.json.bodies import QuarantineTable
 from rocketspark.transport.peer import Peer
 
 NOW = int(time.time())
 HOST = bytes.fromhex("7f00000100002a9f")
+
+
+def quarantine_in(root: Path) -> Quarantine:
+    """What is set aside by the broker of a store."""
+    return Quarantine(JsonFile(root / "config" / "quarantine.json", QuarantineTable))
 
 
 class Wire(asyncio.Transport):
@@ -86,6 +95,8 @@ class Broker:
     def files(self) -> dict[str, bytes]:
         """What the store holds, settled."""
         store = self.server.store
+        # New queues are in memory until a flush, which a thread does on a busy machine before this.
+        store.flush_queues()
         store.flush_indexes()
         found = {}
         for folder in ("commitlog", "consumequeue", "index"):
@@ -98,7 +109,7 @@ class Broker:
 
 def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers stamp the same store time and address, so that their files can be compared."""
-    monkeypatch.setattr(intake, "time", lambda: NOW)
-    monkeypatch.setattr(plain_sends, "time", lambda: NOW)
+    monkeypatch.setattr(put_message, "time", lambda: NOW)
+    monkeypatch.setattr(send_fast_path, "time", lambda: NOW)
     monkeypatch.setattr(server, "pack_host", lambda host, port: HOST)
     monkeypatch.setattr(send_handler, "any_queue", lambda count: 0)

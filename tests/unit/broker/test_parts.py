@@ -12,25 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.live.support import run, until
+from tests.unit.broker.offline import quarantine_in
 
-from rocketspark.broker import names
-from rocketspark.broker.arrivals import Arrivals
-from rocketspark.broker.config import JsonFile, next_version
-from rocketspark.broker.delays import Delays, encode_delay_offsets
-from rocketspark.broker.durability import Durability
-from rocketspark.broker.intake import any_queue, pairs_of
-from rocketspark.broker.locks import QueueLocks
-from rocketspark.broker.offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
+from rocketspark.broker.messages.put_message import any_queue, pairs_of
+from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
+from rocketspark.broker.storage.flush import FlushService
+from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.errors import ConfigError, ServerError, StoreFull, StoreUnwritable
 from rocketspark.model import MessageQueue
-from rocketspark.protocol import properties
-from rocketspark.protocol.bodies import DataVersion, DelayOffsetTable, OffsetTable
+from rocketspark.protocol.json.bodies import DataVersion, DelayOffsetTable, OffsetTable
+from rocketspark.protocol.message import properties
 
 QUEUES = [MessageQueue("T", "a", i) for i in range(4)]
 
 
 def test_locks_by_time() -> None:
-    locks = QueueLocks(expiry_ms=100)
+    locks = RebalanceLocks(expiry_ms=100)
     assert locks.lock("G", "c1", QUEUES[:2], 1000) == QUEUES[:2]
     assert locks.lock("G", "c2", QUEUES[:3], 1050) == QUEUES[2:3]
     assert locks.lock("H", "c2", QUEUES[:2], 1050) == QUEUES[:2], "another group's locks are its own"
@@ -41,7 +42,7 @@ def test_locks_by_time() -> None:
 
 
 def test_only_the_holder_gives_a_lock_back() -> None:
-    locks = QueueLocks()
+    locks = RebalanceLocks()
     locks.lock("G", "c1", QUEUES, 0)
     locks.unlock("G", "c2", QUEUES)
     assert locks.lock("G", "c2", QUEUES, 1) == []
@@ -64,60 +65,60 @@ class Asked:
 
 def test_a_waiter_is_asked_once_for_a_burst_and_until_it_answers() -> None:
     async def main() -> None:
-        arrivals = Arrivals()
+        long_polling = LongPolling()
         waiter, other = Asked(False, True), Asked()
-        arrivals.wait(("T", 0), 60, waiter)
-        arrivals.wait(("T", 1), 60, other)
+        long_polling.wait(("T", 0), 60, waiter)
+        long_polling.wait(("T", 1), 60, other)
         for _ in range(100):
-            arrivals.mark("T", 0)
+            long_polling.mark("T", 0)
         assert waiter.asked == []
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert waiter.asked == [False]
-        assert arrivals.waiting == 2
-        arrivals.mark("T", 0)
-        arrivals.mark("U", 0)
-        await until(lambda: arrivals.waiting == 1)
+        assert long_polling.waiting == 2
+        long_polling.mark("T", 0)
+        long_polling.mark("U", 0)
+        await until(lambda: long_polling.waiting == 1)
         assert (waiter.asked, other.asked) == ([False, False], [])
-        arrivals.mark("T", 0)
-        arrivals.close()
-        assert (waiter.asked, other.asked, arrivals.waiting) == ([False, False], [True], 0)
+        long_polling.mark("T", 0)
+        long_polling.close()
+        assert (waiter.asked, other.asked, long_polling.waiting) == ([False, False], [True], 0)
 
     run(main())
 
 
 def test_a_waiter_is_asked_a_last_time_when_its_time_is_over() -> None:
     async def main() -> None:
-        arrivals = Arrivals()
+        long_polling = LongPolling()
         waiter, dropped = Asked(), Asked()
-        arrivals.wait(("T", 0), 0.02, waiter)
-        arrivals.drop(arrivals.wait(("T", 0), 0.02, dropped))
+        long_polling.wait(("T", 0), 0.02, waiter)
+        long_polling.drop(long_polling.wait(("T", 0), 0.02, dropped))
         await until(lambda: waiter.asked)
         await asyncio.sleep(0.03)
-        assert (waiter.asked, dropped.asked, arrivals.waiting) == ([True], [], 0)
+        assert (waiter.asked, dropped.asked, long_polling.waiting) == ([True], [], 0)
 
     run(main())
 
 
 def test_a_waiter_that_waits_again_while_it_is_asked() -> None:
     async def main() -> None:
-        arrivals = Arrivals()
+        long_polling = LongPolling()
         second = Asked()
         answered = []
 
         def first(final: bool) -> bool:
-            arrivals.wait(("T", 0), 60, second)
+            long_polling.wait(("T", 0), 60, second)
             answered.append(final)
             return True
 
-        arrivals.wait(("T", 0), 60, first)
-        arrivals.mark("T", 0)
+        long_polling.wait(("T", 0), 60, first)
+        long_polling.mark("T", 0)
         await until(lambda: answered)
-        assert arrivals.waiting == 1
+        assert long_polling.waiting == 1
         assert second.asked == []
-        arrivals.mark("T", 0)
+        long_polling.mark("T", 0)
         await until(lambda: second.asked)
-        arrivals.close()
+        long_polling.close()
 
     run(main())
 
@@ -138,7 +139,7 @@ class Disk:
 
     def flush_log(self) -> int:
         upto = self.written_position
-        self.gate.wait(5)
+        self.gate.wait(120)
         if self.error:
             raise self.error
         self.flushes += 1
@@ -146,7 +147,7 @@ class Disk:
 
     def flush_queues(self) -> None:
         self.calls.append("queues")
-        self.queues_gate.wait(5)
+        self.queues_gate.wait(120)
         if self.queue_errors:
             raise self.queue_errors.pop()
 
@@ -158,10 +159,13 @@ class Disk:
 
     def populate_ahead(self) -> None: ...
 
+    def stop_writes(self, reason: Exception) -> None:
+        self.calls.append("stopped")
 
-def durability(disk: Disk, timeout_ms: int = 5000, queue_interval_ms: int = 60_000) -> Durability:
+
+def flush_service(disk: Disk, timeout_ms: int = 5000, queue_interval_ms: int = 60_000) -> FlushService:
     store: Any = disk
-    made = Durability(store, interval_ms=60_000, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
+    made = FlushService(store, interval_ms=60_000, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
     made.start()
     return made
 
@@ -169,7 +173,7 @@ def durability(disk: Disk, timeout_ms: int = 5000, queue_interval_ms: int = 60_0
 def test_one_flush_serves_all_who_wait() -> None:
     async def main() -> None:
         disk = Disk()
-        made = durability(disk)
+        made = flush_service(disk)
         told: list[tuple[int, bool]] = []
         disk.gate.clear()
         for position in range(1, 101):
@@ -190,14 +194,14 @@ def test_a_flush_that_takes_too_long_or_fails_is_told_as_such() -> None:
     async def main() -> None:
         disk = Disk()
         disk.written_position = 1
-        made = durability(disk, timeout_ms=50)
+        made = flush_service(disk, timeout_ms=50)
         told: list[bool] = []
         disk.gate.clear()
         started = time.monotonic()
         made.reached(1, told.append)
         await until(lambda: told)
         assert told == [False]
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 50
         disk.error = StoreUnwritable("gone")
         disk.written_position = 2
         made.reached(2, told.append)
@@ -217,7 +221,7 @@ def test_nobody_waits_for_queues_and_indexes() -> None:
     async def main() -> None:
         disk = Disk()
         disk.queues_gate.clear()
-        made = durability(disk, queue_interval_ms=1)
+        made = flush_service(disk, queue_interval_ms=1)
         await until(lambda: disk.calls)
         told: list[bool] = []
         for position in (1, 2):
@@ -241,13 +245,14 @@ def test_a_failed_flush_of_queues_fails_all() -> None:
         disk.gate.clear()
         disk.queues_gate.clear()
         disk.queue_errors = [StoreUnwritable("gone")]
-        made = durability(disk, queue_interval_ms=1)
+        made = flush_service(disk, queue_interval_ms=1)
         made.reached(1, told.append)
         disk.queues_gate.set()
         await until(lambda: told)
         made.reached(2, told.append)
         assert told == [False, False]
         assert str(made.failed) == "gone"
+        assert "stopped" in disk.calls, "what waits for no flush is not taken either"
         assert "checkpoint" not in disk.calls
         disk.gate.set()
         made.stop_threads()
@@ -256,14 +261,82 @@ def test_a_failed_flush_of_queues_fails_all() -> None:
     run(main())
 
 
-def test_queues_without_room_are_flushed_later() -> None:
+def test_queues_without_room_are_flushed_later(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         disk = Disk()
-        disk.queue_errors = [StoreFull("full"), StoreFull("full")]
-        made = durability(disk, queue_interval_ms=1)
+        disk.queue_errors = [StoreUnwritable("no descriptor", retriable=True), StoreFull("full"), StoreFull("full")]
+        made = flush_service(disk, queue_interval_ms=1)
         await until(lambda: "checkpoint" in disk.calls)
-        assert disk.calls[:5] == ["queues", "queues", "queues", "indexes", "checkpoint"]
+        assert disk.calls[:6] == [*["queues"] * 4, "indexes", "checkpoint"]
         assert made.failed is None
+        assert [r.getMessage().split(":")[1] for r in caplog.records if r.levelname == "WARNING"] == [
+            " full",
+            " no descriptor",
+        ]
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+@pytest.mark.parametrize("part", ["log", "queues"])
+def test_whatever_ends_a_flush_ends_the_sends(part: str) -> None:
+    async def main() -> None:
+        disk = Disk()
+        told: list[bool] = []
+        if part == "log":
+            disk.error = ValueError("unforeseen")
+        else:
+            disk.queue_errors = [ValueError("unforeseen")]
+            disk.gate.clear()
+        made = flush_service(disk, queue_interval_ms=1)
+        made.reached(1, told.append)
+        await until(lambda: told)
+        assert told == [False]
+        assert "stopped" in disk.calls
+        assert "unforeseen" in str(made.failed)
+        disk.gate.set()
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_a_log_that_can_be_flushed_again_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        disk = Disk()
+        told: list[bool] = []
+        disk.written_position = 1
+        disk.error = StoreUnwritable("no descriptor", retriable=True)
+        made = flush_service(disk)
+        made.reached(1, told.append)
+        await until(lambda: "no descriptor" in caplog.text)
+        disk.error = None
+        made._wanted.set()
+        await until(lambda: told)
+        assert told == [True]
+        assert made.failed is None
+        assert "stopped" not in disk.calls
+        made.stop_threads()
+        made.finish()
+
+    run(main())
+
+
+def test_one_who_cannot_be_told_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        disk = Disk()
+        told: list[bool] = []
+        disk.written_position = 1
+        made = flush_service(disk)
+
+        def broken(durable: bool) -> None:
+            raise ValueError("broken")
+
+        for tell in (broken, told.append):
+            made.reached(1, tell)
+        await until(lambda: told)
+        assert told == [True]
         made.stop_threads()
         made.finish()
 
@@ -273,7 +346,7 @@ def test_queues_without_room_are_flushed_later() -> None:
 def test_those_who_wait_at_the_end_are_told_by_the_last_flush() -> None:
     async def main() -> None:
         disk = Disk()
-        made = durability(disk)
+        made = flush_service(disk)
         made.stop_threads()
         told: list[bool] = []
         disk.written_position = 5
@@ -287,29 +360,35 @@ def test_those_who_wait_at_the_end_are_told_by_the_last_flush() -> None:
 
 @pytest.mark.parametrize("name", ["T", "a-b_c%d|e", "0", "T" * 127, "%RETRY%G"])
 def test_topics_that_may_be(name: str) -> None:
-    names.check_topic(name)
+    topic_names.check_topic(name)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a.b", "a/b", "ü", "T\n", "\nT", "T\x00", "T" * 128, "a\u0661"])
 def test_topics_that_may_not_be(name: str) -> None:
     with pytest.raises(ServerError) as e:
-        names.check_topic(name)
+        topic_names.check_topic(name)
     assert e.value.code == 29
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "G\n", "G" * 256, "../G"])
+@pytest.mark.parametrize("name", ["", " ", "a b", "G\n", "G" * 121, "../G"])
 def test_groups_that_may_not_be(name: str) -> None:
     with pytest.raises(ServerError) as e:
-        names.check_group(name)
+        topic_names.check_group(name)
     assert e.value.code == 29
-    names.check_group("G" * 255)
+
+
+def test_the_topics_of_the_longest_group_may_be() -> None:
+    group = "G" * topic_names.GROUP_LENGTH_MAX
+    topic_names.check_group(group)
+    for topic in (topic_names.retry_topic(group), topic_names.dead_letter_topic(group)):
+        topic_names.check_topic(topic)
 
 
 def test_names_the_broker_makes() -> None:
-    assert (names.retry_topic("G"), names.dead_letter_topic("G")) == ("%RETRY%G", "%DLQ%G")
-    assert names.is_system_topic("rmq_sys_anything")
-    assert names.is_system_topic("TBW102")
-    assert not names.is_system_topic("%RETRY%G")
+    assert (topic_names.retry_topic("G"), topic_names.dead_letter_topic("G")) == ("%RETRY%G", "%DLQ%G")
+    assert topic_names.is_system_topic("rmq_sys_anything")
+    assert topic_names.is_system_topic("TBW102")
+    assert not topic_names.is_system_topic("%RETRY%G")
 
 
 def test_properties_as_they_were_sent() -> None:
@@ -379,7 +458,7 @@ def test_delay_offsets_are_written_in_rocketmq_s_form() -> None:
 def test_delay_levels_and_due_times(tmp_path: Path) -> None:
     store: Any = None
     file = JsonFile(tmp_path / "delayOffset.json", DelayOffsetTable, encode_delay_offsets)
-    delays = Delays(store, (1000, 5000, 60_000), file)
+    delays = ScheduleMessages(store, (1000, 5000, 60_000), file, quarantine_in(tmp_path))
     assert [delays.level(text) for text in (b"1", b"3", b"4", b"999999999999", b"0", b"-2", b"x", b"", b"1.5")] == [
         *(1, 3, 3, 3, 0, 0, 0, 0, 0),
     ]

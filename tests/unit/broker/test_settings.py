@@ -85,8 +85,8 @@ WRONG: list[tuple[str, str]] = [
     ("autoCreateTopicEnable=maybe", "autoCreateTopicEnable='maybe': true or false is needed"),
     ("mapedFileSizeCommitLog=1G", "mapedFileSizeCommitLog='1G': a whole number is needed"),
     ("serverChannelMaxIdleTimeSeconds=long", "serverChannelMaxIdleTimeSeconds='long': a whole number is needed"),
-    ("listenPort=65536", "listenPort 65536 is no port"),
-    ("listenPort=-1", "listenPort -1 is no port"),
+    ("listenPort=65536", "listenPort='65536': a whole number is needed, from 0 to 65535"),
+    ("listenPort=-1", "listenPort='-1': a whole number is needed, from 0 to 65535"),
     ("brokerRole=SLAVE", "brokerRole SLAVE needs replication, which is not supported yet"),
     ("brokerRole=SYNC_MASTER", "brokerRole SYNC_MASTER needs replication"),
     ("brokerId=1", "brokerId 1 is a slave's"),
@@ -101,7 +101,7 @@ WRONG: list[tuple[str, str]] = [
     ("messageDelayLevel=1s 5x", "messageDelayLevel '1s 5x': numbers with s, m, h or d are needed"),
     ("messageDelayLevel=s", "messageDelayLevel 's': numbers"),
     ("namesrvAddr=nowhere", "'nowhere' is no address: host:port is needed"),
-    ("mappedFileSizeCommitLog=100", "mappedFileSizeCommitLog needs 4096 bytes or more"),
+    ("mappedFileSizeCommitLog=100", "mappedFileSizeCommitLog='100': a whole number is needed, from 4096 to 2147483647"),
     ("just a line", "line 1: 'just a line' is no key=value"),
 ]
 
@@ -178,3 +178,15 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
         await failed.close()
 
     run(main())
+
+
+def test_places_that_cannot_be_elsewhere_are_a_warning(tmp_path: Path) -> None:
+    _, warnings = conf(
+        tmp_path,
+        "storePathRootDir=/data/s\nstorePathConsumeQueue=/fast/cq\nstorePathIndex=/data/s/index/\nabortFile=/data/s/abort",
+    )
+    path = tmp_path / "broker.conf"
+    assert warnings == [
+        f"{path}: storePathConsumeQueue has no effect, as in RocketMQ: its place is /data/s/consumequeue"
+        " (storePathRootDir)"
+    ]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
+from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.settings import FIELDS, BrokerSettings, parse_properties, read_broker_conf, settings_from
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, ServerError
 
 ROOT = Path(__file__).parents[3]
 # As the official classes print them, without names, addresses and folders of the machine.
@@ -117,3 +118,70 @@ def test_the_address_that_clients_are_told(bound: str, told: str, address: str) 
 def test_a_line_that_is_no_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="here line 2: 'oops' is no key=value"):
         parse_properties("a=b\noops\n", "here")
+
+
+# RocketMQ takes any number for these: it keeps to bounds of its own, or 0 and less mean something.
+ANY = {
+    "diskMaxUsedSpaceRatio",
+    "diskSpaceCleanForciblyRatio",
+    "diskSpaceWarningLevelRatio",
+    "registerNameServerPeriod",
+    "serverChannelMaxIdleTimeSeconds",
+    "timerRollWindowSlot",
+}
+NUMBERS = sorted(key for key, field in FIELDS.items() if field.type not in (bool, str))
+
+
+@pytest.mark.parametrize("value", ["-1", "1" + "0" * 30, "-1" + "0" * 400, "9" * 5000, "\u00b2", "1e3", ""])
+def test_no_number_is_out_of_bounds_at_the_start_or_live(tmp_path: Path, value: str) -> None:
+    for key in sorted(set(NUMBERS) - ANY) if value == "-1" else NUMBERS:
+        needed = f"{key}=.*: a whole number is needed, from"
+        with pytest.raises(ConfigError, match=needed):
+            settings_from({key: value})
+        conf = tmp_path / "broker.conf"
+        conf.write_text(f"{key}={value}\n")
+        with pytest.raises(ConfigError, match=f"broker.conf: {needed}"):
+            read_broker_conf(conf)
+        conf.write_text("")
+        live = LiveSettings(BrokerSettings(conf_path=str(conf)), {})
+        live.watch(NUMBERS)
+        with pytest.raises(ServerError, match=needed):
+            live.update(f"{key}={value}")
+        assert conf.read_text() == ""
+
+
+@pytest.mark.parametrize("key", [key for key in NUMBERS if "nterval" in key or "Period" in key])
+def test_no_interval_is_0(key: str) -> None:
+    if key == "deleteCommitLogFilesInterval":
+        # A pause within work that ends.
+        settings_from({key: "0"})
+        return
+    if key in ANY:
+        assert settings_from({key: "0"})[0].registration_ms == 10_000
+        return
+    with pytest.raises(ConfigError, match="from 1 to"):
+        settings_from({key: "0"})
+
+
+@pytest.mark.parametrize("value", ["-2147483648", "-1", "0", "2147483647"])
+def test_what_rocketmq_takes_starts(value: str) -> None:
+    settings, _ = settings_from(dict.fromkeys(ANY, value))
+    assert {key: settings.properties()[key] for key in ANY} == dict.fromkeys(ANY, value)
+
+
+def test_times_that_are_longs_in_java_may_never_be_reached() -> None:
+    keys = ("waitTimeMillsInSendQueue", "osPageCacheBusyTimeOutMills", "channelExpiredTimeout", "transactionTimeOut")
+    settings, _ = settings_from(dict.fromkeys(keys, str(2**63 - 1)) | {"fileReservedTime": str(2**31 - 1)})
+    assert settings.send_wait_max_ms == settings.slow_put_ms == 2**63 - 1
+
+
+@pytest.mark.parametrize(("given", "kept"), [(-1, 10_000), (0, 10_000), (50, 50), (30_000, 30_000), (600_000, 60_000)])
+def test_no_broker_is_dropped_for_registering_seldom(given: int, kept: int) -> None:
+    """A NameServer drops one that is silent for two minutes."""
+    assert BrokerSettings(register_interval_ms=given).registration_ms == kept
+
+
+@pytest.mark.parametrize("value", ["a\x01b", "a\x02b", "x" * 5000])
+def test_no_text_holds_what_would_break_a_message(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"regionId=.*control character"):
+        settings_from({"regionId": value})

@@ -19,6 +19,9 @@ COMMANDS = [
     ["topic", "show"],
     ["topic", "create"],
     ["topic", "delete"],
+    ["quarantine", "list"],
+    ["quarantine", "retry"],
+    ["quarantine", "drop"],
     ["produce"],
     ["consume"],
     ["outbox", "list"],
@@ -45,7 +48,7 @@ def test_every_command_has_a_help_with_an_example_that_begins_with_it(
     assert f"rocketspark {' '.join(command)} " in example[1] + " "
 
 
-WITH_JSON = [c for c in COMMANDS if c[0] in ("topic", "produce", "outbox", "pipeline")]
+WITH_JSON = [c for c in COMMANDS if c[0] in ("topic", "quarantine", "produce", "outbox", "pipeline")]
 
 
 @pytest.mark.parametrize("command", WITH_JSON, ids=" ".join)

@@ -24,17 +24,46 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         shared.connect("a:1")
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("command", ["restore", "replay"])
 def test_a_restore_is_named_by_fixed_times(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["pipeline", command, "x", "--to", "y", "--since", "24h"]) == 2
     assert "'24h': a time is needed, not how long ago" in capsys.readouterr().err
 
 
+@pytest.mark.spark
 def test_an_archive_needs_topics(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["pipeline", "archive", "--to", "x"]) == 2
     assert "name topics, or give -o topicPattern=REGEX" in capsys.readouterr().err
 
 
+@pytest.mark.spark
 def test_an_hour_is_a_time() -> None:
     for text in ("2026-11-21T05", "2026-11-21T06:00+01:00"):
         assert shared.time_ms(text, "--since") == 1_795_237_200_000
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["dedupe", "a", "b", "--within", "soon"], "--within is 'soon'"),
+        (["dedupe", "a", "b", "--by", "colour"], "--by is 'colour'"),
+        (["dedupe", "a", "b", "--by", "json:id"], "--by is 'json:id'"),
+        (["dedupe", "a", "b", "--delivery", "often"], "--delivery is 'often'"),
+        (["dedupe", "a", "b", "--name", "a,b"], "--name is 'a,b'"),
+        (["dedupe", "a,b", "b"], "the target 'b' is read too"),
+        (["dedupe", "a", "b", "-o", "tags"], "--option is 'tags': name=value"),
+        (["dedupe", "a", "b", "--conf", "x"], "--conf is 'x'"),
+        (["dedupe", "a", "b", "--remote", "host"], "--remote is 'host'"),
+        (["dedupe", "a", "b", "--remote", "sc://x", "--master", "local"], "exclude each other"),
+        (["outbox", "-d", "sqlite:///x", "--table", "t"], "a topic is needed"),
+        (["outbox", "-d", "sqlite:///x", "--table", "t", "-t", "x", "--name", "public.orders"], "--name is 'public"),
+        (["sql", "x.yaml", "--var", "day"], "--var is 'day'"),
+        (["replay", "a", "--to", "b", "--since", "20261121"], "write 2026-11-21 for the date"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["pipeline", *arguments]) == 2
+    assert error in " ".join(capsys.readouterr().err.split())

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from rocketspark.cli.commands.pipelines.times import moment
 
+# What knows of times is Spark's side of the command line.
+pytestmark = pytest.mark.spark
+
 NOW_MS = 1_800_000_000_000
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rocketspark.model import MessageQueue
-from rocketspark.protocol import batch, bodies, headers, java_json, properties, record
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.message import batch, properties, record
 from rocketspark.transport.messages import reply, request
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
 Rule = Callable[[Any, bytes], tuple[int, str] | None]
@@ -188,12 +190,13 @@ class FakeBroker:
         for queue in list(self.queues.values()):
             for data in queue:
                 stored = record.decode(data)
-                if stored.position == header.log_position:
+                if stored.position == header.physical_offset:
                     pairs = properties.decode(stored.properties.decode())
                     pairs.setdefault("RETRY_TOPIC", stored.topic.decode())
                     times = stored.reconsume_times + 1
                     text = properties.encode(pairs)
-                    self.put(f"%RETRY%{header.group}", 0, stored.body, text, reconsume_times=times)
+                    topic = f"{'%DLQ%' if header.delay_level < 0 else '%RETRY%'}{header.group}"
+                    self.put(topic, 0, stored.body, text, reconsume_times=times, sys_flag=stored.sys_flag)
                     return reply(asked.opaque)
         return reply(asked.opaque, 1, remark="no such message")
 
@@ -374,16 +377,16 @@ class Fake:
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine function, run on a loop of its own for at most 20 s."""
+    """A test that is a coroutine function, run on a loop of its own for at most 2 minutes."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 120))
 
     return run
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 120) -> None:
     """Wait until the condition holds."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -21,9 +21,9 @@ from rocketspark.client import (
     PushConsumer,
     TransactionProducer,
 )
-from rocketspark.client.delivery import RETRY_CODES
-from rocketspark.client.instance import Instance
+from rocketspark.client.connection.instance import Instance
 from rocketspark.client.options import ClientOptions, ProducerOptions, ProducerSettings
+from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.model import Message
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "clients.md").read_text("utf-8")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.unit.client.fake import Fake, in_loop, until
-from tests.unit.client.test_producer import SEND, failing
+from tests.unit.client.producer.test_producer import SEND, failing
 
 from rocketspark.client import AsyncProducer, AsyncPushConsumer
+from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.hooks import Consuming, Hooks, HookSet, LogSends, Sending
-from rocketspark.client.signing import Signer
+from rocketspark.client.observe.message_trace import Tracer
 from rocketspark.errors import ConfigError, SendFailed
 from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol import trace
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message import properties, record
+from rocketspark.transport.messages import reply
 
 
 class Seen(Hooks):
@@ -46,7 +50,7 @@ class Seen(Hooks):
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.delivery.PAUSE_S", (0.01,))
+    monkeypatch.setattr("rocketspark.client.producer.send_attempts.PAUSE_S", (0.01,))
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a hook's own mistake")])
@@ -241,8 +245,6 @@ async def test_traces_are_sent_at_the_latest_when_closing() -> None:
             result = await producer.send("t", b"x", tag="A", keys=["k1", "k2"], delay_level=1)
         (header,) = [h for h in fake.broker.sends if h.topic == "traces"]
         assert header.producer_group == "_INNER_TRACE_PRODUCER-pg-PRODUCE-1"
-        from rocketspark.protocol import record
-
         stored = record.decode(fake.broker.queues["traces", 0][0])
         failed, sent = trace.decode(stored.body.decode())
         assert isinstance(failed, trace.Published)
@@ -265,3 +267,99 @@ async def test_traces_are_sent_at_the_latest_when_closing() -> None:
         )
         assert result.message_id.encode() in stored.properties
         assert b"k2" in stored.properties
+
+
+@in_loop
+async def test_odd_keys_of_one_message_cost_no_other_its_trace() -> None:
+    """Control characters in keys of others' messages, halves of characters, more than all properties may have."""
+    odd = ["a\x01b", "c\x02d", "\ud800", "x" * 30_000, "y" * 30_000, "\x00", "\u3000"]
+    async with Fake(t=1, traces=1) as fake:
+        async with AsyncProducer(fake.namesrv, "pg", trace="traces") as producer:
+            (tracer,) = producer._hooks.sends
+            assert isinstance(tracer, Tracer)
+            for number, key in enumerate(["first", *odd, "last"]):
+                message: Any = SimpleNamespace(properties={}, keys=(key,), message_id=f"ID{number}", reconsume_times=0)
+                tracer.before_consume(Consuming(group="g", messages=[message]))
+            assert (await producer.send("t", b"x")).queue_offset == 0
+        stored = [record.decode(data) for data in fake.broker.queues["traces", 0]]
+        found = [each for one in stored for each in trace.decode(record.to_message(one).body.decode())]
+        received = [each for each in found if isinstance(each, trace.Received)]
+        assert [each.message_id for each in received] == [f"ID{n}" for n in range(len(odd) + 2)]
+        assert tracer.dropped == 0
+        keys = {key for one in stored for key in properties.decode(one.properties.decode())["KEYS"].split(" ")}
+        assert {f"ID{n}" for n in range(len(odd) + 2)} | {"first", "last"} <= keys
+
+
+@in_loop
+async def test_a_trace_that_is_cancelled_by_others_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Fake(t=1, traces=1) as fake:
+        async with AsyncProducer(fake.namesrv, "pg", trace="traces") as producer:
+            (tracer,) = producer._hooks.sends
+            assert isinstance(tracer, Tracer)
+            deliver = tracer._send_attempts.deliver
+            errors: list[BaseException] = [asyncio.CancelledError(), KeyError(3)]
+
+            async def failing_first(*arguments: Any, **options: Any) -> Any:
+                if errors:
+                    raise errors.pop()
+                return await deliver(*arguments, **options)
+
+            monkeypatch.setattr(tracer._send_attempts, "deliver", failing_first)
+            monkeypatch.setattr("rocketspark.client.observe.message_trace.PAUSE_S", 0.01)
+            for left in (1, 0):
+                await producer.send("t", b"x")
+                await until(lambda left=left: len(errors) == left)  # type: ignore[misc]
+            await producer.send("t", b"x")
+        assert len(fake.broker.queues["traces", 0]) == 1
+        assert tracer.dropped == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "trace_on", "told"),
+    [(0, "true", [("r1", True)]), (0, "false", []), (0, None, [("r1", True)]), (10, "true", [("r1", False)])],
+)
+def test_traces_say_what_the_broker_said(code: int, trace_on: str | None, told: list[tuple[str, bool]]) -> None:
+    @in_loop
+    async def run() -> None:
+        async with Fake(t=1, traces=1) as fake:
+
+            def stored(peer: Any, asked: Any, body: bytes) -> bytes:
+                if asked.ext.topic == "traces":
+                    fake.broker.put("traces", 0, body)
+                ext = {"msgId": "0" * 32, "queueId": "0", "queueOffset": "0", "MSG_REGION": "r1"}
+                return reply(asked.opaque, code, ext | ({"TRACE_ON": trace_on} if trace_on else {}))
+
+            fake.broker.routes.add(SEND, stored)
+            async with AsyncProducer(fake.namesrv, "pg", trace="traces") as producer:
+                await producer.send("t", b"x")
+            kept = [trace.decode(record.decode(r).body.decode()) for r in fake.broker.queues["traces", 0]]
+            assert [(t.region, t.success) for part in kept for t in part if isinstance(t, trace.Published)] == told
+
+    run()
+
+
+@in_loop
+async def test_a_broker_that_does_not_answer_holds_no_close_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.client.observe.message_trace.CLOSE_S", 0.05)
+    async with Fake(t=1, traces=1) as fake:
+        producer = AsyncProducer(fake.namesrv, "pg", trace="traces")
+        await producer.start()
+        await producer.send("t", b"x")
+        fake.broker.silent.add(SEND)
+        await producer.close()
+        assert producer._tracer is not None
+        assert producer._tracer._task is not None
+        assert producer._tracer._task.cancelling()
+
+
+@in_loop
+async def test_keys_of_batches_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rocketspark.sends"):
+        async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", log_sends=True, linger_ms=0) as producer:
+            batch = [Message(topic="t", body=b"x", keys=keys) for keys in (["a", "b"], (), "c\u00e4")]
+            await producer.send_batch(batch)
+            await asyncio.gather(*(producer.send("t", b"x", keys=f"g{i}") for i in range(2)))
+    assert [r.getMessage().partition("keys=")[2].partition(" id=")[0] for r in caplog.records] == [
+        "'a b c\u00e4'",
+        "'g0 g1'",
+    ]

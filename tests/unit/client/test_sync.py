@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.client.fake import Fake, until
-from tests.unit.client.test_producer import SEND, failing
+from tests.unit.client.producer.test_producer import SEND, failing
 
 import rocketspark
 from rocketspark import (
@@ -22,20 +24,21 @@ from rocketspark import (
     AsyncPullConsumer,
     AsyncPushConsumer,
     Message,
+    MessageQueue,
     Producer,
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
 )
 from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.client.connection.loop_thread import LoopThread
 from rocketspark.client.hooks import Hooks, Sending
-from rocketspark.client.loop_thread import LoopThread
-from rocketspark.client.outgoing import pack
+from rocketspark.client.producer.prepared_message import pack
+from rocketspark.client.producer.thread_sends import WaitingSend
 from rocketspark.client.results import SendResult
-from rocketspark.client.sends import WaitingSend
 from rocketspark.errors import MessageIllegal, NotSent, SendFailed, ServerError, StateError
-from rocketspark.protocol import record
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message import record
 
 PAIRS = [
     (AsyncProducer, Producer),
@@ -65,7 +68,8 @@ def test_same_methods_and_signatures(core: type, facade: type) -> None:
     # Only what has no meaning under asyncio, where every send can be a task.
     assert set(ours) - set(theirs) <= {"send_future"}
     # Only what the facade itself is made of.
-    assert set(theirs) - set(ours) <= {"end_s", "gather", "may_gather", "post", "post_again", "send_packed", "settle"}
+    parts = {"end_s", "gather", "may_gather", "post", "post_again", "send_packed", "settle"}
+    assert set(theirs) - set(ours) <= parts | {"lend", "take_back", "unread_now"}
     for name in set(ours) & set(theirs):
         assert ours[name] == theirs[name], name
 
@@ -89,7 +93,7 @@ def test_send_in_all_ways(fake: Fake) -> None:
         assert producer.send("t", b"1").queue_offset == 0
         future = producer.send_future(Message(topic="t", body=b"2"))
         assert isinstance(future, Future)
-        assert isinstance(future.result(5), SendResult)
+        assert isinstance(future.result(120), SendResult)
         producer.send_oneway("t", b"3")
         assert producer.send_batch([Message(topic="t", body=b"4")] * 2).message_id.count(",") == 1
         assert len(producer.queues("t")) == 4
@@ -126,16 +130,16 @@ def test_many_threads_and_clients_share_one_loop(fake: Fake) -> None:
 def test_futures_of_one_sharding_key_keep_their_order(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg") as producer:
         futures = [producer.send_future("t", b"%d" % i, sharding_key="k") for i in range(200)]
-        assert [f.result(5).queue_offset for f in futures] == list(range(200))
+        assert [f.result(120).queue_offset for f in futures] == list(range(200))
 
 
 def test_futures_are_tried_again_as_sends_are(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.delivery.PAUSE_S", (0.01,))
+    monkeypatch.setattr("rocketspark.client.producer.send_attempts.PAUSE_S", (0.01,))
     with Producer(fake.namesrv, "pg", future_retries=1) as producer:
-        assert producer.send_future("t", b"the first finds the route").result(5).queue_offset == 0
+        assert producer.send_future("t", b"the first finds the route").result(120).queue_offset == 0
         before = fake.broker.requests[SEND]
         fake.broker.rules[SEND] = failing(1)
-        assert producer.send_future("t", b"again").result(5).status == "SEND_OK"
+        assert producer.send_future("t", b"again").result(120).status == "SEND_OK"
         assert fake.broker.requests[SEND] == before + 2
         fake.broker.rules[SEND] = failing(1, 1, 1)
         failed = producer.send_future("t", b"twice").exception(5)
@@ -176,7 +180,7 @@ def test_sends_of_threads_are_gathered_too(fake: Fake) -> None:
     batch = RequestCode.SEND_BATCH_MESSAGE
     with Producer(fake.namesrv, "pg", linger_ms=60_000) as producer:
         late = producer.send_future("u", b"delayed", delay_level=1)
-        assert late.result(5).queue_offset == 0
+        assert late.result(120).queue_offset == 0
         futures = [producer.send_future("u", b"%d" % i) for i in range(20)]
         futures += [producer.send_future("t", b"%d" % i, sharding_key="k") for i in range(20)]
         gathered = producer._core._batcher
@@ -196,7 +200,7 @@ def test_sends_of_threads_are_gathered_too(fake: Fake) -> None:
 
 
 def test_a_send_that_fails_is_tried_again_by_its_own_rules(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.delivery.PAUSE_S", (0.01,))
+    monkeypatch.setattr("rocketspark.client.producer.send_attempts.PAUSE_S", (0.01,))
     with Producer(fake.namesrv, "pg", retries=2, future_retries=0) as producer:
         producer.send("t", b"the first finds the route")
         before = fake.broker.requests[SEND]
@@ -244,7 +248,7 @@ def test_push_consumer(fake: Fake) -> None:
         consumer.subscribe("u")
         for i in range(100):
             producer.send("tu"[i % 2], b"%d" % i)
-        assert arrived.wait(10)
+        assert arrived.wait(120)
         assert len([q for q in consumer.queues() if q.topic in "tu"]) == 5
     assert sorted(int(m.body) for m in got) == list(range(100))
     assert threading.active_count() == before
@@ -263,7 +267,7 @@ def test_push_consumer_with_a_coroutine(fake: Fake) -> None:
 
     with consumer, Producer(fake.namesrv, "pg") as producer:
         producer.send("u", b"x")
-        assert arrived.wait(10)
+        assert arrived.wait(120)
     assert names == ["rocketspark-client"]
 
 
@@ -279,8 +283,12 @@ def test_a_synchronous_call_on_the_clients_own_thread_is_refused(fake: Fake) -> 
                 outcome.append(e)
             done.set()
 
+        # The future is not done before its callback is there: the callback runs on the clients' thread.
+        added = threading.Event()
+        producer._loop._loop.call_soon_threadsafe(added.wait, 120)
         producer.send_future("u", b"x").add_done_callback(callback)
-        assert done.wait(5)
+        added.set()
+        assert done.wait(120)
         assert "use the Async client" in str(outcome[0])
 
 
@@ -304,13 +312,104 @@ def test_pull_consumer_iterates(fake: Fake) -> None:
     assert fake.broker.offsets["g", "u", 0] == 4
 
 
+def test_an_iterator_that_is_held_commits_what_it_gave_out(fake: Fake) -> None:
+    for i in range(50):
+        fake.broker.put("u", 0, b"%d" % i)
+    with PullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
+        consumer.subscribe("u")
+        messages = iter(consumer)
+        assert [int(next(messages).body) for _ in range(3)] == [0, 1, 2]
+    assert fake.broker.offsets["g", "u", 0] == 3
+    # Nothing comes after the end.
+    assert list(messages) == []
+    assert fake.broker.offsets["g", "u", 0] == 3
+
+
+def test_closing_another_threads_iterator_leaves_out_what_it_works_at(fake: Fake) -> None:
+    for i in range(50):
+        fake.broker.put("u", 0, b"%d" % i)
+    consumer = PullConsumer(fake.namesrv, "g", consume_from="first")
+    consumer.subscribe("u")
+    consumer.start()
+    got: list[int] = []
+    third, closed = threading.Event(), threading.Event()
+
+    def work() -> None:
+        for message in consumer:
+            got.append(int(message.body))
+            if len(got) == 3:
+                third.set()
+                closed.wait(60)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert third.wait(60)
+    consumer.close()
+    closed.set()
+    worker.join(60)
+    assert (got, worker.is_alive()) == ([0, 1, 2], False)
+    assert fake.broker.offsets["g", "u", 0] == 2
+
+
+def test_an_iterator_commits_while_it_goes_and_an_error_leaves_its_message(fake: Fake) -> None:
+    for i in range(50):
+        fake.broker.put("u", 0, b"%d" % i)
+    options: dict[str, Any] = {"consume_from": "first", "commit_interval_ms": 5}
+    with pytest.raises(ZeroDivisionError), PullConsumer(fake.namesrv, "g", **options) as consumer:  # noqa: PT012
+        consumer.subscribe("u")
+        for message in consumer:
+            if message.queue_offset == 7:
+                consumer._loop.call(until(lambda: fake.broker.offsets.get(("g", "u", 0)) == 7))
+                raise ZeroDivisionError
+    assert fake.broker.offsets["g", "u", 0] == 7
+
+
+def test_a_seek_within_an_iteration_counts_at_once(fake: Fake) -> None:
+    for i in range(20):
+        fake.broker.put("u", 0, b"%d" % i)
+    queue = MessageQueue("u", "broker-a", 0)
+    got: list[int] = []
+    with PullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
+        consumer.assign([queue])
+        for message in consumer:
+            got.append(message.queue_offset)
+            if got == [0, 1]:
+                consumer.seek(queue, 15)
+            if len(got) == 5:
+                break
+        assert consumer.position(queue) == 18
+    assert got == [0, 1, 15, 16, 17]
+    assert fake.broker.offsets["g", "u", 0] == 18
+
+
+def test_an_interrupt_takes_back_what_a_poll_had_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        fake.broker.put("u", 0, b"%d" % i)
+    queue = MessageQueue("u", "broker-a", 0)
+    with PullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
+        consumer.assign([queue])
+        ask = LoopThread.ask
+
+        def interrupted(self: LoopThread, waiter: Any) -> Any:
+            ask(self, waiter)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LoopThread, "ask", interrupted)
+            for hand in (consumer.poll, lambda: next(iter(consumer))):
+                with pytest.raises(KeyboardInterrupt):
+                    hand()
+        assert [m.queue_offset for m in consumer.poll(5000, count_max=2)] == [0, 1]
+    assert fake.broker.offsets["g", "u", 0] == 2
+
+
 def test_start_that_fails_leaves_no_thread() -> None:
     before = threading.active_count()
     consumer = PullConsumer("127.0.0.1:1", "g")
     started_s = time.monotonic()
     with pytest.raises(NotSent, match="no NameServer answers"):
         consumer.start()
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 50
     assert threading.active_count() == before
 
 
@@ -333,7 +432,7 @@ def test_a_message_may_be_changed_after_send_future(fake: Fake) -> None:
             message.body = b"%d" % i
             futures.append(producer.send_future(message))
         for future in futures:
-            future.result(5)
+            future.result(120)
     # In any order: those that wait for the route may be overtaken.
     bodies = [record.decode(r).body for r in fake.broker.queues["u", 0]]
     assert sorted(bodies, key=int) == [b"%d" % i for i in range(50)]
@@ -361,13 +460,32 @@ def test_a_forked_child_is_told_and_can_begin_anew(fake: Fake) -> None:
     assert bodies == [b"parent", b"child", b"parent again"]
 
 
+def test_a_forked_child_opens_the_broadcast_consumer_of_its_parent(fake: Fake, tmp_path: Path) -> None:
+    def made() -> PushConsumer:
+        consumer = PushConsumer(fake.namesrv, "g", broadcast=True, offset_folder=str(tmp_path))
+        consumer.subscribe("u")
+        consumer.listen(lambda message: None)
+        return consumer
+
+    with made() as parents:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with made() as mine:
+                    status = 0 if mine.client_id == parents.client_id and mine.queues() else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_script_that_forgets_to_close_ends(fake: Fake) -> None:
     code = (
         "from rocketspark import Producer, PushConsumer\n"
         f"p = Producer({fake.namesrv!r}, 'pg'); p.start(); p.send('u', b'x')\n"
         f"c = PushConsumer({fake.namesrv!r}, 'g', consume_from='first'); c.subscribe('u'); c.listen(print); c.start()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketspark.errors import FilterIllegal, UsageError
-from rocketspark.filters import sql92
-from rocketspark.protocol import properties as stored_properties
+from rocketspark.filters import sql92, sql92_code
+from rocketspark.protocol.message import properties as stored_properties
 
 VECTORS = json.loads((Path(__file__).resolve().parents[2] / "vectors" / "sql92.json").read_text())
 
@@ -25,6 +25,15 @@ def stored(properties: Mapping[str, str]) -> bytes:
     return stored_properties.encode(properties).encode()
 
 
+@pytest.fixture(params=[None, 2], ids=["", "many-terms"])
+def terms_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As filters are compiled, and with 3 terms in a row as a filter of hundreds is."""
+    if request.param is not None:
+        monkeypatch.setattr(sql92_code, "_TERMS_MAX", request.param)
+        monkeypatch.setattr(sql92, "_kept", {})
+
+
+@pytest.mark.usefixtures("terms_max")
 def test_official_outcomes() -> None:
     """Every row of the vectors. Text after the end, which RocketMQ drops, is refused; up to there all is equal."""
     seen: Counter[str] = Counter()
@@ -265,7 +274,8 @@ def judged(tree: Any, properties: Mapping[str, str]) -> bool | None:
 
 
 @given(TREES, st.dictionaries(NAMES, st.sampled_from(["-2", "0", "1", "3", "x", "xy", "it's"])))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("terms_max")
 def test_random_trees_beside_a_naive_evaluator(tree: Any, properties: dict[str, str]) -> None:
     try:
         expected = judged(tree, properties) is True
@@ -274,3 +284,17 @@ def test_random_trees_beside_a_naive_evaluator(tree: Any, properties: dict[str, 
     compiled = sql92.compile(written(tree))
     assert compiled.accepts(properties) is expected
     assert compiled.accepts_record(stored(properties)) is expected
+
+
+def test_a_literal_of_any_number_of_digits_is_refused_by_name() -> None:
+    for digits in (20, 4300, 5000, 16_000):
+        with pytest.raises(FilterIllegal, match="integers go up to"):
+            sql92.compile("a = " + "9" * digits)
+
+
+@given(st.lists(st.sampled_from([b"a\x01\x02", b"a\x01x\x02", b"b\x01y\x02", b"ba\x01z\x02", b"a\x01", b"\x02", b"v"])))
+def test_the_last_value_that_is_not_empty_counts(pieces: list[bytes]) -> None:
+    stored = b"\x02" + b"".join(pieces)
+    values = [p.partition(b"\x01")[2] for p in stored.split(b"\x02") if p.partition(b"\x01")[0] == b"a"]
+    expected = [v for v in values if v]
+    assert sql92_code._find(stored, b"\x02a\x01") == (expected[-1].decode() if expected else None)

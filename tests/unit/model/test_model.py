@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.protocol.golden import hashes
 
-from rocketspark.model import BrokerData, MessageQueue, QueueData, ReceivedMessage, TopicRoute, subscribe
+from rocketspark.errors import FilterIllegal
+from rocketspark.model import BrokerData, MessageQueue, QueueData, ReceivedMessage, TopicRoute, java, subscribe
 from rocketspark.model.java import string_hash
 
 
@@ -103,7 +105,42 @@ def test_queues_are_ordered_by_topic_broker_and_id() -> None:
 def test_a_received_message_knows_its_queue() -> None:
     message = ReceivedMessage(
         topic="T", body=b"", tag=None, keys=(), properties={}, broker_name="a", queue_id=3, queue_offset=7,
-        log_position=0, stored_bytes=0, message_id="", offset_message_id="", born_time_ms=0, born_host="",
+        physical_offset=0, stored_bytes=0, message_id="", offset_message_id="", born_time_ms=0, born_host="",
         store_time_ms=0, store_host="",
     )  # fmt: skip
     assert message.queue == ("T", "a", 3)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-16"), max_size=400))
+def test_long_texts_hash_as_short_ones(text: str) -> None:
+    assert java._long_hash(text + "x") == java._kept_hash(text + "x")
+
+
+def test_long_texts_are_not_kept() -> None:
+    before = java._kept_hash.cache_info().currsize
+    java.string_hash("y" * 32_000)
+    assert java._kept_hash.cache_info().currsize == before
+
+
+def test_a_filter_is_no_longer_than_may_be() -> None:
+    with pytest.raises(FilterIllegal, match="at most 65536"):
+        subscribe("T", "a" * 65_537)
+
+
+@pytest.mark.parametrize(
+    ("conf", "queues"),
+    [
+        ("b:1;a:2", [("b", 0), ("a", 0), ("a", 1)]),
+        ("gone:1;a:1;", [("gone", 0), ("a", 0)]),
+        # What is no order is as if there were none.
+        *(
+            (conf, None)
+            for conf in (None, "", "a", "a:x", "a:\u00b2", "a:0", "a:-1", "a:" + "9" * 5000, ":1", "a:1;a:1")
+        ),
+        ("a:262144;b:1", None),
+    ],
+)
+def test_queues_of_a_set_order(conf: str | None, queues: list[tuple[str, int]] | None) -> None:
+    route = msgspec.structs.replace(ROUTE, order_conf=conf)
+    expected = ROUTE.write_queues() if queues is None else tuple(MessageQueue("T", name, i) for name, i in queues)
+    assert route.producer_queues() == expected

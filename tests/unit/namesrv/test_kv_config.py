@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, ServerError
+from rocketspark.namesrv import kv_config
 from rocketspark.namesrv.kv_config import KvConfig
 
 
@@ -47,9 +48,56 @@ def test_they_are_in_rocketmq_s_file_and_read_again(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
-    for text in (b"{", b"[]", b'{"configTable":{"n":[]}}', b'{"configTable":{"n":{"k":"\xff"}}}', b""):
+    for text in (
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"configTable":' * 5000,
+        b'{"configTable":{"n":[]}}',
+        b'{"configTable":{"n":{"k":"\xff"}}}',
+        b"",
+    ):
         path.write_bytes(text)
         with pytest.raises(ConfigError, match=r"kvConfig\.json cannot be read: .*mend or remove it"):
             KvConfig(path)
     path.write_text("{}")
     assert KvConfig(path).table("n") is None
+
+
+def test_what_is_too_long_or_too_much_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_config, "CHARACTERS_MAX", 100)
+    kv = KvConfig(tmp_path / "kv.json")
+    kv.put("n", "k", "v" * 50)
+    for namespace, key, value in (
+        ("x" * 256, "k", "v"),
+        ("n", "", "v"),
+        ("n", "a\x1b[31m", "v"),
+        ("n", "k", "v" * (kv_config.VALUE_CHARACTERS_MAX + 1)),
+        ("n", "k2", "v" * 50),
+    ):
+        with pytest.raises(ServerError) as caught:
+            kv.put(namespace, key, value)
+        assert caught.value.remark.isprintable()
+        assert len(caught.value.remark) < 250
+        assert kv.table("n") == KvConfig(tmp_path / "kv.json").table("n") == {"k": "v" * 50}
+    # Room that was given back, or is there after a restart, is had again.
+    kv = KvConfig(tmp_path / "kv.json")
+    kv.delete("n", "k")
+    kv.put("n", "k2", "v" * 90)
+    kv.put("n", "k2", "v")
+    kv.put("m", "k", "v" * 90)
+
+
+def test_what_cannot_be_written_is_refused_and_not_told(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "kv.json"
+    kv = KvConfig(path)
+    kv.put("n", "k", "v")
+    path.with_suffix(".tmp").mkdir()
+    with pytest.raises(ServerError, match=r"cannot be written: .*nothing was changed"):
+        kv.put("n", "k", "w")
+    with pytest.raises(ServerError, match="cannot be written"):
+        kv.delete("n", "k")
+    assert kv.get("n", "k") == "v"
+    path.with_suffix(".tmp").rmdir()
+    kv.put("n", "k", "w")
+    assert KvConfig(path).get("n", "k") == "w"

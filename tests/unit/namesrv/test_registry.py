@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.errors import ServerError
+from rocketspark.namesrv.registration_limits import QUEUES_MAX, check_broker
 from rocketspark.namesrv.registry import EXPIRY_MS, LiveBroker, Registry
-from rocketspark.protocol.bodies import DataVersion, QueueDataBody, TopicConfig, TopicConfigTable
+from rocketspark.protocol.json.bodies import DataVersion, QueueDataBody, QueueMapping, TopicConfig, TopicConfigTable
 
 
 def table(version: int, **queues: int) -> TopicConfigTable:
@@ -275,3 +282,175 @@ def test_a_topic_told_alone_is_taken_as_far_as_its_brokers_live() -> None:
     assert tell("New", ("nobody", 4), ("a", 9)) == {"a": 7}
     assert tell("None") == {}
     assert sorted(registry.topics()) == ["New", "T"]
+
+
+def static(version: int, *mapped: str, total: int = 4, **queues: int) -> TopicConfigTable:
+    """Topics of which some are static."""
+    found = table(version, **queues)
+    found.topic_queue_mapping_info_map = {
+        name: QueueMapping(topic=name, total_queues=total, bname="a", curr_id_map={0: 0}) for name in mapped
+    }
+    return found
+
+
+def test_mappings_of_static_topics_are_kept_while_their_broker_has_the_topic() -> None:
+    registry = Registry()
+    register(registry, topics=static(1, "S", S=2, T=2))
+    register(registry, broker_name="b", address="h:9", connection="conn-2", topics=static(1, "S", S=2))
+    assert set(registry.mappings("S")) == {"a", "b"}
+    assert registry.mappings("S")["a"].curr_id_map == {0: 0}
+    assert registry.mappings("T") == {}
+    # A registration of other topics says nothing of this one's mapping, and neither does one without it.
+    register(registry, topics=table(2, T=3))
+    register(registry, topics=table(3, S=2))
+    assert set(registry.mappings("S")) == {"a", "b"}
+    # A table in parts brings all mappings with the last.
+    register(registry, topics=table(4, U=1))
+    register(registry, topics=static(5, "U", V=1))
+    assert set(registry.mappings("U")) == {"a"}
+    # What it does not carry cannot be asked for; nothing is kept of it.
+    register(registry, topics=static(6, "W", V=1))
+    assert registry.mappings("W") == {}
+    registry.disconnected("conn-2")
+    assert set(registry.mappings("S")) == {"a"}
+    registry.delete_topic("S")
+    assert registry.mappings("S") == {}
+    register(registry, topics=table(7, S=2))
+    assert registry.mappings("S") == {}
+    registry.unregister("c", "a", 0, "h:1")
+    assert not registry._mappings
+
+
+def test_a_slave_s_mappings_do_not_count_and_one_that_cannot_be_passed_on_takes_its_topic_along() -> None:
+    registry = Registry()
+    register(registry, broker_id=1, address="h:3", topics=static(1, "S", S=2))
+    assert registry.route("S") is None
+    assert registry.mappings("S") == {}
+    register(registry, topics=static(2, "S", total=QUEUES_MAX + 1, S=2, T=2))
+    assert registry.route("S") is None
+    assert registry.mappings("S") == {}
+    assert queues(registry) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("x" * 256, 1), ("evil\x1b[31m", 1), ("a\nb", 1), ("a\ud800", 1), ("", 1), ("t", QUEUES_MAX + 1), ("t", -1)],
+)
+def test_a_topic_that_no_broker_may_have_is_left_out_and_named(
+    name: str, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    registry = Registry()
+    topics = table(1, good=4)
+    topics.topic_config_table[name] = TopicConfig(topic_name=name, read_queue_nums=count, write_queue_nums=count)
+    register(registry, topics=topics)
+    assert registry.topics() == ["good"]
+    (record,) = caplog.records
+    assert "of broker a 1 topics, such as" in record.getMessage()
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 400
+    with pytest.raises(ServerError, match="not taken"):
+        registry.set_queues(name, [QueueDataBody(broker_name="a", read_queue_nums=count, write_queue_nums=1, perm=6)])
+    assert registry.topics() == ["good"]
+
+
+def test_more_topics_and_brokers_than_there_may_be_are_refused_and_room_comes_back() -> None:
+    registry = Registry(brokers_max=2, topics_max=3)
+    register(registry, topics=table(1, T=4, U=4))
+    register(registry, broker_name="b", address="h:3", topics=table(1, T=4, V=4), connection="conn-2")
+    assert sorted(registry.topics()) == ["T", "U"]
+    # What is there already may change.
+    register(registry, topics=table(2, T=5, U=4))
+    assert queues(registry) == {"a": 5, "b": 4}
+    with pytest.raises(ServerError, match="2 brokers are registered"):
+        register(registry, broker_name="c", address="h:4")
+    registry.disconnected("conn-2")
+    register(registry, broker_name="c", address="h:4", topics=table(1, W=1))
+    assert sorted(registry.topics()) == ["T", "U", "W"]
+
+
+@pytest.mark.parametrize("field", ["cluster", "broker_name", "address", "ha_address"])
+def test_a_broker_that_cannot_be_called_so_is_refused(field: str) -> None:
+    good = {"cluster": "c", "broker_name": "my.host", "broker_id": 0, "address": "h:1", "ha_address": ""}
+    check_broker(**good)  # type: ignore[arg-type]
+    for text in ("x" * 256, "a\nFORGED", "\x1b[31m"):
+        with pytest.raises(ServerError, match="characters are needed") as caught:
+            check_broker(**good | {field: text})  # type: ignore[arg-type]
+        assert caught.value.remark.isprintable()
+    with pytest.raises(ServerError, match="brokerId"):
+        check_broker("c", "a", 10**30, "h:1", "")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("register"),
+            st.sampled_from("ab"),
+            st.integers(0, 1),
+            st.sampled_from("xyz"),
+            st.sampled_from("12"),
+            st.sets(st.sampled_from("TUV")),
+        ),
+        st.tuples(st.just("leave"), st.sampled_from("ab"), st.integers(0, 1), st.sampled_from("xyz")),
+        st.tuples(st.just("close"), st.sampled_from("12")),
+        st.tuples(st.just("delete"), st.sampled_from("TUV")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=100)
+@given(STEPS)
+def test_what_is_kept_to_find_things_fast_always_equals_the_tables(steps: list[tuple[Any, ...]]) -> None:
+    registry = Registry()
+    for version, (what, *values) in enumerate(steps):
+        if what == "register":
+            name, broker_id, address, connection, topics = values
+            register(
+                registry,
+                broker_name=name,
+                broker_id=broker_id,
+                address=address,
+                connection=connection,
+                topics=static(version, "T", "W", **dict.fromkeys(topics, 1)),
+            )
+        elif what == "leave":
+            registry.unregister("c", *values)
+        elif what == "close":
+            registry.disconnected(*values)
+        else:
+            registry.delete_topic(*values)
+        carried: dict[str, set[str]] = {}
+        for topic, held in registry._topics.items():
+            assert held
+            for name in held:
+                carried.setdefault(name, set()).add(topic)
+        assert registry._carried == carried
+        assert registry._carried_count == sum(map(len, carried.values()))
+        over: dict[Any, set[tuple[str, str]]] = {}
+        for key, live in registry._live.items():
+            over.setdefault(live.connection, set()).add(key)
+        assert registry._over == over
+        for topic, mapped in registry._mappings.items():
+            assert mapped
+            assert mapped.keys() <= registry._topics[topic].keys()
+
+
+def test_a_connection_that_ends_costs_what_registered_over_it_and_no_more() -> None:
+    class Counted(dict[Any, Any]):
+        looked_through = 0
+
+        def values(self) -> Any:
+            Counted.looked_through += 1
+            return super().values()
+
+        def items(self) -> Any:
+            Counted.looked_through += 1
+            return super().items()
+
+    registry = Registry()
+    registry._live, registry._topics = Counted(), Counted()
+    register(registry)
+    registry.disconnected("other")
+    assert [b.broker_name for b in registry.disconnected("conn-1")] == ["a"]
+    assert Counted.looked_through == 0

@@ -242,3 +242,25 @@ def test_a_splitter_fed_anything_raises_only_frame_errors_and_keeps_count(chunks
         fed += len(chunk)
         out += sum(8 + len(header) + len(body) for _, header, body in found)
         assert splitter.held == fed - out
+
+
+def test_how_deep_a_header_may_nest_does_not_depend_on_python() -> None:
+    flat = b'{"code":1,"remark":"' + b"[" * 3000 + b'","x":[' + b"[]," * 3000 + b"0]}"
+    assert frames.decode_header(flat, 0).code == 1
+    # Far less than any decoder gives up at.
+    deep = b'{"code":1,"x":' + b"[" * 150 + b"]" * 150 + b"}"
+    with pytest.raises(FrameError, match="nested deeper than 100"):
+        frames.decode_header(deep, 0)
+    with pytest.raises(FrameError, match="over the limit"):
+        frames.decode_header(b'{"code":1,"x":"' + b"x" * (1 << 20) + b'"}', 0)
+
+
+def test_a_frame_that_drips_in_is_kept_in_one_buffer() -> None:
+    splitter = frames.Splitter()
+    frame = frames.encode(Frame(code=7, body=b"x" * 20_000))
+    for at in range(len(frame) - 1):
+        assert splitter.feed(frame[at : at + 1]) == []
+    assert len(splitter._chunks) < 5
+    ((_, header, body),) = splitter.feed(frame[-1:])
+    assert frames.decode_header(header, 0).code == 7
+    assert body == b"x" * 20_000

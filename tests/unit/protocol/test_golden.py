@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from tests.unit.protocol import golden
 from tests.unit.protocol.golden import Captured
 
-from rocketspark.broker.delays import encode_delay_offsets
-from rocketspark.broker.offsets import encode_offsets
+from rocketspark.broker.consumers.consumer_offsets import encode_offsets
+from rocketspark.broker.messages.schedule_messages import encode_delay_offsets
 from rocketspark.errors import FrameError
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import bodies, frames, headers, java_json
+from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.json import bodies, java_json
 
 # Ext fields of the captures that no typed header names.
 IGNORED_EXT = {

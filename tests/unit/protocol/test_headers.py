@@ -13,6 +13,7 @@ from rocketspark.errors import FrameError
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Header, SendHeader, SendHeaderV1
+from rocketspark.protocol.headers.codec import Long
 
 KINDS = sorted({*headers.REQUEST_HEADERS.values(), *headers.REPLY_HEADERS.values()}, key=lambda kind: kind.__name__)
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -84,6 +85,7 @@ def value(field: msgspec.structs.FieldInfo) -> st.SearchStrategy[Any]:
     kind: Any = field.type
     options = {
         int: st.integers(-(2**63), 2**63 - 1),
+        Long: st.integers(-(2**63), 2**63 - 1),
         bool: st.booleans(),
         str: TEXT,
         type(None): st.none(),
@@ -188,3 +190,15 @@ def test_headers_that_differ_in_some_numbers_alone() -> None:
     made = [ext_of(offset, count) for offset, count in ((0, 0), (2**40, 32), (7, 4096))]
     assert made == [headers.to_ext(header(offset, count)) for offset, count in ((0, 0), (2**40, 32), (7, 4096))]
     assert [list(ext) for ext in made] == [list(headers.to_ext(header(0, 0)))] * 3
+
+
+def test_no_number_of_a_header_is_longer_than_java_s() -> None:
+    kept = headers.UpdateConsumerOffsetHeader
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": "0", "commitOffset": str(2**63 - 1)}
+    assert headers.from_ext(kept, ext).commit_offset == 2**63 - 1
+    for wrong in (2**63, 2**64, 10**400, -(2**63) - 1):
+        head = frames.encode_header(Frame(code=15, ext=ext | {"commitOffset": str(wrong)}))
+        with pytest.raises(msgspec.DecodeError):
+            headers.request_decoder(kept).decode(head)
+        with pytest.raises(FrameError):
+            headers.from_ext(kept, ext | {"commitOffset": str(wrong)})

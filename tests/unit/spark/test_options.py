@@ -239,3 +239,40 @@ def test_exactly_once_needs_a_name() -> None:
 def test_wrong_options_of_exactly_once_are_named(change: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_write(EXACT | change)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("startingOffsets", "[" * 100_000),
+        ("startingOffsets", '{"T": {"b": {"' + "9" * 5000 + '": 1}}}'),
+        ("startingOffsets", '{"T": {"b": {"0": ' + "9" * 30 + "}}}"),
+        ("startingOffsets", '{"T": {"b": {"\u00b2": 1}}}'),
+        ("startingOffsetsByTimestamp", "[" * 100_000),
+        ("startingTimestamp", "9" * 5000),
+        ("minPartitions", "\u00b2"),
+        ("minPartitions", "9" * 5000),
+        ("minPartitions", "1_0"),
+        ("maxMessagesPerPull", "1e3"),
+        ("failOnDataLoss", "\x1b[0m"),
+        ("badBodies", "drop"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_odd_texts_are_mistakes_of_one_line(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=name) as raised:
+        parse_read({"namesrv": "127.0.0.1:1", "topic": "T", name: text}, streaming=False)
+    assert len(str(raised.value)) < 600
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"T": [99999999999]}'], ids=["deep", "large"])
+def test_odd_queues_by_hand_are_mistakes(text: str) -> None:
+    with pytest.raises(ConfigError, match="option assign"):
+        parse_read({"namesrv": "127.0.0.1:1", "assign": text}, streaming=False)
+
+
+def test_bad_bodies_go_on_as_null_where_loss_is_no_error() -> None:
+    given = {"namesrv": "127.0.0.1:1", "topic": "T"}
+    assert parse_read(given, streaming=True).bad_bodies == "error"
+    assert parse_read({**given, "failOnDataLoss": "false"}, streaming=True).bad_bodies == "null"
+    assert parse_read({**given, "failOnDataLoss": "false", "badBodies": "error"}, streaming=True).bad_bodies == "error"

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import properties as props
+from rocketspark.protocol.message import properties as props
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.clock import ManualClock
-from rocketspark.store.files import OsFiles
+from rocketspark.store.files.system_calls import OsFiles
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "store"
 NOW_MS = 1_700_000_000_000

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
-from rocketspark.protocol import record
-from rocketspark.store import BatchMessage, Store, checkpoint, config_files
-from rocketspark.store.files import OsFiles
+from rocketspark.errors import MessageIllegal, StoreError, StoreFull, StoreUnwritable
+from rocketspark.protocol.message import record
+from rocketspark.store import BatchMessage, Store
+from rocketspark.store.files import checkpoint, config_files
+from rocketspark.store.files.system_calls import OsFiles
 
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
@@ -230,3 +231,68 @@ def test_a_directory_that_cannot_be_read_is_told_plainly(tmp_path: Path) -> None
     path.mkdir()
     with pytest.raises(StoreError, match="cannot read"):
         config_files.read(str(path))
+
+
+@pytest.mark.parametrize("call", ["sync_file", "create", "sync_directory", "overwrite", "map"])
+def test_without_descriptors_nothing_is_taken_until_there_are_again(
+    call: str, make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    send(store, "t", 0, b"0", keys="k")
+
+    def none_left(*args: Any, **more: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "somewhere")
+
+    def flush_all() -> None:
+        store.flush_log()
+        store.flush_queues()
+        store.flush_indexes()
+        store.write_checkpoint()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, call, none_left)
+        for _ in range(2):
+            with pytest.raises(StoreUnwritable, match="too many open files; raise the limit") as caught:
+                flush_all()
+            assert caught.value.retriable
+            with pytest.raises(StoreUnwritable, match="too many open files"):
+                send(store, "t", 0, b"refused")
+        assert bodies(store) == [b"0"]
+    flush_all()
+    assert send(store, "t", 0, b"1")[1] == 1
+    flush_all()
+    assert store.flushed_position == store.written_position
+    store.close()
+    assert bodies(make_store()) == [b"0", b"1"]
+
+
+def test_a_queue_file_that_cannot_be_made_stops_appends(make_store: Any, send: Any, files: Any) -> None:
+    """Not by an error of the system's, but by the store's own: it counted as a full disk's, or ended nothing."""
+    store = make_store()
+    send(store, "t", 0, b"0")
+
+    def denied(path: str, size: int, *, keep: bool = False) -> None:
+        raise OSError(errno.EACCES, "Permission denied", path)
+
+    files.create = denied
+    with pytest.raises(StoreUnwritable, match=r"read-only since a flush failed .*Permission denied"):
+        store.flush_queues()
+    for refused in (lambda: send(store, "t", 0, b"1"), store.flush_log, store.write_checkpoint):
+        with pytest.raises(StoreUnwritable, match="read-only"):
+            refused()
+    assert bodies(store) == [b"0"]
+    del files.create
+    with pytest.raises(StoreUnwritable):
+        store.close()
+    assert bodies(make_store()) == [b"0"]
+
+
+@pytest.mark.parametrize("topic", ["t" * 256, "ü" * 128, "a/b", "a\0b", ".", ".."])
+def test_a_topic_that_no_directory_can_be_named_after_is_refused(topic: str, make_store: Any, send: Any) -> None:
+    store = make_store()
+    with pytest.raises(MessageIllegal, match="name of a directory"):
+        send(store, topic, 0, b"x")
+    send(store, "t" * 255, 0, b"x")
+    store.flush_queues()
+    store.close()
+    assert dict(make_store().queues()) == {"t" * 255: {0}}

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rocketspark.protocol import properties as props
-from rocketspark.protocol import record
-from rocketspark.store import Found, Store
+from rocketspark.protocol.message import properties as props
+from rocketspark.protocol.message import record
+from rocketspark.store import GetStatus, Store
 from rocketspark.store.clock import ManualClock
 
 Golden = Any  # root, manifest, settings: see conftest
@@ -38,12 +38,12 @@ def by_queue(messages: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[
 def read_all(store: Store, topic: str, queue_id: int) -> list[record.Record]:
     found = []
     offset = 0
-    while (read := store.read(topic, queue_id, offset, 32, 65536)).status is Found.FOUND:
+    while (read := store.read(topic, queue_id, offset, 32, 65536)).status is GetStatus.FOUND:
         here = [r for piece in read.records for r in record.decode_all(piece)]
         assert len(here) == read.count
         found += here
         offset = read.next_offset
-    assert read.status in (Found.AT_END, Found.EMPTY)
+    assert read.status in (GetStatus.AT_END, GetStatus.EMPTY)
     return found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rocketspark.protocol import record
-from rocketspark.store import Found
+from rocketspark.protocol.message import record
+from rocketspark.store import GetStatus
 
 WRITER = """
 import sys, threading
@@ -56,7 +56,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(seed: int, tmp_path: Path, make
             lines.append(line)
             if len(lines) == wanted:
                 os.kill(writer.pid, signal.SIGKILL)
-        assert writer.wait(30) == -signal.SIGKILL
+        assert writer.wait(120) == -signal.SIGKILL
         for line in lines:
             # The last line may have been cut off by the kill.
             if line.endswith("\n"):
@@ -67,7 +67,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(seed: int, tmp_path: Path, make
         for topic, ids in store.queues().items():
             for queue_id in ids:
                 at = 0
-                while (read := store.read(topic, queue_id, at, 500, 1 << 20)).status is Found.FOUND:
+                while (read := store.read(topic, queue_id, at, 500, 1 << 20)).status is GetStatus.FOUND:
                     for piece in read.records:
                         for r in record.decode_all(piece):
                             i = int(r.body.split(b":")[0][1:])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rocketspark.protocol import record
-from rocketspark.store import Found
+from rocketspark.protocol.message import record
+from rocketspark.store import GetStatus
 from rocketspark.store.retention import expired
 
 
@@ -44,7 +44,7 @@ def test_expiry(make_store: Any, send: Any) -> None:
     first = next(i for i, p in enumerate(places) if p[0] >= oldest)
     for _ in range(2):
         assert store.queue_range("t", 0) == (first, 300)
-        assert store.read("t", 0, 0, 5, 1000).status is Found.OFFSET_TOO_SMALL
+        assert store.read("t", 0, 0, 5, 1000).status is GetStatus.OFFSET_TOO_SMALL
         read = store.read("t", 0, first, 1000, 1 << 20)
         assert [r.queue_offset for v in read.records for r in record.decode_all(v)] == list(range(first, 300))
         assert store.record_at(places[0][0]) is None
@@ -68,3 +68,51 @@ def test_expiry(make_store: Any, send: Any) -> None:
     assert read.count == 301 - first
     assert store.expire(10**15) > 0
     assert store.queue_range("quiet", 0)[1] == 1
+
+
+@pytest.mark.parametrize("codes", [None, frozenset((7,)), frozenset(range(100, 140))])
+def test_oldest_offsets_rise_before_a_file_goes(codes: Any, make_store: Any, send: Any) -> None:
+    store = make_store()
+    places = [send(store, f"t{i % 130}", 0, b"x" * 400, now_ms=1000 + i) for i in range(520)]
+    store.flush_log()
+    # Those of other queues are read from their files when they are asked for.
+    assert store.queue_range("t0", 0) == (0, 4)
+    gone = 0
+    for remove in store.expire_steps(1300, 10):
+        if remove is not None:
+            remove()
+            gone += 1
+        if not gone:
+            continue
+        for topic in range(130):
+            low, high = store.queue_range(f"t{topic}", 0)
+            assert [places[topic + 130 * n][0] >= store.min_position for n in range(low, high)] == [True] * (high - low)
+            assert not low or store.read(f"t{topic}", 0, low - 1, 9, 9999, codes).status is GetStatus.OFFSET_TOO_SMALL
+    assert gone > 5
+    assert store.queue_range("t0", 0)[0] > 0
+
+
+@pytest.mark.parametrize("codes", [None, frozenset((7,)), frozenset((8,)), frozenset(range(100))])
+@pytest.mark.parametrize("gap", [1, 5])
+def test_a_read_ends_before_a_hole_and_then_tells_of_it(gap: int, codes: Any, make_store: Any) -> None:
+    store = make_store()
+
+    def put(count: int) -> None:
+        for i in range(count):
+            store.append(b"t", 0, b"x", b"", 7 + i % 2, None, None, None, 1000, 0, 0, 0, bytes(8))
+
+    put(6)
+    store.consume_queues.find("t", 0).fill_to(6 + gap)
+    put(6)
+    got, at, told = [], 0, []
+    while at < 12 + gap:
+        read = store.read("t", 0, at, 4, 1 << 20, codes)
+        if read.status is GetStatus.REMOVED:
+            told.append((at, read.next_offset, read.records))
+        got += [r.queue_offset for piece in read.records for r in record.decode_all(piece)]
+        at = read.next_offset
+    assert told == [(6, 6 + gap, [])]
+    wanted = [*range(6), *range(6 + gap, 12 + gap)]
+    if codes is not None and len(codes) == 1:
+        wanted = wanted[1 if 8 in codes else 0 :: 2]
+    assert got == wanted

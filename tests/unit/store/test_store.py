@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 
 from rocketspark.errors import ConfigError, MessageIllegal, StoreLocked, StoreUnwritable
 from rocketspark.model.java import string_hash
-from rocketspark.protocol import properties as props
-from rocketspark.protocol import record
-from rocketspark.store import BatchMessage, Found, Store, StoreSettings
+from rocketspark.protocol.message import properties as props
+from rocketspark.protocol.message import record
+from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings
 from rocketspark.store.clock import ManualClock
 
 NOW_MS = 1_700_000_000_000
@@ -25,10 +26,10 @@ HOST = bytes.fromhex("7f00000100002a9f")
 
 def bodies(store: Store, topic: str, queue_id: int, start: int = 0) -> list[bytes]:
     found: list[bytes] = []
-    while (read := store.read(topic, queue_id, start, 7, 1 << 20)).status is Found.FOUND:
+    while (read := store.read(topic, queue_id, start, 7, 1 << 20)).status is GetStatus.FOUND:
         found += [r.body for piece in read.records for r in record.decode_all(piece)]
         start = read.next_offset
-    assert read.status is Found.AT_END
+    assert read.status is GetStatus.AT_END
     return found
 
 
@@ -109,19 +110,19 @@ def test_a_record_fits_only_if_eight_bytes_stay(spare: int, make_store: Any, sen
 
 def test_the_states_of_a_read(make_store: Any, send: Any) -> None:
     store = make_store()
-    assert store.read("t", 0, 0, 32, 1000).status is Found.NO_QUEUE
+    assert store.read("t", 0, 0, 32, 1000).status is GetStatus.NO_QUEUE
     for i in range(5):
         send(store, "t", 0, b"%d" % i)
     for offset, status, next_offset in [
-        (5, Found.AT_END, 5),
-        (9999, Found.OFFSET_TOO_BIG, 5),
-        (-1, Found.OFFSET_TOO_SMALL, 0),
+        (5, GetStatus.AT_END, 5),
+        (9999, GetStatus.OFFSET_TOO_BIG, 5),
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
     ]:
         read = store.read("t", 0, offset, 32, 1000)
         assert (read.status, read.records, read.next_offset) == (status, [], next_offset)
         assert (read.min_offset, read.max_offset) == (0, 5)
     read = store.read("t", 0, 1, 2, 1 << 20)
-    assert (read.status, read.count, read.next_offset) == (Found.FOUND, 2, 3)
+    assert (read.status, read.count, read.next_offset) == (GetStatus.FOUND, 2, 3)
     # Neighbours in the log are one slice.
     assert len(read.records) == 1
     assert [r.body for r in record.decode_all(read.records[0])] == [b"1", b"2"]
@@ -150,7 +151,7 @@ def test_reads_filter_by_code_and_by_record(make_store: Any, send: Any) -> None:
     read = store.read("t", 0, 0, 4, 1 << 20, odd, lambda v: record.decode(v).body.endswith(b"9"))
     assert [r.body for v in read.records for r in record.decode_all(v)] == [b"9", b"19", b"29", b"39"]
     read = store.read("t", 0, 3, 4, 1 << 20, frozenset({string_hash("none")}))
-    assert (read.status, read.next_offset, read.records) == (Found.NO_MATCHED, 120, [])
+    assert (read.status, read.next_offset, read.records) == (GetStatus.NO_MATCHED, 120, [])
 
 
 def test_a_filtered_read_looks_at_800_units(make_store: Any, send: Any) -> None:
@@ -197,7 +198,7 @@ def test_a_batch_is_consecutive_and_in_one_file(make_store: Any, send: Any) -> N
 
 def test_keys_of_small_batches_are_written_many_at_a_time(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(log_file_bytes=1 << 20, queue_file_units=5000, index_entries=5000)
-    index = store.key_index
+    index = store.index_service
     writes: list[int] = []
     write_pending = index.write_pending
     monkeypatch.setattr(index, "write_pending", lambda: (writes.append(len(index.pending)), write_pending()))
@@ -232,7 +233,7 @@ def test_the_schedule_topic_keeps_delivery_times(make_store: Any, send: Any) -> 
     store = make_store(delay_ms=(1000, 5000))
     for queue_id, delay in ((0, 1000), (1, 5000)):
         send(store, "SCHEDULE_TOPIC_XXXX", queue_id, b"x", tag="A")
-        assert store.queue_index.find("SCHEDULE_TOPIC_XXXX", queue_id).unit(0)[2] == NOW_MS + delay
+        assert store.consume_queues.find("SCHEDULE_TOPIC_XXXX", queue_id).unit(0)[2] == NOW_MS + delay
 
 
 def test_queries_see_what_is_not_written_yet_newest_first(make_store: Any, send: Any) -> None:
@@ -286,7 +287,7 @@ def test_a_deleted_topic_starts_anew_and_stays_so(make_store: Any, send: Any) ->
         send(store, "keep", 0, b"%d" % i)
     store.delete_topic("t")
     assert set(store.queues()) == {"keep"}
-    assert store.read("t", 1, 0, 1, 1).status is Found.NO_QUEUE
+    assert store.read("t", 1, 0, 1, 1).status is GetStatus.NO_QUEUE
     assert [send(store, "t", 1, b"new%d" % i)[1] for i in range(3)] == [0, 1, 2]
     store.close()
     for lost in ("nothing", "checkpoint"):
@@ -347,8 +348,8 @@ def test_default_sizes_stay_small_until_used(tmp_path: Path, send: Any) -> None:
 def test_many_queues_share_few_maps(make_store: Any, send: Any) -> None:
     before = len(os.listdir("/proc/self/fd"))
     store = make_store()
-    store.queue_index._active.count_max = 8
-    store.log.segments.maps.count_max = 4
+    store.consume_queues._active.count_max = 8
+    store.log.mapped_files.maps.count_max = 4
     for i in range(5):
         for queue_id in range(40):
             assert send(store, "t", queue_id, b"%d" % i)[1] == i
@@ -371,3 +372,48 @@ def test_properties_show_the_way_of_the_log(make_store: Any, send: Any) -> None:
     assert store.record_at(end) is None
     assert store.record_at(-5) is None
     assert store.record_at(1 << 40) is None
+
+
+def test_a_key_is_found_by_a_narrow_time_over_the_ends_of_index_files(make_store: Any, send: Any) -> None:
+    """The first entry of a file states its time from the begin inherited of the file before."""
+    store = make_store(index_entries=11)
+    times = [NOW_MS + i * 1000 + i // 10 * 3_600_000 for i in range(30)]
+    for i, now_ms in enumerate(times):
+        send(store, "t", 0, b"x", unique_id=f"K{i}", now_ms=now_ms)
+    for _ in range(2):
+        found = [len(store.query("t", f"K{i}", 5, at - 1, at + 1, "U")) for i, at in enumerate(times)]
+        assert found == [1] * 30
+        store.close()
+        store = make_store(index_entries=11)
+
+
+@pytest.mark.parametrize("rare", [False, True])
+def test_a_batch_is_whole_also_if_the_log_is_stopped_meanwhile(rare: bool, make_store: Any, send: Any) -> None:
+    store = make_store(append_record_crc=rare)
+    send(store, "t", 0, b"first")
+
+    class Stopping(list[BatchMessage]):
+        """As a thread whose flush fails does, between two messages."""
+
+        def __iter__(self) -> Iterator[BatchMessage]:
+            for n in range(len(self)):
+                if n == 2 and store.log.limit and store.written_position > end:
+                    store.stop_writes(StoreUnwritable("the disk is gone"))
+                yield self[n]
+
+    end = store.written_position
+    messages = Stopping(BatchMessage(b"%d" % n, b"") for n in range(5))
+    if rare:
+        placed = store.append_batch(b"t", 0, messages, NOW_MS, 0, NOW_MS, BORN)
+    else:
+        queue = store.plain_queue(b"t", 0)
+        store.log.make_room(1)
+        limit = store.log.limit
+        plain = ((queue, b"x", record.after_body(b"t", b""), 0, None, None, None, 0, 0, NOW_MS, 0) for _ in messages)
+        placed = store._append_run(plain, NOW_MS, BORN, limit)
+    assert len(placed) == 5
+    assert store.queue_range("t", 0) == (0, 6)
+    with pytest.raises(StoreUnwritable, match="the disk is gone"):
+        send(store, "t", 0, b"refused")
+    with pytest.raises(StoreUnwritable):
+        store.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocketspark.protocol import record, sysflags
-from rocketspark.store.appending import BatchMessage
+from rocketspark.protocol.message import record, sysflags
+from rocketspark.store.commitlog.append_message import BatchMessage
 from rocketspark.store.settings import StoreSettings
 from rocketspark.store.store import Store
 

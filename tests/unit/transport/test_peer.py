@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -18,10 +19,10 @@ from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, Ser
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
-from rocketspark.transport.dial import dial
+from rocketspark.transport.connections import dial
 from rocketspark.transport.messages import Parts, Reply, reply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.routes import Routes
+from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
 ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED, WORK, PARTED = 1, 2, 3, 4, 5, 6, 7, 8, 9, 4001
@@ -98,8 +99,8 @@ async def raw(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, async
 
 
 async def frame_of(reader: asyncio.StreamReader) -> Frame:
-    head = await asyncio.wait_for(reader.readexactly(4), 5)
-    return frames.decode(head + await asyncio.wait_for(reader.readexactly(int.from_bytes(head, "big")), 5))
+    head = await asyncio.wait_for(reader.readexactly(4), 120)
+    return frames.decode(head + await asyncio.wait_for(reader.readexactly(int.from_bytes(head, "big")), 120))
 
 
 def test_many_requests_in_flight_each_get_their_own_reply() -> None:
@@ -277,7 +278,7 @@ def test_no_reply_in_time() -> None:
             started = time.perf_counter()
             with pytest.raises(NoReply, match=f"5 to {made.server.address}: no reply within 50 ms") as e:
                 await peer.request(NEVER, timeout_ms=50)
-            assert 0.04 < time.perf_counter() - started < 10
+            assert 0.04 < time.perf_counter() - started < 50
             assert e.value.address == made.server.address
             # A reply that comes too late is dropped; the connection goes on.
             with pytest.raises(NoReply):
@@ -350,7 +351,7 @@ def test_a_broken_frame_ends_its_connection_alone_with_one_line(data: bytes, cap
             writer.write(frames.encode(Frame(code=ECHO, opaque=1, body=b"before")))
             assert (await frame_of(reader)).body == b"before"
             writer.write(data)
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), 120) == b""
             await until(lambda: len(made.server.peers) == 1)
             made.release.set()
             assert (await future).body == b"waiting"
@@ -518,16 +519,27 @@ def test_an_idle_connection_is_closed_an_active_one_is_not() -> None:
     async def main() -> None:
         routes = Routes()
         routes.add(ECHO, lambda peer, request, body: reply(request.opaque))
-        server = Server(routes, idle_s=0.5)
+        server = Server(routes, idle_s=1.5)
         await server.start("127.0.0.1", 0)
         idle, active = await dial(server.address), await dial(server.address)
-        end = time.monotonic() + 1.3
-        while time.monotonic() < end:
+        while idle.is_open:
             await active.request(ECHO)
             await asyncio.sleep(0.02)
-        assert not idle.is_open
         assert active.is_open
         active.close()
+        await server.close()
+
+    run(main())
+
+
+def test_a_server_without_an_idle_time_looks_for_nobody() -> None:
+    async def main() -> None:
+        server = Server(Routes(), idle_s=math.inf)
+        await server.start("127.0.0.1", 0)
+        peer = await dial(server.address)
+        assert server._sweeper is None
+        assert peer.is_open
+        peer.close()
         await server.close()
 
     run(main())

@@ -1,1 +1,4 @@
+"""The commands, one file each.
 
+Start with the file of the command's name.
+"""

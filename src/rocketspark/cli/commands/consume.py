@@ -1,10 +1,10 @@
-"""`consume`: tails a topic. Rule: one message is one line on stdout, and what was printed is what is committed."""
+"""`consume`: prints the messages of a topic as they come. Rule: one message is one line on stdout, and exactly the
+printed messages are committed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.streams import write
+from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
-    from rocketspark.client.membership import ConsumeFrom
+    from rocketspark.client.consumer.rebalance import ConsumeFrom
     from rocketspark.model import ReceivedMessage
 
-# A reader without a group commits nothing; brokers need a name all the same.
+# A reader without a group commits nothing; brokers still need a name.
 NO_GROUP = "rocketspark_tail"
 
 
@@ -57,14 +59,14 @@ def consume(
 
 async def _tail(topic: str, where: ConsumeFrom, count: int | None, tags: str, namesrv: str, as_json: bool) -> None:
     """Read every queue from where the user wants it, in no group."""
-    from rocketspark.client.pull_consumer import AsyncPullConsumer
+    from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 
     async with AsyncPullConsumer(namesrv, NO_GROUP, auto_commit=False) as consumer:
         queues = await consumer.queues(topic)
         await consumer.assign(queues, tags)
         for queue in queues:
             if where == "first":
-                await consumer.seek_to_begin(queue)
+                await consumer.seek_to_beginning(queue)
             elif where == "last":
                 await consumer.seek_to_end(queue)
             else:
@@ -76,7 +78,7 @@ async def _join(
     topic: str, where: ConsumeFrom, count: int | None, group: str, tags: str, namesrv: str, as_json: bool
 ) -> None:
     """Read the share of a member of a group, and commit."""
-    from rocketspark.client.pull_consumer import AsyncPullConsumer
+    from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 
     async with AsyncPullConsumer(namesrv, group, consume_from=where) as consumer:
         await consumer.queues(topic)  # Says so if there is no such topic.
@@ -89,42 +91,40 @@ async def _print(consumer: Any, count: int | None, as_json: bool) -> None:
     left = count
     while left is None or left > 0:
         messages = await consumer.poll(count_max=1000 if left is None else min(left, 1000))
-        if messages and not _write("".join(line_of(message) + "\n" for message in messages)):
-            return
+        if messages:
+            # Any error of this ends the consumer, without a commit of messages that were not written.
+            write("".join(line_of(message) + "\n" for message in messages))
         if left is not None:
             left -= len(messages)
 
 
-def _write(text: str) -> bool:
-    """Print at once; returns False if the reader, such as `head`, has gone."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python's own flush at exit must not complain about it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
-
-
 def _where(text: str) -> ConsumeFrom:
-    """first, last, or a time in ms."""
+    """Parse first, last, or a time in ms."""
     if text == "first" or text == "last":
         return text  # type: ignore[return-value]
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+        return max(int(datetime.fromisoformat(text).timestamp() * 1000), 0)
+    except (ValueError, OverflowError, OSError):
         raise typer.BadParameter(
-            f"{text!r}: first, last or a time such as 2026-01-31T12:00 is needed", param_hint="--from"
+            f"{shown(text, characters_max=60)!r}: first, last or a time such as 2026-01-31T12:00 is needed",
+            param_hint="--from",
         ) from None
 
 
 def _as_text(message: ReceivedMessage) -> str:
-    clock = time.strftime("%H:%M:%S", time.localtime(message.store_time_ms / 1000))
-    place = f"{message.broker_name}/{message.queue_id}/{message.queue_offset}"
-    marks = " ".join(f"[{mark}]" for mark in (message.tag, *message.keys) if mark)
-    body = message.body.decode("utf-8", "backslashreplace").replace("\r", "\\r").replace("\n", "\\n")
-    return " ".join(part for part in (clock, place, marks, body) if part)
+    place = f"{shown(message.broker_name)}/{message.queue_id}/{message.queue_offset}"
+    marks = " ".join(f"[{shown(mark)}]" for mark in (message.tag, *message.keys) if mark)
+    body = message.body.decode("utf-8", "backslashreplace")
+    # Whole, but for what would move the cursor; tabs part columns.
+    text = "\t".join(shown(part, characters_max=len(part)) for part in body.split("\t"))
+    return " ".join(part for part in (_clock(message.store_time_ms), place, marks, text) if part)
+
+
+def _clock(ms: int) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(ms / 1000))
+    except (ValueError, OverflowError, OSError):
+        return "--:--:--"  # No time that a calendar has.
 
 
 def _as_json(message: ReceivedMessage) -> str:

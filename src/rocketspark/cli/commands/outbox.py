@@ -1,4 +1,4 @@
-"""`outbox list|show|resend|drop|relay`: what an outbox keeps. Rule: results on stdout, progress on stderr."""
+"""`outbox list|show|resend|drop|relay`: the messages of an outbox. Rule: results on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.recipes import Entry, OutboxStore
@@ -48,7 +49,9 @@ def list_(
     from rocketspark.recipes import State
 
     if state is not None and state not in list(State):
-        raise typer.BadParameter(f"{state!r}: waiting, parked or sent is needed", param_hint="--state")
+        raise typer.BadParameter(
+            f"{shown(state, characters_max=60)!r}: waiting, parked or sent is needed", param_hint="--state"
+        )
     store = _open(database, table)
     entries = store.entries(State(state) if state else None, count)
     if json:
@@ -65,7 +68,7 @@ def list_(
         grid.add_column(title, justify="right" if title == "attempts" else "left", overflow="fold")
     for e in entries:
         texts = (e.key, e.message.topic, e.message.sharding_key or "", e.state.value, f"{e.attempts:,}")
-        grid.add_row(*(Text(text) for text in (*texts, _time(e.added_ms), e.error or "")))
+        grid.add_row(*(Text(shown(text, characters_max=1000)) for text in (*texts, _time(e.added_ms), e.error or "")))
     Console().print(grid)
 
 
@@ -86,7 +89,8 @@ def show(
         _print_json(values)
         return
     for name, value in values.items():
-        print(f"{name}: {value}")
+        text = str(value)
+        print(f"{name}: {shown(text, characters_max=len(text))}")
 
 
 @app.command()
@@ -152,7 +156,7 @@ def relay(
     import time
 
     from rocketspark.cli.serve import loop_factory
-    from rocketspark.client.producer import AsyncProducer
+    from rocketspark.client.producer.producer import AsyncProducer
     from rocketspark.errors import RocketSparkError
     from rocketspark.recipes import AsyncOutbox
 
@@ -176,7 +180,9 @@ def relay(
             stop = asyncio.Event()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            print(f"relaying {store.database.name} to {namesrv}; Ctrl-C ends", file=sys.stderr, flush=True)
+            print(
+                f"relaying {shown(store.database.name)} to {shown(namesrv)}; Ctrl-C ends", file=sys.stderr, flush=True
+            )
             before = ""
             while not stop.is_set():
                 try:
@@ -205,7 +211,7 @@ def _text(relayed: Any) -> str:
 
 
 def _open(database: str, table: str) -> OutboxStore:
-    """The store, once it is known that its table is there."""
+    """Return the store after a check that its table exists."""
     from rocketspark.recipes import OutboxStore
 
     store = OutboxStore(database, table=table, must_exist=True)
@@ -254,7 +260,10 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return str(ms)  # No time that a calendar has.
 
 
 def _print_json(value: Any) -> None:

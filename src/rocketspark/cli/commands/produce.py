@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.streams import lines
+from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.client.sync import Producer
@@ -42,7 +44,7 @@ def produce(
     Example: `seq 1000 | rocketspark produce numbers --tag demo`
     """
     from rocketspark.client.sync import Producer
-    from rocketspark.client.validate import check_target
+    from rocketspark.client.validators import check_target
 
     check_target(topic)
     fields: dict[str, Any] = {
@@ -52,7 +54,7 @@ def produce(
         "sharding_key": sharding_key,
     }
     with _opened(file) as source, Producer(namesrv, group) as producer:
-        sending = Sending(producer, topic, fields)
+        sending = LineSender(producer, topic, fields)
         try:
             with _progress(file) as advance:
                 for line in source:
@@ -65,7 +67,7 @@ def produce(
         raise sending.error
 
 
-class Sending:
+class LineSender:
     """Sends lines with at most IN_FLIGHT_MAX unanswered, and counts. `error`: the first failure; it stops the rest."""
 
     def __init__(self, producer: Producer, topic: str, fields: dict[str, Any]) -> None:
@@ -115,24 +117,24 @@ def _properties(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise typer.BadParameter(f"{text!r} is no name=value", param_hint="--property")
+            raise typer.BadParameter(f"{shown(text, characters_max=60)!r} is no name=value", param_hint="--property")
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
 @contextmanager
-def _opened(file: Path | None) -> Iterator[BinaryIO]:
+def _opened(file: Path | None) -> Iterator[Iterable[bytes]]:
     if file is not None:
         with file.open("rb") as source:
             yield source
         return
     if sys.stdin.isatty():
         print("reading lines from the terminal; Ctrl-D ends", file=sys.stderr)
-    yield sys.stdin.buffer
+    yield lines(sys.stdin.buffer)
 
 
 @contextmanager
 def _progress(file: Path | None) -> Iterator[Callable[[int, int], None]]:
-    """What to call after each line with its bytes and the messages stored so far."""
+    """Yield the function to call after each line with its bytes and the messages stored so far."""
     if not sys.stderr.isatty() or (file is None and sys.stdin.isatty()):
         yield lambda line_bytes, sent: None
         return
@@ -145,7 +147,7 @@ def _progress(file: Path | None) -> Iterator[Callable[[int, int], None]]:
         yield lambda line_bytes, sent: progress.update(task, advance=line_bytes, sent=sent)
 
 
-def _report(sending: Sending, topic: str, as_json: bool) -> None:
+def _report(sending: LineSender, topic: str, as_json: bool) -> None:
     rate = sending.sent / sending.seconds if sending.seconds else 0.0
     if as_json:
         import msgspec
@@ -162,7 +164,5 @@ def _report(sending: Sending, topic: str, as_json: bool) -> None:
         return
     left_out = f", {sending.empty:,} empty lines left out" if sending.empty else ""
     failed = f", {sending.failed:,} failed" if sending.failed else ""
-    print(
-        f"sent {sending.sent:,} messages to {topic} in {sending.seconds:.2f} s ({rate:,.0f}/s){failed}{left_out}",
-        file=sys.stderr,
-    )
+    took = f"{sending.seconds:.2f} s ({rate:,.0f}/s)"
+    print(f"sent {sending.sent:,} messages to {shown(topic)} in {took}{failed}{left_out}", file=sys.stderr)

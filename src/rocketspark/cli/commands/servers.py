@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.model.text import shown
+
 if TYPE_CHECKING:
     from rocketspark.broker.settings import BrokerSettings
 
 
 class LogLevel(StrEnum):
-    """How much is logged to stderr."""
+    """The level of the log on stderr."""
 
     debug = "debug"
     info = "info"
@@ -64,13 +66,13 @@ def server(
     """
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serve import serve
-    from rocketspark.namesrv.server import NameServer
+    from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
     settings = _settings(config, store=store, host=host, port=broker_port)
 
     async def start(servers: AsyncExitStack) -> str:
         kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
-        nameserver = NameServer(settings.listen_host, namesrv_port, kv_path=kv_path)
+        nameserver = NameServer(settings.listen_host, namesrv_port, kv_path=kv_path, share=SHARE_BESIDE_A_BROKER)
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
@@ -89,7 +91,7 @@ async def _fleet(
     servers: AsyncExitStack, settings: BrokerSettings, count: int, config: Path | None, log_level: LogLevel
 ) -> list[str]:
     """Start `count` broker processes; returns their addresses."""
-    from rocketspark.cli.fleet import BrokerProcess, names, ports
+    from rocketspark.cli.broker_processes import BrokerProcess, names, ports
 
     options = ["--log-level", log_level.value, *(["-c", str(config)] if config else [])]
     addresses = []
@@ -174,12 +176,12 @@ def broker(
 
 
 def _settings(config: Path | None, *, store: Path | None, host: str | None, port: int | None) -> BrokerSettings:
-    """The settings of a broker.conf, with the options' values over them."""
+    """Return the settings of a broker.conf, with the options' values over them."""
     from rocketspark.broker.settings import BrokerSettings, read_broker_conf
 
     settings, warnings = read_broker_conf(config) if config else (BrokerSettings(), [])
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {shown(warning, characters_max=1000)}", file=sys.stderr)
     options: dict[str, Any] = {"store_root": str(store) if store else None, "listen_host": host, "listen_port": port}
     for name, value in options.items():
         if value is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.admin.operations import BrokerState, Operations
@@ -43,11 +44,11 @@ def list_(
     if json:
         _print_json(topics)
     else:
-        print("".join(f"{topic}\n" for topic in topics), end="")
+        print("".join(f"{shown(topic)}\n" for topic in topics), end="")
 
 
 def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[str]:
-    """The topics that RocketMQ did not make for itself."""
+    """Return the topics that RocketMQ did not make for itself."""
     own = _OWN.union(*((b.cluster, b.broker_name, f"{b.cluster}_REPLY_TOPIC") for b in brokers))
     return [t for t in topics if t not in own and not t.startswith(_OWN_PREFIXES)]
 
@@ -73,14 +74,15 @@ def show(topic: Name, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) ->
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"{topic}: {state.message_count:,} messages", title_justify="left")
+    table = Table(title=Text(f"{shown(topic)}: {state.message_count:,} messages"), title_justify="left")
     table.add_column("broker")
     for title in ("queue", "oldest offset", "next offset", "messages"):
         table.add_column(title, justify="right")
     for q in state.queues:
         figures = (q.queue.queue_id, q.min_offset, q.max_offset, q.message_count)
-        table.add_row(q.queue.broker_name, *(f"{figure:,}" for figure in figures))
+        table.add_row(Text(shown(q.queue.broker_name)), *(f"{figure:,}" for figure in figures))
     Console().print(table)
 
 
@@ -105,7 +107,7 @@ def create(
     if json:
         _print_json({"topic": topic, "queues": queues, "brokers": names})
     else:
-        print(f"created {topic} with {queues} queues on {', '.join(names)}")
+        print(f"created {shown(topic)} with {queues} queues on {_listed(names)}")
 
 
 @app.command()
@@ -122,12 +124,16 @@ def delete(
     if not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("the messages will be gone: confirm with --yes")
-        typer.confirm(f"Delete topic {topic} and its messages?", abort=True)
+        typer.confirm(f"Delete topic {shown(topic)} and its messages?", abort=True)
     names = _run(namesrv, lambda operations: operations.delete_topic(topic))
     if json:
         _print_json({"topic": topic, "brokers": names})
     else:
-        print(f"deleted {topic} on {', '.join(names)}")
+        print(f"deleted {shown(topic)} on {_listed(names)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(shown, names))
 
 
 def _run(namesrv: str, act: Callable[[Operations], Awaitable[T]]) -> T:

@@ -1,4 +1,7 @@
-"""Typed ext fields of requests and replies. Rule: the wire's names stop here."""
+"""Typed ext fields of requests and replies. Rule: the wire's names stop here.
+
+Start with codec.
+"""
 
 from rocketspark.protocol.headers.codec import (
     H,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.codec import Header
+from rocketspark.protocol.headers.codec import Header, Long
 
 
 class RuntimeInfoHeader(Header, kw_only=True, gc=False):
-    """GET_BROKER_RUNTIME_INFO (28). `extensions`, our own, asks for what only our brokers tell; others ignore it."""
+    """GET_BROKER_RUNTIME_INFO (28). `extensions`, our own, asks for values that only our brokers have."""
 
     extensions: bool | None = None
 
@@ -39,9 +39,9 @@ class QueueUnitsHeader(
     """QUERY_CONSUME_QUEUE (321): `count` units from `queue_offset` on."""
 
     topic: str
-    queue_id: int
-    queue_offset: int
-    count: int
+    queue_id: Long
+    queue_offset: Long
+    count: Long
     group: str | None = None
 
 
@@ -55,10 +55,16 @@ class ResumeCheckHeader(Header, kw_only=True, gc=False, rename={"message_id": "m
 class ReadAheadHeader(Header, kw_only=True, gc=False, rename={"mode": "READ_AHEAD_MODE"}):
     """SET_COMMITLOG_READ_MODE (2004). `mode`: madvise's number, 0 for normal, 1 for random."""
 
-    mode: int
+    mode: Long
 
 
 class TimerEngineHeader(Header, kw_only=True, gc=False, rename={"engine": "E_T"}):
     """SWITCH_TIMER_ENGINE (5001). `engine`: F for the wheel in files, R for RocksDB."""
 
     engine: str
+
+
+class QuarantinedHeader(Header, kw_only=True, gc=False):
+    """RETRY_QUARANTINED (7310002) and DROP_QUARANTINED (7310003). `name`: of one that is set aside."""
+
+    name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -18,12 +18,16 @@ from rocketspark.protocol.frames import Frame, language_name
 H = TypeVar("H", bound="Header")
 
 
+# Numbers of ext fields are Java's longs, or its ints: no header holds more digits, nor does what is kept of one.
+Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
 class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """Base of all typed headers. Ext fields that a header does not name are ignored."""
 
 
 class NoHeader(Header, kw_only=True, gc=False):
-    """No ext fields of interest."""
+    """A header without ext fields."""
 
 
 class Request(msgspec.Struct, Generic[H], rename={"ext": "extFields"}, gc=False):
@@ -41,7 +45,7 @@ class Request(msgspec.Struct, Generic[H], rename={"ext": "extFields"}, gc=False)
 
 
 class ReplyHead(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
-    """What a frame's header says about itself, its ext fields left as they are."""
+    """A reply's JSON header, its ext fields left undecoded."""
 
     code: int
     opaque: int = 0
@@ -54,7 +58,7 @@ class ReplyHead(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
 
 @lru_cache(maxsize=256)
 def request_decoder(kind: type[H]) -> msgspec.json.Decoder[Request[H]]:
-    """The decoder of whole JSON headers whose ext fields are a `kind`; values in text become what they are."""
+    """Return the decoder of whole JSON headers whose ext fields are a `kind`; texts become values of its types."""
     if any(f.required for f in msgspec.structs.fields(kind)):
         return msgspec.json.Decoder(Request[kind], strict=False)  # type: ignore[valid-type]
     # Clients leave extFields out when there is none.
@@ -83,7 +87,7 @@ def _ext_decoder(kind: type[H]) -> msgspec.json.Decoder[H]:
 
 
 def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
-    """A header from the JSON text of its ext fields. Raises FrameError naming the field that is wrong."""
+    """Return a header from the JSON text of its ext fields. Raises FrameError naming the field that is wrong."""
     try:
         header: H = _ext_decoder(kind).decode(ext)
         return header
@@ -92,7 +96,7 @@ def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
 
 
 def from_ext(kind: type[H], ext: dict[str, str] | None) -> H:
-    """A header from text fields. Raises FrameError naming the field that is missing or wrong."""
+    """Return a header from text fields. Raises FrameError naming the field that is missing or wrong."""
     try:
         return msgspec.convert(ext or {}, kind, strict=False)
     except msgspec.ValidationError as e:
@@ -100,7 +104,7 @@ def from_ext(kind: type[H], ext: dict[str, str] | None) -> H:
 
 
 def from_frame(kind: type[H], frame: Frame) -> Request[H]:
-    """A typed request from a frame that was read the general way (a binary header)."""
+    """Return a typed request from a frame that was read the general way (a binary header)."""
     return Request(frame.code, from_ext(kind, frame.ext), frame.opaque, frame.flag, frame.language, frame.version)
 
 
@@ -110,7 +114,7 @@ def _fields(kind: type[Header]) -> tuple[tuple[str, str], ...]:
 
 
 def to_ext(header: Header) -> dict[str, str]:
-    """The header as text fields; None is left out, booleans are "true" and "false"."""
+    """Return the header as text fields; None is left out, booleans are "true" and "false"."""
     ext = {}
     for name, wire_name in _fields(type(header)):
         value: Any = getattr(header, name)
@@ -141,5 +145,5 @@ def to_ext_of(header: Header, *varying: str) -> Callable[..., dict[str, str]]:
 
 
 def sender_language(language: str | int) -> str:
-    """The name of a sender's language, however its header wrote it."""
+    """Return the name of a sender's language, however its header wrote it."""
     return language if isinstance(language, str) else language_name(language)

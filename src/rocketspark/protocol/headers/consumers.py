@@ -1,15 +1,15 @@
-"""Headers of what clients ask all the time: offsets, heartbeats, members."""
+"""Headers of the frequent requests of clients: offsets, heartbeats, members."""
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.codec import Header
+from rocketspark.protocol.headers.codec import Header, Long
 
 
 class MaxOffsetHeader(Header, kw_only=True, gc=False, rename={"queue_id": "queueId", "broker_name": "bname"}):
     """GET_MAX_OFFSET (30). `committed` is always answered with the next offset to be written."""
 
     topic: str
-    queue_id: int
+    queue_id: Long
     committed: bool | None = None
     broker_name: str | None = None
 
@@ -18,7 +18,7 @@ class QueueHeader(Header, kw_only=True, gc=False, rename={"queue_id": "queueId",
     """GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32): one queue."""
 
     topic: str
-    queue_id: int
+    queue_id: Long
     broker_name: str | None = None
 
 
@@ -36,8 +36,8 @@ class SearchOffsetHeader(
     """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary`: LOWER (first at or after) or UPPER (last at or before)."""
 
     topic: str
-    queue_id: int
-    time_ms: int
+    queue_id: Long
+    time_ms: Long
     boundary: str = "LOWER"
     broker_name: str | None = None
 
@@ -45,13 +45,13 @@ class SearchOffsetHeader(
 class OffsetReply(Header, kw_only=True, gc=False):
     """A queue offset."""
 
-    offset: int
+    offset: Long
 
 
 class TimeReply(Header, kw_only=True, gc=False, rename={"time_ms": "timestamp"}):
     """A time in ms, -1 for none."""
 
-    time_ms: int
+    time_ms: Long
 
 
 class QueryConsumerOffsetHeader(
@@ -69,7 +69,7 @@ class QueryConsumerOffsetHeader(
 
     group: str
     topic: str
-    queue_id: int
+    queue_id: Long
     zero_if_not_found: bool | None = None
     broker_name: str | None = None
 
@@ -89,8 +89,8 @@ class UpdateConsumerOffsetHeader(
 
     group: str
     topic: str
-    queue_id: int
-    commit_offset: int
+    queue_id: Long
+    commit_offset: Long
     broker_name: str | None = None
 
 

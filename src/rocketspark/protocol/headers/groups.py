@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.codec import Header
+from rocketspark.protocol.headers.codec import Header, Long
 
 
 class GroupHeader(Header, kw_only=True, gc=False):
@@ -70,9 +70,9 @@ class ResetOffsetHeader(
 
     group: str
     topic: str
-    queue_id: int = -1
-    offset: int | None = None
-    time_ms: int = -1
+    queue_id: Long = -1
+    offset: Long | None = None
+    time_ms: Long = -1
     force: bool = False
 
 
@@ -114,5 +114,5 @@ class ConsumeDirectlyHeader(
     message_id: str | None = None
     broker_name: str | None = None
     topic: str | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
+    topic_sys_flag: Long | None = None
+    group_sys_flag: Long | None = None

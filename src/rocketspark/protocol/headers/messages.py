@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.codec import Header
+from rocketspark.protocol.headers.codec import Header, Long
 
 
 class SendHeader(
@@ -34,15 +34,15 @@ class SendHeader(
     producer_group: str
     topic: str
     default_topic: str = "TBW102"
-    default_topic_queue_count: int = 4
-    queue_id: int
-    sys_flag: int
-    born_time_ms: int
-    flag: int
+    default_topic_queue_count: Long = 4
+    queue_id: Long
+    sys_flag: Long
+    born_time_ms: Long
+    flag: Long
     properties: str = ""
-    reconsume_times: int = 0
+    reconsume_times: Long = 0
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Long | None = None
     batch: bool = False
     broker_name: str | None = None
 
@@ -69,15 +69,15 @@ class SendHeaderV1(
     producer_group: str
     topic: str
     default_topic: str = "TBW102"
-    default_topic_queue_count: int = 4
-    queue_id: int
-    sys_flag: int
-    born_time_ms: int
-    flag: int
+    default_topic_queue_count: Long = 4
+    queue_id: Long
+    sys_flag: Long
+    born_time_ms: Long
+    flag: Long
     properties: str = ""
-    reconsume_times: int = 0
+    reconsume_times: Long = 0
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Long | None = None
     batch: bool = False
     broker_name: str | None = None
 
@@ -99,8 +99,8 @@ class SendReply(
     """Reply to a send. `message_id`: offset message ids, comma separated for a batch."""
 
     message_id: str
-    queue_id: int
-    queue_offset: int
+    queue_id: Long
+    queue_offset: Long
     transaction_id: str | None = None
     region: str | None = None
     trace_on: bool | None = None
@@ -134,17 +134,17 @@ class PullHeader(
 
     group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    count_max: int
-    sys_flag: int
-    commit_offset: int
-    suspend_ms: int
+    queue_id: Long
+    queue_offset: Long
+    count_max: Long
+    sys_flag: Long
+    commit_offset: Long
+    suspend_ms: Long
     subscription: str | None = None
-    subscription_version: int
+    subscription_version: Long
     expression_type: str | None = None
-    bytes_max: int | None = None
-    request_source: int | None = None
+    bytes_max: Long | None = None
+    request_source: Long | None = None
     broker_name: str | None = None
     bulk: bool | None = None
 
@@ -164,12 +164,12 @@ class PullReply(
 ):
     """Reply to a pull: where to read on, and the queue's bounds."""
 
-    suggested_broker_id: int = 0
-    next_offset: int = 0
-    min_offset: int = 0
-    max_offset: int = 0
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
+    suggested_broker_id: Long = 0
+    next_offset: Long = 0
+    min_offset: Long = 0
+    max_offset: Long = 0
+    topic_sys_flag: Long | None = None
+    group_sys_flag: Long | None = None
 
 
 class SendBackHeader(
@@ -177,7 +177,7 @@ class SendBackHeader(
     kw_only=True,
     gc=False,
     rename={
-        "log_position": "offset",
+        "physical_offset": "offset",
         "delay_level": "delayLevel",
         "origin_message_id": "originMsgId",
         "origin_topic": "originTopic",
@@ -186,15 +186,15 @@ class SendBackHeader(
         "broker_name": "bname",
     },
 ):
-    """CONSUMER_SEND_MSG_BACK (36): deliver the message at `log_position` again later, or give it up."""
+    """CONSUMER_SEND_MSG_BACK (36): deliver the message at `physical_offset` again later, or give it up."""
 
-    log_position: int
+    physical_offset: Long
     group: str
-    delay_level: int
+    delay_level: Long
     origin_message_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Long | None = None
     broker_name: str | None = None
 
 
@@ -205,7 +205,7 @@ class EndTransactionHeader(
     rename={
         "producer_group": "producerGroup",
         "half_offset": "tranStateTableOffset",
-        "log_position": "commitLogOffset",
+        "physical_offset": "commitLogOffset",
         "outcome": "commitOrRollback",
         "from_check": "fromTransactionCheck",
         "message_id": "msgId",
@@ -217,9 +217,9 @@ class EndTransactionHeader(
 
     topic: str | None = None
     producer_group: str
-    half_offset: int
-    log_position: int
-    outcome: int
+    half_offset: Long
+    physical_offset: Long
+    outcome: Long
     from_check: bool | None = False
     message_id: str = ""
     transaction_id: str | None = None
@@ -232,7 +232,7 @@ class CheckTransactionHeader(
     gc=False,
     rename={
         "half_offset": "tranStateTableOffset",
-        "log_position": "commitLogOffset",
+        "physical_offset": "commitLogOffset",
         "message_id": "msgId",
         "transaction_id": "transactionId",
         "offset_message_id": "offsetMsgId",
@@ -242,8 +242,8 @@ class CheckTransactionHeader(
     """CHECK_TRANSACTION_STATE (39), a broker's question to a producer; the body is the half message's record."""
 
     topic: str | None = None
-    half_offset: int
-    log_position: int
+    half_offset: Long
+    physical_offset: Long
     message_id: str | None = None
     transaction_id: str | None = None
     offset_message_id: str | None = None
@@ -266,9 +266,9 @@ class QueryMessageHeader(
 
     topic: str
     key: str
-    count_max: int
-    begin_ms: int
-    end_ms: int
+    count_max: Long
+    begin_ms: Long
+    end_ms: Long
     kind: str | None = None
     unique: bool | None = None
 
@@ -281,15 +281,15 @@ class QueryMessageReply(
 ):
     """Reply to QUERY_MESSAGE: how far the index had come."""
 
-    updated_ms: int
-    updated_position: int
+    updated_ms: Long
+    updated_position: Long
 
 
-class ViewMessageHeader(Header, kw_only=True, gc=False, rename={"log_position": "offset"}):
+class ViewMessageHeader(Header, kw_only=True, gc=False, rename={"physical_offset": "offset"}):
     """VIEW_MESSAGE_BY_ID (33)."""
 
     topic: str | None = None
-    log_position: int
+    physical_offset: Long
 
 
 class PushReplyHeader(
@@ -310,19 +310,19 @@ class PushReplyHeader(
         "store_time_ms": "storeTimestamp",
     },
 ):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply on its way to who asked; hosts as "ip:port"."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply for the client that sent the request; hosts as "ip:port"."""
 
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_count: int
-    queue_id: int
-    sys_flag: int
-    born_time_ms: int
-    flag: int
+    default_topic_queue_count: Long
+    queue_id: Long
+    sys_flag: Long
+    born_time_ms: Long
+    flag: Long
     properties: str = ""
-    reconsume_times: int = 0
+    reconsume_times: Long = 0
     unit_mode: bool = False
     born_host: str
     store_host: str
-    store_time_ms: int
+    store_time_ms: Long

@@ -1,8 +1,8 @@
-"""Headers of what a NameServer is asked."""
+"""Headers of the requests to a NameServer."""
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.codec import Header
+from rocketspark.protocol.headers.codec import Header, Long
 
 
 class RouteHeader(Header, kw_only=True, gc=False, rename={"standard_json": "acceptStandardJsonOnly"}):
@@ -33,11 +33,11 @@ class RegisterBrokerHeader(
     address: str
     cluster: str
     ha_address: str = ""
-    broker_id: int
-    expiry_ms: int | None = None
+    broker_id: Long
+    expiry_ms: Long | None = None
     acting_master: bool | None = None
     compressed: bool = False
-    crc: int | None = None
+    crc: Long | None = None
 
 
 class RegisterBrokerReply(
@@ -65,7 +65,7 @@ class BrokerHeader(
     broker_name: str
     address: str
     cluster: str
-    broker_id: int = 0
+    broker_id: Long = 0
 
 
 class DataVersionReply(Header, kw_only=True, gc=False):

@@ -1,6 +1,6 @@
 """Shapes of SEND_MESSAGE_V2 headers: a producer's headers differ in a few values, the rest need not be decoded again.
 
-Rule: a header that fits a shape reads exactly as the decoder would read it; what is not sure to has no shape.
+Rule: a header that fits a shape reads exactly as the decoder would read it; in doubt there is no shape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.codec import Request, request_decoder
 from rocketspark.protocol.headers.messages import SendHeader
-from rocketspark.protocol.properties import SYSTEM_NAMES
+from rocketspark.protocol.message.properties import SYSTEM_NAMES
 
 # Text that stands for itself within JSON: what may vary in a shape is made of it.
 PLAIN_TEXT = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')
@@ -84,7 +84,7 @@ class SendShape:
 
 
 def learn(header: bytes) -> SendShape | None:
-    """The shape of this JSON header; None if headers like it have to be decoded one by one."""
+    """Return the shape of this JSON header; None if headers like it have to be decoded one by one."""
     try:
         request = _decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -128,7 +128,7 @@ def learn(header: bytes) -> SendShape | None:
 
 
 def _holds(request: Request[SendHeader], header: bytes, texts: list[Text]) -> bool:
-    """A trial: whether a header with every varying text changed reads as the first one with these values."""
+    """Try whether a header with every varying text changed reads as the first one with these values."""
     changed = bytearray(header)
     numbers: dict[bytes, int] = {}
     properties = request.ext.properties

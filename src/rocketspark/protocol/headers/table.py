@@ -1,4 +1,4 @@
-"""Which header belongs to which request and which reply."""
+"""The table of headers by request code: of the request and of its reply."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.codec import Header
+from rocketspark.protocol.headers.codec import Header, Long
 
 
 class TopicHeader(Header, kw_only=True, gc=False):
@@ -27,11 +27,11 @@ class CreateTopicHeader(
 
     topic: str
     default_topic: str = "TBW102"
-    read_queue_count: int
-    write_queue_count: int
-    perm: int
+    read_queue_count: Long
+    write_queue_count: Long
+    perm: Long
     filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int | None = None
+    topic_sys_flag: Long | None = None
     order: bool = False
     attributes: str | None = None
     force: bool | None = None

@@ -1,6 +1,9 @@
-"""Exactly-once writing: half messages, ended once the batch's commit is recorded."""
+"""Exactly-once writing: half messages, ended once the batch's commit is recorded.
 
-from rocketspark.spark.exactly_once.records import JOB
-from rocketspark.spark.exactly_once.writing import Attempt, Sent, abort, commit, open_log, send_attempt
+Start with batch_commit.
+"""
 
-__all__ = ["JOB", "Attempt", "Sent", "abort", "commit", "open_log", "send_attempt"]
+from rocketspark.spark.exactly_once.batch_commit import SentAttempt, TaskAttempt, abort, commit, open_log, send_attempt
+from rocketspark.spark.exactly_once.commit_records import JOB
+
+__all__ = ["JOB", "SentAttempt", "TaskAttempt", "abort", "commit", "open_log", "send_attempt"]

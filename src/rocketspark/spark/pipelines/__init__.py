@@ -16,4 +16,6 @@ To add one:
    gives the session and the progress, `shared.finish` prints the result (text, or one JSON object) and ends with the
    exit code.
 4. A section in docs/pipelines.md; tests in tests/spark/pipelines, with the shared session.
+
+Start with session, then a pipeline's folder.
 """

@@ -1,5 +1,5 @@
-"""`pipeline audit --against`: the messages of one place against those of another, as multisets. Rule: order, queues and
-times may differ; each message's id, body, tag, keys, flag and own properties may not.
+"""`pipeline audit --against`: compares the messages of two places, as multisets. Rule: order, queues and times may
+differ; each message's id, body, tag, keys, flag and own properties may not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from rocketspark.errors import UsageError
-from rocketspark.protocol import properties
-from rocketspark.spark.pipelines import archive, origin
+from rocketspark.protocol.message import properties
+from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.restore import origin_properties
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
@@ -38,7 +39,9 @@ class Difference(NamedTuple):
 
 
 class CompareReport(NamedTuple):
-    """`ok` if the same messages are in both. Checksums are sums of 64-bit hashes of ids and contents, in hex."""
+    """The result of a comparison. `ok` if the same messages are in both. Checksums are sums of 64-bit hashes of ids and
+    contents, in hex.
+    """
 
     ok: bool
     one: str
@@ -67,7 +70,7 @@ class Side(NamedTuple):
         return f"{self.topic} at {connection(self.where).namesrv}"
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Its messages with COLUMNS."""
+        """Read its messages with COLUMNS."""
         if self.folder is None:
             options = connection(self.where).spark_options() | {"topic": self.topic or ""}
             return spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
@@ -177,14 +180,14 @@ def _hex(total: Any) -> str:
 
 
 def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None) -> DataFrame:
-    """Id, checksum and place of each message of the range."""
+    """Return id, checksum and place of each message of the range."""
     pairs = F.col("properties")
-    stored_ms = F.coalesce(pairs[origin.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
+    stored_ms = F.coalesce(pairs[origin_properties.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
     if since_ms is not None:
         rows = rows.where(stored_ms >= since_ms)
     if until_ms is not None:
         rows = rows.where(stored_ms < until_ms)
-    message_id = F.coalesce(pairs[origin.ORIGIN_MESSAGE_ID], F.col("messageId"))
+    message_id = F.coalesce(pairs[origin_properties.ORIGIN_MESSAGE_ID], F.col("messageId"))
     return rows.select(
         (message_id if by == "id" else F.lit("")).alias("id"),
         content().alias("checksum"),
@@ -193,8 +196,8 @@ def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None
 
 
 def content() -> Column:
-    """A 64-bit hash of what a message says: body, tag, keys, flag and its own properties."""
-    system = [*sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}), *origin.NAMES]
+    """Return a 64-bit hash of a message's content: body, tag, keys, flag and its own properties."""
+    system = [*sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}), *origin_properties.NAMES]
     own = F.map_filter("properties", lambda name, value: ~name.isin(system))
     entries = F.array_sort(F.map_entries(own))
     # Hashes skip nulls, and lists run into one another without their lengths.

@@ -1,5 +1,6 @@
-"""Where the messages are and who asks: options that every pipeline hands to format("rocketmq"). Rule: unset ones are
-left to the source's defaults."""
+"""The cluster of a pipeline and its credentials: options that every pipeline hands to format("rocketmq"). Rule: unset
+ones are left to the source's defaults.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Connection(NamedTuple):
     options: Mapping[str, str] = {}
 
     def spark_options(self) -> dict[str, str]:
-        """The options for `spark.read`, `readStream`, `write` or `writeStream`."""
+        """Return the options for `spark.read`, `readStream`, `write` or `writeStream`."""
         named = {
             "namesrv": self.namesrv,
             "namespace": self.namespace,
@@ -38,18 +39,18 @@ class Connection(NamedTuple):
 
 
 def connection(where: Connection | str) -> Connection:
-    """A connection as it is, or to the NameServers that a text names."""
+    """Return the connection, or one to the NameServers that a text names."""
     return where if isinstance(where, Connection) else Connection(where)
 
 
 def operations_of(where: Connection) -> SyncOperations:
-    """What the driver asks the cluster; a context manager. Its names are full ones, with the namespace."""
+    """Return the driver's operations on the cluster; a context manager. They take full names, with the namespace."""
     keys = {"access_key": where.access_key, "secret_key": where.secret_key, "security_token": where.security_token}
     return SyncOperations(where.namesrv, timeout_ms=OPERATION_MS, **{name: key or None for name, key in keys.items()})
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """name=value texts as a dict. Raises ConfigError naming the option that one stands in."""
+    """Parse name=value texts into a dict. Raises ConfigError naming the option that one stands in."""
     found = {}
     for text in texts or ():
         name, sign, value = text.partition("=")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.sql import options_with, source_frame
-from rocketspark.spark.pipelines.sql_file import Plan, Sink, read_plan
+from rocketspark.spark.pipelines.sql.pipeline import options_with, source_frame
+from rocketspark.spark.pipelines.sql.sql_file import SqlPlan, SqlSink, read_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def define(file: Path | str, where: Connection | str, variables: Mapping[str, str] | None = None) -> Plan:
+def define(file: Path | str, where: Connection | str, variables: Mapping[str, str] | None = None) -> SqlPlan:
     """Register a file's sources and steps as temporary views of the pipeline and its sinks as sinks with a flow each.
 
     Args:
@@ -60,7 +60,7 @@ def define(file: Path | str, where: Connection | str, variables: Mapping[str, st
         dp.create_sink(sink.name, sink.format, options_with(sink, cluster))
 
         @dp.append_flow(target=sink.name, name=f"to_{sink.name}")
-        def flow(sink: Sink = sink) -> DataFrame:
+        def flow(sink: SqlSink = sink) -> DataFrame:
             # Spark looks at columns only once the graph is whole: what has no `body` cannot be given one here.
             return spark().table(sink.view) if sink.view is not None else spark().sql(sink.sql or "")
 

@@ -1,5 +1,6 @@
-"""How a pipeline shows that it goes on, and how it is stopped. Rule: progress on stderr; the first Ctrl-C or SIGTERM
-waits for the running micro-batch, the second does not."""
+"""The progress of a pipeline, and the way to stop it. Rule: progress on stderr; the first Ctrl-C or SIGTERM waits for
+the running micro-batch, the second does not.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +27,22 @@ EXIT_STOPPED = 130  # Stopped before a run with an end came to its end.
 
 
 class Stop:
-    """Whether the pipeline is to stop: `asked`, or wait for it."""
+    """The request to stop a pipeline: look at `asked`, or `wait` for it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     @property
     def asked(self) -> bool:
-        """Someone asked."""
+        """Tell whether a stop is asked for."""
         return self._event.is_set()
 
     def ask(self) -> None:
-        """Ask the pipeline to stop after what it is at."""
+        """Ask the pipeline to stop after its current step."""
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until someone asks; returns whether someone did."""
+        """Wait so long, or until a stop is asked for; return whether it is."""
         return self._event.wait(seconds)
 
 
@@ -49,8 +50,8 @@ class StopAsked(Exception):
     """Raised in place of a micro-batch that is not to begin."""
 
 
-class Outcome(NamedTuple):
-    """What a query did: rows read, micro-batches that held any, and whether it was asked to stop."""
+class QueryOutcome(NamedTuple):
+    """The outcome of a query: rows read, micro-batches that held any, and whether it was asked to stop."""
 
     rows: int
     batches: int
@@ -59,7 +60,9 @@ class Outcome(NamedTuple):
 
 
 class Progress:
-    """Lines on `out`, at most one each `every_s` seconds; with out=None none. `stop`: whether to stop."""
+    """Prints progress on `out`, at most one line each `every_s` seconds; with out=None none. `stop`: the request to
+    stop.
+    """
 
     def __init__(self, name: str, out: TextIO | None = None, *, every_s: float = EVERY_S) -> None:
         self.name = name
@@ -72,7 +75,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Return the seconds since the pipeline began."""
         return time.monotonic() - self._began_s
 
     def say(self, text: str) -> None:
@@ -81,7 +84,7 @@ class Progress:
             print(f"{self.name}: {text}", file=self._out, flush=True)
 
     def update(self, rows: int, *, lag: int | None = None, note: str = "", now: bool = False) -> None:
-        """Rows so far, how many are waiting still, and what it is at; printed if it is time, or `now`."""
+        """Note the rows so far, how many wait still, and the current step; print it if it is time, or `now`."""
         since_s = time.monotonic() - self._printed_s
         if since_s < self._every_s and not now:
             return
@@ -94,7 +97,7 @@ class Progress:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """While the block runs, Ctrl-C and SIGTERM ask to stop; a second one is a KeyboardInterrupt."""
+        """While the block runs, let Ctrl-C and SIGTERM ask to stop; a second one is a KeyboardInterrupt."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -114,7 +117,7 @@ class Progress:
 
     @contextmanager
     def heartbeat(self, note: Callable[[], str]) -> Iterator[None]:
-        """While the block runs (a long Spark job), print what `note` tells, each time that it changed."""
+        """While the block runs (a long Spark job), print the text of `note`, each time that it changed."""
         over = threading.Event()
 
         def beat() -> None:
@@ -135,7 +138,9 @@ class Progress:
                 thread.join()
 
     def guard(self, function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """`function` for foreachBatch, which begins no micro-batch once stopping was asked for (not over Connect)."""
+        """Wrap `function` for foreachBatch, so that it begins no micro-batch once a stop is asked for (not over
+        Connect).
+        """
 
         def call(rows: DataFrame, batch_id: int) -> None:
             if self.stop.asked:
@@ -144,11 +149,19 @@ class Progress:
 
         return call
 
-    def watch(self, query: StreamingQuery, *, guarded: bool = False, grace_s: float = 600) -> Outcome:
+    def watch(
+        self,
+        query: StreamingQuery,
+        *,
+        guarded: bool = False,
+        grace_s: float = 600,
+        told: Callable[[Any], None] | None = None,
+    ) -> QueryOutcome:
         """Wait for a query's end, printing progress; when asked to stop, stop it once its micro-batch is over.
 
         guarded: its foreachBatch function went through `guard`, so that it ends by itself rather than in the midst of
-        the next micro-batch. Raises what the query failed with.
+        the next micro-batch. `told` is called once with the report of each micro-batch that held rows. Raises what the
+        query failed with.
         """
         tally = Tally()
         waited_s = 0.0
@@ -161,7 +174,8 @@ class Progress:
                     raise
                 ended = True
             for p in query.recentProgress:
-                tally.add(p)
+                if tally.add(p) and p["numInputRows"] and told is not None:
+                    told(p)
             self.update(tally.rows, lag=tally.lag, note=f"{tally.batches:,} micro-batches", now=ended)
             if ended:
                 break
@@ -172,19 +186,19 @@ class Progress:
                 if over or waited_s > grace_s:
                     query.stop()
                     break
-        return Outcome(tally.rows, tally.batches, self.seconds, self.stop.asked)
+        return QueryOutcome(tally.rows, tally.batches, self.seconds, self.stop.asked)
 
 
 SILENT = Progress("")
 
 
 def stderr_progress(name: str) -> Progress:
-    """Progress on stderr."""
+    """Return a Progress on stderr."""
     return Progress(name, sys.stderr)
 
 
 class Tally:
-    """Sums up a query's progress reports: `rows`, `batches` with rows, `lag`; each report counts once."""
+    """Sums of a query's progress reports: `rows`, `batches` with rows, `lag`; each report counts once."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -193,11 +207,11 @@ class Tally:
         self.lag: int | None = None
         self._reports: set[tuple[Any, Any]] = set()
 
-    def add(self, report: Any) -> None:
-        """Count a report (a StreamingQueryProgress), unless it was counted."""
+    def add(self, report: Any) -> bool:
+        """Count a report (a StreamingQueryProgress), unless it was counted; return whether it is new."""
         key = (report["batchId"], report["timestamp"])
         if key in self._reports:
-            return
+            return False
         self._reports.add(key)
         self.seen += 1
         self.rows += report["numInputRows"]
@@ -205,10 +219,11 @@ class Tally:
         lags = [lag_of(s["endOffset"], s["latestOffset"]) for s in report["sources"]]
         known = [lag for lag in lags if lag is not None]
         self.lag = sum(known) if known else None
+        return True
 
 
 def lag_of(end: Any, latest: Any) -> int | None:
-    """Messages between two offsets of a stream, JSON or its values; None where either is not told."""
+    """Return the messages between two offsets of a stream, JSON or its values; None where either is unknown."""
     ends, newest = (_leaves(json.loads(o) if isinstance(o, str) else o) for o in (end, latest))
     if not newest:
         return None

@@ -27,7 +27,7 @@ def show(values: Mapping[str, Any], *, json: bool = False) -> None:
 
 
 def plain(value: Any) -> Any:
-    """NamedTuples as dicts, tuples as lists, all the way down."""
+    """Turn NamedTuples into dicts, tuples into lists, all the way down."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """A value for people: numbers with commas, nothing for None."""
+    """Return a value for people: numbers with commas, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

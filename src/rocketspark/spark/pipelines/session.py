@@ -23,7 +23,7 @@ LOCAL_PARTITIONS = 32
 
 
 class SessionOptions(NamedTuple):
-    """How to get a session. `remote`: a Spark Connect server (sc://host:port) instead of a master."""
+    """The options of a session. `remote`: a Spark Connect server (sc://host:port) instead of a master."""
 
     master: str = ""
     remote: str = ""
@@ -32,7 +32,7 @@ class SessionOptions(NamedTuple):
 
 @contextmanager
 def open_session(name: str, options: SessionOptions | None = None) -> Iterator[SparkSession]:
-    """The session that is active, or a new one, which is stopped at the end.
+    """Give the session that is active, or a new one, which is stopped at the end.
 
     Raises ConfigError if Java is missing, RocketSparkError with one line for what fails in Spark.
     """
@@ -87,7 +87,7 @@ def quiet_errors() -> None:
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
 
 
-# What Spark says while it starts, of use to nobody.
+# Useless lines that Spark prints while it starts.
 _NOISE = re.compile(
     rb"WARNING: Using incubator modules|Using Spark's default log4j|Setting (default|Spark) log level|To adjust logging"
     rb"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) |WARNING: .*(sun\.misc\.Unsafe|native access|restricted method)"
@@ -118,13 +118,18 @@ def _quiet_start() -> Iterator[None]:
         os.close(kept)
 
 
-def check_installed(options: SessionOptions) -> None:
-    """Raise ConfigError, saying what to set or install, unless a session can be had."""
+def check_options(options: SessionOptions) -> None:
+    """Raise ConfigError for options that no session can have."""
     if options.master and options.remote:
         raise ConfigError("--master and --remote exclude each other: a Spark Connect server has its own master")
+    if options.remote and not options.remote.startswith("sc://"):
+        raise ConfigError(f"--remote is {options.remote!r}: a Spark Connect server's sc://host:port is needed")
+
+
+def check_installed(options: SessionOptions) -> None:
+    """Raise ConfigError, saying what to set or install, unless a session can be had."""
+    check_options(options)
     if options.remote:
-        if not options.remote.startswith("sc://"):
-            raise ConfigError(f"--remote is {options.remote!r}: a Spark Connect server's sc://host:port is needed")
         if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("grpc_status") is None:
             raise ConfigError("--remote needs Spark Connect's packages: pip install 'pyspark[connect]'")
     elif not _java_is_there():
@@ -158,7 +163,9 @@ _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|War
 
 
 def one_line(text: str) -> str:
-    """What a person needs of an error's text: our own error in it, else the last Python error, else its first line."""
+    """Return the line of an error's text that a person needs: this package's own error in it, else the last Python
+    error, else its first line.
+    """
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()
     if errors := _PYTHON_ERROR.findall(text):

@@ -69,7 +69,7 @@ def archive(
     if not topics and not {"topic", "topicpattern", "assign"} & {name.lower() for name in where.options}:
         raise typer.BadParameter("name topics, or give -o topicPattern=REGEX", param_hint="TOPICS")
     with start("archive", master, remote, conf) as (spark, progress):
-        from rocketspark.spark.pipelines import archive as pipeline
+        from rocketspark.spark.pipelines.archive import pipeline
 
         result = pipeline.run(
             spark,

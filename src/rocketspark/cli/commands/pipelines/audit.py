@@ -1,4 +1,4 @@
-"""`pipeline audit`: what was produced against what was consumed, or one place's messages against another's."""
+"""`pipeline audit`: compares produced with consumed messages, or the messages of two places."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def audit(
     if by not in ("id", "content"):
         raise typer.BadParameter(f"{by!r}: id or content is needed", param_hint="--by")
     from rocketspark.errors import UsageError
-    from rocketspark.spark.pipelines import audit as pipeline
-    from rocketspark.spark.pipelines import audit_figures, compare
+    from rocketspark.spark.pipelines import compare
+    from rocketspark.spark.pipelines.audit import figures, pipeline
     from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
 
     try:
-        audit_figures.check_kinds(ignore or ())
+        figures.check_kinds(ignore or ())
     except UsageError as e:
         raise typer.BadParameter(str(e), param_hint="--ignore") from None
     with start("audit", master, remote, conf, only_reads=True) as (spark, progress):

@@ -21,6 +21,7 @@ from rocketspark.cli.commands.pipelines.shared import (
     connect,
     finish,
     start,
+    wrong_usage,
 )
 
 
@@ -62,9 +63,12 @@ def dedupe(
     Example: `rocketspark pipeline dedupe orders orders-once --by json:$.id --within 24h`
     """
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
-    from rocketspark.spark.pipelines import dedupe as pipeline
+    from rocketspark.spark.pipelines.dedupe import pipeline
 
-    pipeline.duration(within)
+    with wrong_usage():
+        pipeline.check(source, target, by, within, name, delivery)
+    from rocketspark.spark.pipelines.default_names import default_folder
+
     # Keys may be many: they are not to fill the JVM's heap.
     conf = [f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}", *(conf or [])]
     with start("dedupe", master, remote, conf) as (spark, progress):
@@ -73,7 +77,7 @@ def dedupe(
             where,
             source,
             target,
-            checkpoint=checkpoint or f"dedupe-{source}-{target}.checkpoint",
+            checkpoint=checkpoint or default_folder(f"dedupe-{source}-{target}") + ".checkpoint",
             by=by,
             within=within,
             start_at=start_at,

@@ -131,9 +131,9 @@ def dlq(
         raise typer.BadParameter("give one of them", param_hint="--to, --to-group")
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
     since_ms, until_ms = moment("--since", since), moment("--until", until)
-    from rocketspark.spark.pipelines import dlq as pipeline
-    from rocketspark.spark.pipelines import dlq_resend
-    from rocketspark.spark.pipelines.dlq_letters import Choice
+    from rocketspark.spark.pipelines.dlq import pipeline
+    from rocketspark.spark.pipelines.dlq import resend as dlq_resend
+    from rocketspark.spark.pipelines.dlq.dead_letters import Choice
     from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
 
     choice = Choice(

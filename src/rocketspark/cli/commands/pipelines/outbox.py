@@ -21,6 +21,7 @@ from rocketspark.cli.commands.pipelines.shared import (
     connect,
     finish,
     start,
+    wrong_usage,
 )
 
 _COLUMNS = "Columns"
@@ -80,19 +81,23 @@ def outbox(
     Example: `rocketspark pipeline outbox -d sqlite:///shop.db --table orders -t orders --keys-column id`
     """
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
-    from rocketspark.spark.pipelines import outbox as pipeline
+    from rocketspark.spark.pipelines.outbox import pipeline
 
     columns = pipeline.Columns(
         body_column, topic_column, tag_column, keys_column, sharding_key_column, properties_column
     )
-    name = name or f"outbox-{table}"
+    with wrong_usage():
+        pipeline.check(topic, columns, name, delivery)
+    from rocketspark.spark.pipelines.default_names import default_folder
+
+    folder = name or default_folder(f"outbox-{table}")
     with start("outbox", master, remote, conf) as (spark, progress):
         result = pipeline.run(
             spark,
             where,
             database=database,
             table=table,
-            checkpoint=checkpoint or f"{name}.checkpoint",
+            checkpoint=checkpoint or f"{folder}.checkpoint",
             topic=topic,
             name=name,
             key=key,

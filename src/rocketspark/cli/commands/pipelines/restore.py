@@ -72,7 +72,7 @@ def restore(
     if to is not None and len(topics or ()) > 1:
         raise typer.BadParameter("one topic can be given another name, not several", param_hint="--to")
     with start("restore", master, remote, conf) as (spark, progress):
-        from rocketspark.spark.pipelines import restore as pipeline
+        from rocketspark.spark.pipelines.restore import pipeline
 
         names = topics or pipeline.topics_of(archive)
         if to is not None and len(names) > 1:
@@ -118,7 +118,7 @@ def replay(
     options = _options(since, until, tags, rate, dry_run, again, create, state)
     target = where._replace(namesrv=to_namesrv) if to_namesrv else None
     with start("replay", master, remote, conf) as (spark, progress):
-        from rocketspark.spark.pipelines import restore as pipeline
+        from rocketspark.spark.pipelines.restore import pipeline
 
         result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **options)
     finish(result, progress, json=json)

@@ -37,6 +37,7 @@ __all__ = [
     "finish",
     "start",
     "time_ms",
+    "wrong_usage",
 ]
 
 _SPARK = "Spark"
@@ -96,6 +97,17 @@ Options = Annotated[
 ]
 
 
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Turn a UsageError raised in this block into typer's BadParameter."""
+    from rocketspark.errors import UsageError
+
+    try:
+        yield
+    except UsageError as e:
+        raise typer.BadParameter(str(e)) from None
+
+
 def connect(
     namesrv: str,
     namespace: str = "",
@@ -104,15 +116,17 @@ def connect(
     security_token: str = "",
     options: list[str] | None = None,
 ) -> Connection:
-    """The connection that the shared options describe. Raises ConfigError."""
+    """Return the connection that the shared options describe. Raises ConfigError."""
     _check_packages()
     from rocketspark.spark.pipelines.connection import Connection, pairs
 
-    return Connection(namesrv, namespace, access_key, secret_key, security_token, pairs(options, "--option"))
+    with wrong_usage():
+        given = pairs(options, "--option")
+    return Connection(namesrv, namespace, access_key, secret_key, security_token, given)
 
 
 def time_ms(text: str | None, option: str) -> int | None:
-    """A time, or how long ago, as `times` has it, in ms since 1970."""
+    """Return a time, or how long ago, as `times` has it, in ms since 1970."""
     return moment(option, text)
 
 
@@ -127,17 +141,20 @@ def start(
     _check_packages()
     from rocketspark.spark.pipelines.connection import pairs
     from rocketspark.spark.pipelines.progress import stderr_progress
-    from rocketspark.spark.pipelines.session import SessionOptions, open_session
+    from rocketspark.spark.pipelines.session import SessionOptions, check_options, open_session
 
+    with wrong_usage():
+        wanted = SessionOptions(master, remote, pairs(conf, "--conf"))
+        check_options(wanted)
     progress = stderr_progress(name)
     asked = _ended_at_once() if only_reads else progress.signals()
-    with open_session(name, SessionOptions(master, remote, pairs(conf, "--conf"))) as spark, asked:
+    with open_session(name, wanted) as spark, asked:
         yield spark, progress
 
 
 @contextmanager
 def _ended_at_once() -> Iterator[None]:
-    """While the block runs, Ctrl-C is a KeyboardInterrupt, of which nobody logs what it cut short."""
+    """Let Ctrl-C raise KeyboardInterrupt while the block runs; the work it cut short is not logged."""
 
     def end(number: int, frame: Any) -> None:
         logging.disable(logging.CRITICAL)

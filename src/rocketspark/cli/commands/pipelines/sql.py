@@ -19,6 +19,7 @@ from rocketspark.cli.commands.pipelines.shared import (
     connect,
     finish,
     start,
+    wrong_usage,
 )
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
@@ -53,11 +54,13 @@ def sql(
     Example: `rocketspark pipeline sql totals.yaml --var day=2026-01-31`
     """
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
-    from rocketspark.spark.pipelines import sql as pipeline
     from rocketspark.spark.pipelines.connection import pairs
-    from rocketspark.spark.pipelines.sql_file import read_plan
+    from rocketspark.spark.pipelines.sql import pipeline
+    from rocketspark.spark.pipelines.sql.sql_file import read_plan
 
-    plan = read_plan(file, pairs(variable, "--var"))
+    with wrong_usage():
+        variables = pairs(variable, "--var")
+    plan = read_plan(file, variables)
     with start("sql", master, remote, conf) as (spark, progress):
         if dry_run:
             finish(pipeline.dry_run(spark, plan, where), progress, json=json)

@@ -1,4 +1,4 @@
-"""`--since` and `--until` of pipelines: a time, or how long ago."""
+"""`--since` and `--until` of pipelines: a time, or an age such as 24h."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rocketspark.model.text import shown
+
 _HELP = "2026-01-31T12:00Z (UTC where no zone is named), ms since 1970, or how long ago: 90s, 15m, 24h, 7d."
 Since = Annotated[str, typer.Option("--since", help=f"Begin: {_HELP}", show_default=False)]
 Until = Annotated[str, typer.Option("--until", help="End, not included; as --since.", show_default=False)]
@@ -15,7 +17,7 @@ _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def moment(option: str, text: str | None, now_ms: int | None = None) -> int | None:
-    """ms since 1970 of what an option says, None where it is not given. Raises BadParameter."""
+    """Return an option's time in ms since 1970, None where it is not given. Raises BadParameter."""
     text = (text or "").strip()
     if not text:
         return None
@@ -23,10 +25,12 @@ def moment(option: str, text: str | None, now_ms: int | None = None) -> int | No
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         return max(0, now_ms - int(ago[1]) * _UNITS_MS[ago[2]])
     from rocketspark.errors import ConfigError
-    from rocketspark.spark.options import time_ms
+    from rocketspark.spark.time_options import time_ms
 
     try:
         return time_ms(option, text)
-    except ConfigError:
+    except (ValueError, OverflowError) as e:
+        if isinstance(e, ConfigError) and "may be a date" in str(e):
+            raise typer.BadParameter(str(e), param_hint=option) from None
         wanted = "a time such as 2026-01-31T12:00, ms since 1970, or how long ago, such as 24h, is needed"
-        raise typer.BadParameter(f"{text!r}: {wanted}", param_hint=option) from None
+        raise typer.BadParameter(f"{shown(text, characters_max=60)!r}: {wanted}", param_hint=option) from None

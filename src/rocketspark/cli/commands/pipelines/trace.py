@@ -1,4 +1,4 @@
-"""`pipeline trace`: what message traces tell of latency, failures and retries."""
+"""`pipeline trace`: latency, failures and retries from message traces."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def trace(
     where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
     since_ms, until_ms = moment("--since", since), moment("--until", until)
     from rocketspark.errors import ConfigError
-    from rocketspark.spark.pipelines import trace as pipeline
-    from rocketspark.spark.pipelines import trace_html
-    from rocketspark.spark.pipelines.trace_plots import check_installed
+    from rocketspark.spark.pipelines.trace import html_report, pipeline
+    from rocketspark.spark.pipelines.trace.plots import check_installed
 
     if html is not None:
         # Before the work rather than after it.
@@ -79,6 +78,6 @@ def trace(
             progress=progress,
         )
         if html is not None:
-            trace_html.write_html(report, html)
+            html_report.write_html(report, html)
             progress.say(f"the report is in {html}")
         finish(report if json else pipeline.summary(report), progress, json=json)

@@ -1,0 +1,169 @@
+"""Connected clients: producer and consumer groups with their connections.
+
+Rules (ProducerManager, ConsumerManager 5.x): a client lives for 120 s after its last heartbeat and not beyond its
+connection; every change of a group's members or subscriptions is told to all its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rocketspark.errors import ServerError
+from rocketspark.model import Subscription
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
+from rocketspark.transport.peer import Peer
+
+log = LimitedLog("rocketspark.broker")
+
+# Limits of groups for each connection, and of subscriptions for each group.
+CONSUMERS_MAX = 1000
+PRODUCERS_MAX = 10_000
+SUBSCRIPTIONS_MAX = 10_000
+CLIENT_ID_LENGTH_MAX = 1024
+
+
+class ConnectedClient(msgspec.Struct):
+    """One member of a group: its id, connection and what its frames say about it."""
+
+    client_id: str
+    peer: Peer
+    language: str
+    version: int
+    beat_ms: int
+
+
+class ConsumerGroup(msgspec.Struct):
+    """A consumer group with live members; `subscriptions` by topic."""
+
+    name: str
+    consume_type: str
+    message_model: str
+    consume_from: str
+    clients: dict[Peer, ConnectedClient] = {}
+    subscriptions: dict[str, Subscription] = {}
+
+    def client_ids(self) -> list[str]:
+        """Ids of all members."""
+        return [c.client_id for c in self.clients.values()]
+
+
+class ConnectedClients:
+    """All live clients of a broker. `on_change(group)` is called when a consumer group's members must be told."""
+
+    def __init__(self, on_change: Callable[[ConsumerGroup], None], *, expiry_ms: int = 120_000) -> None:
+        self._on_change = on_change
+        self._expiry_ms = expiry_ms
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self.producers: dict[str, dict[Peer, ConnectedClient]] = {}
+        # The groups of each connection, so that its end costs time by its own groups, not by all.
+        self._produces: dict[Peer, set[str]] = {}
+        self._consumes: dict[Peer, set[str]] = {}
+
+    def beat(self, peer: Peer, beat: Heartbeat, language: str, version: int, now_ms: int) -> None:
+        """Take a client's heartbeat for all its groups. Raises ServerError 29 if they are too many."""
+        self.check(peer, beat)
+        if beat.producer_data_set:
+            self._produces.setdefault(peer, set()).update(p.group_name for p in beat.producer_data_set)
+        for producer in beat.producer_data_set:
+            self.producers.setdefault(producer.group_name, {})[peer] = ConnectedClient(
+                beat.client_id, peer, language, version, now_ms
+            )
+        for consumer in beat.consumer_data_set:
+            self._beat_consumer(consumer, ConnectedClient(beat.client_id, peer, language, version, now_ms))
+
+    def check(self, peer: Peer, beat: Heartbeat) -> None:
+        """Raise ServerError 29 for a heartbeat that would put a connection into too many groups."""
+        of_groups = self._consumes.get(peer, set()) | {c.group_name for c in beat.consumer_data_set}
+        as_producer = self._produces.get(peer, set()) | {p.group_name for p in beat.producer_data_set}
+        subscribed = max((len(c.subscription_data_set) for c in beat.consumer_data_set), default=0)
+        for what, count, most in (
+            ("consumer groups", len(of_groups), CONSUMERS_MAX),
+            ("producer groups", len(as_producer), PRODUCERS_MAX),
+            ("subscriptions of a group", subscribed, SUBSCRIPTIONS_MAX),
+            ("characters of the client id", len(beat.client_id), CLIENT_ID_LENGTH_MAX),
+        ):
+            if count > most:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"the heartbeat names {count} {what}; one connection has at most {most}: use several clients",
+                )
+
+    def _beat_consumer(self, data: ConsumerData, client: ConnectedClient) -> None:
+        wanted = {s.topic: s.subscription() for s in data.subscription_data_set}
+        group = self.consumers.get(data.group_name)
+        if group is None:
+            group = self.consumers[data.group_name] = ConsumerGroup(
+                data.group_name, str(data.consume_type), str(data.message_model), str(data.consume_from_where), {}, {}
+            )
+        group.consume_type = str(data.consume_type)
+        group.message_model = str(data.message_model)
+        group.consume_from = str(data.consume_from_where)
+        changed = client.peer not in group.clients
+        # A client that reconnects has a new connection while the old one may not have ended yet.
+        for peer in [p for p, c in group.clients.items() if c.client_id == client.client_id and p is not client.peer]:
+            if not peer.is_open:
+                del group.clients[peer]
+                _take_out(self._consumes, peer, data.group_name)
+        group.clients[client.peer] = client
+        self._consumes.setdefault(client.peer, set()).add(data.group_name)
+        for topic, subscription in wanted.items():
+            known = group.subscriptions.get(topic)
+            if known is None or subscription.version > known.version:
+                changed = changed or known is None or known.expression != subscription.expression
+                group.subscriptions[topic] = subscription
+        for topic in [t for t in group.subscriptions if t not in wanted]:
+            del group.subscriptions[topic]
+            changed = True
+        if changed:
+            self._on_change(group)
+
+    def leave(self, peer: Peer, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
+        """Take a client out of the groups named."""
+        if producer_group is not None and producer_group in self.producers:
+            self.producers[producer_group].pop(peer, None)
+            _take_out(self._produces, peer, producer_group)
+            if not self.producers[producer_group]:
+                del self.producers[producer_group]
+        if consumer_group is not None:
+            self._leave_consumer(consumer_group, peer)
+
+    def _leave_consumer(self, name: str, peer: Peer) -> None:
+        group = self.consumers.get(name)
+        if group is None or group.clients.pop(peer, None) is None:
+            return
+        _take_out(self._consumes, peer, name)
+        if not group.clients:
+            del self.consumers[name]
+        else:
+            self._on_change(group)
+
+    def disconnected(self, peer: Peer) -> None:
+        """Remove a client from all groups after its connection ended."""
+        for name in list(self._produces.get(peer, ())):
+            self.leave(peer, producer_group=name)
+        for name in list(self._consumes.get(peer, ())):
+            self._leave_consumer(name, peer)
+
+    def expire(self, now_ms: int) -> None:
+        """Take out clients without a heartbeat for too long."""
+        oldest = now_ms - self._expiry_ms
+        for name, members in list(self.producers.items()):
+            for client in [c for c in members.values() if c.beat_ms < oldest]:
+                log.warning("producer %s of group %s is silent: dropped", client.client_id, name)
+                self.leave(client.peer, producer_group=name)
+        for name, group in list(self.consumers.items()):
+            for client in [c for c in group.clients.values() if c.beat_ms < oldest]:
+                log.warning("consumer %s of group %s is silent: dropped", client.client_id, name)
+                self._leave_consumer(name, client.peer)
+
+
+def _take_out(groups: dict[Peer, set[str]], peer: Peer, name: str) -> None:
+    names = groups.get(peer)
+    if names is not None:
+        names.discard(name)
+        if not names:
+            del groups[peer]

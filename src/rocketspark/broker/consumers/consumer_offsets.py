@@ -1,0 +1,146 @@
+"""Consumer offsets: each group's next offset, per queue. Kept in memory, written every few seconds and at the end.
+
+Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.storage.json_tables import JsonFile, next_version
+from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
+
+
+def encode_offsets(table: OffsetTable) -> bytes:
+    """Return consumerOffset.json, with queue ids as bare number keys."""
+    return b'{"dataVersion":%b,"offsetTable":{%b}}' % (
+        bodies.encode(table.data_version),
+        encode_rows(list(table.offset_table.items())),
+    )
+
+
+def encode_rows(rows: list[tuple[str, dict[int, int]]]) -> bytes:
+    """Return rows of the table; each is copied at once, as offsets may be committed meanwhile."""
+    return b",".join(bodies.encode(key) + b":" + java_json.encode_number_keys(dict(row)) for key, row in rows)
+
+
+class ConsumerOffsets:
+    """The offsets of all groups on one broker."""
+
+    def __init__(self, file: JsonFile[OffsetTable]) -> None:
+        table = file.load() or OffsetTable()
+        self.version: DataVersion = table.data_version
+        self.table: dict[str, dict[int, int]] = dict(table.offset_table)
+        self.changes = self._noted = 0
+        self.unsaved = UnsavedChanges(
+            "consumerOffset.json", lambda: self.table, self.snapshot, lambda text: file.write(text)
+        )
+        # Offsets set by an operator, until the consumer's next pull is told of them.
+        self._resets: dict[tuple[str, str, int], int] = {}
+        self._pulled: dict[tuple[str, str, int], int] = {}
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the next offset to consume."""
+        key = f"{topic}@{group}"
+        queues = self.table.get(key)
+        if queues is None:
+            queues = self.table[key] = {}
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = offset
+            self.changes += 1
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return the next offset to consume, None if the group never committed one."""
+        return self.table.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """Return all committed offsets of a group in a topic."""
+        return dict(self.table.get(f"{topic}@{group}", {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        """Return the topics a group has offsets in."""
+        return [t for t, _, g in (key.rpartition("@") for key in self.table) if g == group]
+
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """Return `topics_of` for all groups, in one pass."""
+        found: dict[str, list[str]] = {}
+        for key in self.table:
+            topic, _, group = key.rpartition("@")
+            found.setdefault(group, []).append(topic)
+        return found
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Return the groups that have offsets in a topic."""
+        return [g for t, _, g in (key.rpartition("@") for key in self.table) if t == topic]
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set an offset by hand: the consumer's own commits count for nothing until its next pull heard of it."""
+        self.commit(group, topic, queue_id, offset)
+        self._resets[(group, topic, queue_id)] = offset
+
+    def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        """Tell whether an offset set by hand waits for the consumer."""
+        return bool(self._resets) and (group, topic, queue_id) in self._resets
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return the offset set by hand, once; None if there is none."""
+        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note that a consumer was given the messages before `offset`."""
+        self._pulled[(group, topic, queue_id)] = offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the offset up to which the group pulled since the broker started; 0 if it did not."""
+        return self._pulled.get((group, topic, queue_id), 0)
+
+    def delete_group(self, group: str) -> None:
+        """Forget all offsets of a group, and those set by hand."""
+        self.drop_resets(group=group)
+        for key in [k for k in self.table if k.rpartition("@")[2] == group]:
+            del self.table[key]
+            self.changes += 1
+
+    def drop_resets(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Forget offsets set by hand for a group or a topic that is deleted."""
+        for table in (self._resets, self._pulled):
+            for key in [k for k in table if k[0] == group or k[1] == topic]:
+                del table[key]
+
+    def state(self) -> tuple[int, DataVersion]:
+        """Return a value that differs whenever `snapshot` differs."""
+        return self.changes, self.version
+
+    def snapshot(self) -> Iterator[bytes]:
+        """Yield consumerOffset.json in pieces: the groups and topics of now, offsets as of when their piece is made."""
+        return pieces(OffsetTable(data_version=self.version), "offsetTable", self.table, encode_rows)
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget all offsets in a topic, and those set by hand."""
+        self.drop_resets(topic=topic)
+        for key in [k for k in self.table if k.rpartition("@")[0] == topic]:
+            del self.table[key]
+            self.changes += 1
+
+    def save(self) -> None:
+        """Write consumerOffset.json if an offset changed since, in a thread if it is large."""
+        if self.changes == self._noted:
+            return
+        self.version = next_version(self.version)
+        self._noted = self.changes
+        self.unsaved.changed()
+
+    def begin(self, call_soon: Callable[[Callable[[], None]], object], beside: BackgroundThread) -> None:
+        """Save a large table in a thread from here on."""
+        self.unsaved.begin(call_soon, beside)
+
+    def finish(self) -> None:
+        """Write what is not on disk."""
+        if self.changes != self._noted:
+            self.version = next_version(self.version)
+            self._noted = self.changes
+            self.unsaved.note()
+        self.unsaved.flush()

@@ -1,0 +1,164 @@
+"""Held pulls (long polling). Rule: a held pull is retried when its queue grew, and once more when its time is over.
+
+Appends mark their queue; all marked queues are looked at once per turn of the loop, so a burst costs one look, and many
+held pulls are looked at over several turns. Their weight is bounded, in all and for each owner (a connection), and they
+end with their owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+
+from rocketspark.model.limited_log import LimitedLog
+
+log = LimitedLog("rocketspark.broker")
+
+QueueKey = tuple[str, int]
+# The key of a request that waits for its time only.
+NO_QUEUE: QueueKey = ("", -1)
+# Some KB of memory go with a weight of 1; a consumer holds one request for each of its queues.
+WEIGHT_MAX = 200_000
+OWNER_WEIGHT_MAX = 10_000
+# Waiters looked at in one turn of the loop: some ms, but for those with costly filters.
+LOOKED_AT_MAX = 500
+TURN_S = 0.02
+
+clock = time.perf_counter
+
+
+class HeldRequest:
+    """One held request. `retry(final)` answers it and returns True, or returns False to go on waiting."""
+
+    __slots__ = ("key", "owner", "retry", "timer", "weight")
+
+    def __init__(self, key: QueueKey, retry: Callable[[bool], bool], owner: Hashable, weight: int) -> None:
+        self.key = key
+        self.retry = retry
+        self.owner = owner
+        self.weight = weight
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class LongPolling:
+    """The held requests of one broker, by queue and by owner. `refused`: how many found no room."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._waiting: dict[QueueKey, dict[HeldRequest, None]] = {}
+        self._owned: dict[Hashable, dict[HeldRequest, None]] = {}
+        self._weights: dict[Hashable, int] = {}
+        self._weight = 0
+        self._marked: set[QueueKey] = set()
+        # Requests to retry, in this turn or a later one.
+        self._due: dict[HeldRequest, None] = {}
+        self._scheduled = False
+
+    @property
+    def waiting(self) -> int:
+        """The number of held requests."""
+        return sum(len(w) for w in self._waiting.values())
+
+    @property
+    def awaited(self) -> bool:
+        """True if any request is held."""
+        return bool(self._waiting)
+
+    def has_room(self, owner: Hashable, weight: int = 1) -> bool:
+        """Tell whether an owner may hold one more pull."""
+        held = self._weights.get(owner, 0)
+        return held + weight <= OWNER_WEIGHT_MAX and self._weight + weight <= WEIGHT_MAX
+
+    def wait(
+        self,
+        key: QueueKey,
+        timeout_s: float,
+        retry: Callable[[bool], bool],
+        *,
+        owner: Hashable = None,
+        weight: int = 1,
+    ) -> HeldRequest:
+        """Hold a request until `retry` answers it; after `timeout_s` it is asked a last time, with final=True."""
+        waiter = HeldRequest(key, retry, owner, weight)
+        waiter.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter)
+        self._waiting.setdefault(key, {})[waiter] = None
+        self._owned.setdefault(owner, {})[waiter] = None
+        self._weights[owner] = self._weights.get(owner, 0) + weight
+        self._weight += weight
+        return waiter
+
+    def drop(self, waiter: HeldRequest) -> None:
+        """Forget a held request."""
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        self._due.pop(waiter, None)
+        waiters = self._waiting.get(waiter.key)
+        if waiters is None or waiter not in waiters:
+            return
+        del waiters[waiter]
+        if not waiters:
+            del self._waiting[waiter.key]
+        owned = self._owned[waiter.owner]
+        del owned[waiter]
+        self._weight -= waiter.weight
+        self._weights[waiter.owner] -= waiter.weight
+        if not owned:
+            del self._owned[waiter.owner], self._weights[waiter.owner]
+
+    def drop_owner(self, owner: Hashable) -> None:
+        """Forget all that is held for an owner, e.g. because its connection ended."""
+        for waiter in list(self._owned.get(owner, ())):
+            self.drop(waiter)
+
+    def mark(self, topic: str, queue_id: int) -> None:
+        """Note that the queue grew: its held requests are retried later in this turn of the loop."""
+        key = (topic, queue_id)
+        if key in self._waiting:
+            self._marked.add(key)
+            self._schedule()
+
+    def again(self, waiter: HeldRequest) -> None:
+        """Retry one held request in a later turn, whether its queue grows or not."""
+        if waiter in self._waiting.get(waiter.key, ()):
+            self._due[waiter] = None
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._scheduled = False
+        marked, self._marked = self._marked, set()
+        for key in marked:
+            self._due.update(self._waiting.get(key, {}))
+        due, self._due = self._due, {}
+        until = clock() + TURN_S
+        for number, waiter in enumerate(due):
+            if number >= LOOKED_AT_MAX or (number and clock() >= until):
+                # Before those that became due meanwhile.
+                self._due = dict.fromkeys(list(due)[number:]) | self._due
+                self._schedule()
+                return
+            if waiter in self._waiting.get(waiter.key, ()) and self._answered(waiter, final=False):
+                self.drop(waiter)
+
+    def _answered(self, waiter: HeldRequest, *, final: bool) -> bool:
+        try:
+            return waiter.retry(final)
+        except Exception:
+            # `retry` answers its own errors; any other must not affect other held requests.
+            log.exception("a held request of %s was dropped", waiter.key[0])
+            return True
+
+    def _expire(self, waiter: HeldRequest) -> None:
+        self.drop(waiter)
+        self._answered(waiter, final=True)
+
+    def close(self) -> None:
+        """Answer every held request now."""
+        for waiters in list(self._waiting.values()):
+            for waiter in list(waiters):
+                self._expire(waiter)

@@ -1,0 +1,88 @@
+"""Settings of consumer groups: subscriptionGroup.json. Rule: a group unknown so far is made, unless that is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version
+from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.protocol.json.bodies import DataVersion, GroupConfig, GroupConfigTable
+
+# Groups every broker has (rule: SubscriptionGroupManager, 5.x).
+SYSTEM_GROUPS = (
+    *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
+    *("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS"),
+)
+
+# Bit of a forbidden table's entry: the group may not read the topic (rule: PermName.INDEX_PERM_READ, 5.x).
+FORBIDDEN_READ = 1 << 2
+
+
+class SubscriptionGroups:
+    """The consumer groups a broker knows."""
+
+    def __init__(self, settings: BrokerSettings, file: JsonFile[GroupConfigTable]) -> None:
+        self._settings = settings
+        self._file = file
+        self.unsaved = UnsavedChanges(
+            "subscriptionGroup.json", lambda: self.table, self.snapshot, lambda text: file.write(text)
+        )
+        table = file.load() or GroupConfigTable(data_version=first_version())
+        self.version: DataVersion = table.data_version
+        self.forbidden = table.forbidden_table
+        self.table: dict[str, GroupConfig] = dict(table.subscription_group_table)
+        for name in SYSTEM_GROUPS:
+            self.table.setdefault(name, GroupConfig(group_name=name))
+
+    def get(self, group: str) -> GroupConfig | None:
+        """Return the settings of a group, made on first use if that is on; None if there is no such group."""
+        config = self.table.get(group)
+        if config is None and self._settings.auto_create_group:
+            topic_names.check_group(group)
+            config = GroupConfig(group_name=group)
+            self.put(config)
+        return config
+
+    def put(self, config: GroupConfig) -> None:
+        """Create a group or replace its settings."""
+        self.put_all([config])
+
+    def put_all(self, configs: list[GroupConfig]) -> None:
+        """Create groups or replace their settings, in one save; each is a change of its own, as in RocketMQ."""
+        self.table.update((config.group_name, config) for config in configs)
+        self._changed(len(configs))
+
+    def delete(self, group: str) -> None:
+        """Forget a group's settings."""
+        if self.table.pop(group, None) is not None:
+            self.forbidden.pop(group, None)
+            self._changed()
+
+    def readable(self, group: str, topic: str) -> bool:
+        """Tell whether the group may read the topic."""
+        return not self.forbidden.get(group, {}).get(topic, 0) & FORBIDDEN_READ
+
+    def set_readable(self, group: str, topic: str, readable: bool) -> None:
+        """Allow or forbid a group to read a topic."""
+        bits = self.forbidden.setdefault(group, {})
+        bits[topic] = bits.get(topic, 0) & ~FORBIDDEN_READ if readable else bits.get(topic, 0) | FORBIDDEN_READ
+        if not bits[topic]:
+            del bits[topic]
+        if not bits:
+            del self.forbidden[group]
+        self._changed()
+
+    def _changed(self, count: int = 1) -> None:
+        self.version = next_version(self.version, count)
+        self.unsaved.changed()
+
+    def snapshot(self) -> Iterator[bytes]:
+        """Return the whole table with its version, as JSON in pieces."""
+        around = GroupConfigTable(forbidden_table=self.forbidden, data_version=self.version)
+        return pieces(around, "subscriptionGroupTable", self.table)
+
+    def save(self) -> None:
+        """Write subscriptionGroup.json."""
+        self._file.write(b"".join(self.snapshot()))

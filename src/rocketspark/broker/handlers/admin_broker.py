@@ -1,0 +1,356 @@
+"""The broker itself as an operator sees it: settings, state, statistics, and the cleaning up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import msgspec
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.handlers.admin_topics import check_new, merged_attributes
+from rocketspark.broker.messages import batch_queue_topics
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.schedule_messages import ScheduleMessages
+from rocketspark.broker.messages.timer_messages import TimerMessages
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.operations.chunked_work import QUEUES_IN_TURN, ChunkedWork
+from rocketspark.broker.operations.live_settings import LiveSettings
+from rocketspark.broker.operations.runtime_info import runtime_info
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.stats import Stats, Window
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError, UsageError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.headers.admin import (
+    BrokerConsumeStatsHeader,
+    ConfigReply,
+    QueueUnitsHeader,
+    ReadAheadHeader,
+    ResumeCheckHeader,
+    RuntimeInfoHeader,
+    StatsHeader,
+    TimerEngineHeader,
+)
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import QueueBody, SubscriptionBody, TopicConfig
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Routes
+
+UNITS_MAX = 10_000
+# Topics of one request that are looked at in a turn of the loop.
+TOPICS_IN_TURN = 1000
+
+
+class TopicConfigList(bodies.Body):
+    """Body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
+
+    topic_config_list: list[TopicConfig] = []
+
+
+class AdminHandler:
+    """Serves the requests about the broker. `address`: its own, as clients are told.
+
+    `settled`: waits until the NameServers know of every change; `expire`: removes expired files, if there are any.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        live: LiveSettings,
+        address: str,
+        store: Store,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ConnectedClients,
+        offsets: ConsumerOffsets,
+        delays: ScheduleMessages,
+        timers: TimerMessages,
+        transactions: Transactions,
+        stats: Stats,
+        quarantine: Quarantine,
+        settled: Callable[[], Awaitable[None]],
+        expire: Callable[[], None] = lambda: None,
+        *,
+        chunked_work: ChunkedWork,
+    ) -> None:
+        self._settings = settings
+        self._live = live
+        self._address = address
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._delays = delays
+        self._timers = timers
+        self._transactions = transactions
+        self._stats = stats
+        self._quarantine = quarantine
+        self._settled = settled
+        self._expire = expire
+        self._chunked_work = chunked_work
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        add = routes.add
+        add(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
+        add(RequestCode.GET_BROKER_CONFIG, self.config)
+        add(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
+        add(RequestCode.VIEW_BROKER_STATS_DATA, self.stats_data, StatsHeader)
+        add(RequestCode.GET_BROKER_CONSUME_STATS, self.consume_stats, BrokerConsumeStatsHeader)
+        add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
+        add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_topics)
+        add(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.expire)
+        add(RequestCode.DELETE_EXPIRED_COMMITLOG, self.expire)
+        add(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_topics)
+        add(RequestCode.QUERY_CONSUME_QUEUE, self.queue_units, QueueUnitsHeader)
+        add(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check, ResumeCheckHeader)
+        add(RequestCode.GET_BROKER_HA_STATUS, self.replication)
+        add(RequestCode.RESET_MASTER_FLUSH_OFFSET, self.nothing_to_do)
+        add(RequestCode.SET_COMMITLOG_READ_MODE, self.read_ahead, ReadAheadHeader)
+        add(RequestCode.SWITCH_TIMER_ENGINE, self.timer_engine, TimerEngineHeader)
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    async def update_config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_BROKER_CONFIG (25): lines of key=value, all or none."""
+        self._live.update(body.decode("utf-8", "replace"))
+        await self._settled()
+        return reply(request.opaque)
+
+    def config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_BROKER_CONFIG (26): every key of 5.5.0 with its value."""
+        version = msgspec.json.encode(self._live.version, order="sorted").decode()
+        return reply(request.opaque, header=ConfigReply(version=version), body=self._live.document().encode())
+
+    # -- state and statistics --------------------------------------------------------------------------------------
+
+    def runtime(self, peer: Peer, request: Request[RuntimeInfoHeader], body: bytes) -> bytes:
+        """GET_BROKER_RUNTIME_INFO (28)."""
+        table = runtime_info(
+            self._store,
+            self._stats,
+            self._delays,
+            self._timers.progress(),
+            self._live.properties(),
+            now_ms=now_ms(),
+            active=True,
+        )
+        if request.ext.extensions:
+            table["transactionEndsOnce"] = "true"
+        if aside := self._quarantine.entries():
+            # Not among RocketMQ's: shown only if there is something to look at.
+            table["quarantinedMessages"] = str(len(aside))
+        return reply(request.opaque, body=bodies.encode(bodies.KvTable(table=table)))
+
+    def stats_data(self, peer: Peer, request: Request[StatsHeader], body: bytes) -> bytes:
+        """VIEW_BROKER_STATS_DATA (315): one counter's minute, hour and day; code 1 if it never counted."""
+        h = request.ext
+        item = self._stats.item(h.name, h.key)
+        if item is None:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"The stats <{h.name}> <{h.key}> not exist")
+        answer = {
+            "statsDay": _window(item.day()),
+            "statsHour": _window(item.hour()),
+            "statsMinute": _window(item.minute()),
+        }
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def consume_stats(self, peer: Peer, request: Request[BrokerConsumeStatsHeader], body: bytes) -> Answer:
+        """GET_BROKER_CONSUME_STATS (317): the progress of every group in every topic."""
+        return self._chunked_work.answer(peer, self._consume_stats(request))
+
+    def _consume_stats(self, request: Request[BrokerConsumeStatsHeader]) -> Generator[None, None, bytes]:
+        seen = 0
+        total = inflight = 0
+        groups = []
+        topics_of = self._offsets.topics_by_group()
+        for group in list(self._groups.table):
+            rows = []
+            seen += 1
+            if seen % QUEUES_IN_TURN == 0:
+                yield
+            for topic in topics_of.get(group, ()):
+                config = self._topics.get(topic)
+                if config is None or (request.ext.order and not config.order):
+                    continue
+                live = self._clients.consumers.get(group)
+                if live is not None and live.subscriptions and topic not in live.subscriptions:
+                    continue
+                queues = []
+                for queue_id in range(config.write_queue_nums):
+                    seen += 1
+                    if seen % QUEUES_IN_TURN == 0:
+                        yield
+                    value = self._progress(group, topic, queue_id)
+                    total += value["brokerOffset"] - value["consumerOffset"]
+                    inflight += value["pullOffset"] - value["consumerOffset"]
+                    queues.append((QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)), value))
+                tps = msgspec.json.encode(self._stats.consume_tps(group, topic))
+                rows.append(b'{"consumeTps":%b,"offsetTable":%b}' % (tps, java_json.encode_object_keys(queues)))
+            groups.append(b"{%b:[%b]}" % (msgspec.json.encode(group), b",".join(rows)))
+        text = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":%d}' % (
+            msgspec.json.encode(self._address),
+            b",".join(groups),
+            total,
+            inflight,
+        )
+        return reply(request.opaque, body=text)
+
+    def _progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+        low, high = self._store.queue_range(topic, queue_id)
+        offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+        last_ms = self._store.store_time_at(topic, queue_id, offset - 1) if offset > low else 0
+        return {
+            "brokerOffset": high,
+            "consumerOffset": offset,
+            "lastTimestamp": max(last_ms, 0),
+            "pullOffset": max(self._offsets.pulled(group, topic, queue_id), offset),
+        }
+
+    def replication(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_BROKER_HA_STATUS (907) of a master without slaves."""
+        answer = {
+            "haClientRuntimeInfo": {
+                "lastReadTimestamp": 0,
+                "lastWriteTimestamp": 0,
+                "masterFlushOffset": 0,
+                "maxOffset": 0,
+                "transferredByteInSecond": 0,
+            },
+            "haConnectionInfo": [],
+            "inSyncSlaveNums": 0,
+            "master": True,
+            "masterCommitLogMaxOffset": self._store.written_position,
+        }
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def nothing_to_do(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """RESET_MASTER_FLUSH_OFFSET (908): a slave's; a master answers (rule: AdminBrokerProcessor, 5.x)."""
+        return reply(request.opaque)
+
+    def read_ahead(self, peer: Peer, request: Request[ReadAheadHeader], body: bytes) -> bytes:
+        """SET_COMMITLOG_READ_MODE (2004): whether the kernel reads the log ahead, until the broker stops."""
+        mode = request.ext.mode
+        if mode not in (0, 1):
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "set commitlog readahead mode param value error")
+        self._store.read_ahead(mode == 0)
+        return reply(request.opaque, remark=f"set commitlog readahead mode success, mode: {mode}")
+
+    def timer_engine(self, peer: Peer, request: Request[TimerEngineHeader], body: bytes) -> bytes:
+        """SWITCH_TIMER_ENGINE (5001): there is the wheel in files only."""
+        if not self._settings.timers_enabled:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "broker timerWheelEnable is false")
+        if request.ext.engine == "R":
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER, "timerRocksDBEnable must be configured true when broker start"
+            )
+        if request.ext.engine != "F":
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"timer engine {request.ext.engine!r}: F is needed")
+        return reply(request.opaque)
+
+    # -- topics and queues -----------------------------------------------------------------------------------------
+
+    def system_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        s = self._settings
+        topics = sorted(
+            topic_names.SYSTEM_TOPICS
+            | topic_names.RESERVED_TOPICS
+            | {
+                s.cluster_name,
+                s.broker_name,
+                f"{s.cluster_name}_REPLY_TOPIC",
+                f"rmq_sys_REVIVE_LOG_{s.cluster_name}",
+                f"rmq_sys_SYNC_BROKER_MEMBER_{s.broker_name}",
+            }
+        )
+        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics)))
+
+    async def create_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none if one may not be."""
+        wanted = java_json.decode_request(body, TopicConfigList).topic_config_list
+        for number, config in enumerate(wanted, 1):
+            if number % TOPICS_IN_TURN == 0:
+                await asyncio.sleep(0)
+            check_new(config.topic_name, config.read_queue_nums, config.write_queue_nums, config.topic_filter_type)
+        for number, config in enumerate(wanted, 1):
+            if number % TOPICS_IN_TURN == 0:
+                await asyncio.sleep(0)
+            known = self._topics.get(config.topic_name)
+            change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
+            config.attributes = merged_attributes(known.attributes if known else {}, change)
+            batch_queue_topics.check_queue_type(config.topic_name, known, config.attributes)
+        self._topics.put_all(wanted)
+        for topic in batch_queue_topics.batch_topics(wanted):
+            self._store.make_batch_topic(topic)
+        await self._settled()
+        return reply(request.opaque)
+
+    def expire(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """CLEAN_EXPIRED_CONSUMEQUEUE (306) and DELETE_EXPIRED_COMMITLOG (329)."""
+        self._expire()
+        return reply(request.opaque)
+
+    def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """CLEAN_UNUSED_TOPIC (316): queues of topics that the broker does not have (any more)."""
+        for topic in list(self._store.queues()):
+            if self._topics.get(topic) is None and not topic_names.is_system_topic(topic):
+                self._store.delete_topic(topic)
+                self._stats.forget_topic(topic)
+        return reply(request.opaque)
+
+    def queue_units(self, peer: Peer, request: Request[QueueUnitsHeader], body: bytes) -> bytes:
+        """QUERY_CONSUME_QUEUE (321): positions, sizes and tags codes, and whether a group's filter takes them."""
+        h = request.ext
+        if h.queue_id not in self._store.queues().get(h.topic, ()):
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"{h.queue_id}@{h.topic} is not exist!")
+        low, high = self._store.queue_range(h.topic, h.queue_id)
+        answer: dict[str, Any] = {"maxQueueIndex": high, "minQueueIndex": low}
+        subscription = None
+        if h.group:
+            live = self._clients.consumers.get(h.group)
+            subscription = live.subscriptions.get(h.topic) if live is not None else None
+            answer["filterData"] = "null" if subscription else f"{h.group}@{h.topic} is not online!"
+        if subscription is not None:
+            answer["subscriptionData"] = SubscriptionBody.of(subscription)
+        first = max(h.queue_offset, low)
+        if first >= high:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR, f"Index {h.queue_offset} of {h.queue_id}@{h.topic} is not exist!"
+            )
+        units = self._store.queue_units(h.topic, h.queue_id, first, min(max(h.count, 0), UNITS_MAX, high - first))
+        answer["queueData"] = [
+            {
+                "eval": subscription is not None and code in subscription.codes,
+                "physicOffset": position,
+                "physicSize": size,
+                "tagsCode": code,
+            }
+            for position, size, code in units
+        ]
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def resume_check(self, peer: Peer, request: Request[ResumeCheckHeader], body: bytes) -> bytes:
+        """RESUME_CHECK_HALF_MESSAGE (323): a half message that was given up is checked again."""
+        try:
+            _, _, position = parse_offset_message_id(request.ext.message_id)
+        except UsageError as e:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
+        self._transactions.resume(position)
+        return reply(request.opaque)
+
+
+def _window(window: Window) -> dict[str, Any]:
+    return {"avgpt": window.avgpt, "sum": window.sum, "tps": window.tps}

@@ -1,0 +1,465 @@
+"""Consumer groups as an operator sees them: settings, connections, progress, offsets set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.handlers.admin_topics import merged_attributes
+from rocketspark.broker.operations.chunked_work import QUEUES_IN_TURN, ChunkedWork
+from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.table_saving import SavedTable
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError
+from rocketspark.model import MessageQueue
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import (
+    CloneOffsetsHeader,
+    ConsumerListHeader,
+    ConsumerStatsHeader,
+    CorrectionHeader,
+    DeleteGroupHeader,
+    ForbiddenHeader,
+    GroupHeader,
+    GroupTopicHeader,
+    ProducerGroupHeader,
+    Request,
+    ResetOffsetHeader,
+    TopicHeader,
+)
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody, TopicConfig
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Routes
+
+log = LimitedLog("rocketspark.broker")
+
+# Clients of this version (V3_0_7_SNAPSHOT) and later reset their offsets when told.
+_RESETS_SINCE = 16
+# Groups of one request that are looked at in a turn of the loop.
+GROUPS_IN_TURN = 1000
+
+
+class RequestMode(bodies.Body):
+    """Body of SET_MESSAGE_REQUEST_MODE (401)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+
+
+class GroupHandler:
+    """Serves the requests about consumer and producer groups.
+
+    `consume_tps`: messages per second that a group took from a topic in the last minute; `reset_here`: false leaves it
+    to the live consumers to reset their offsets.
+    """
+
+    def __init__(
+        self,
+        broker_name: str,
+        address: str,
+        store: Store,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ConnectedClients,
+        offsets: ConsumerOffsets,
+        long_polling: LongPolling,
+        consume_tps: Callable[[str, str], float] = lambda group, topic: 0.0,
+        reset_here: Callable[[], bool] = lambda: True,
+        *,
+        chunked_work: ChunkedWork,
+        beside: BackgroundThread,
+    ) -> None:
+        self._broker_name = broker_name
+        self._address = address
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._long_polling = long_polling
+        self._consume_tps = consume_tps
+        self._reset_here = reset_here
+        self._chunked_work = chunked_work
+        self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
+        self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.snapshot, beside)
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        add = routes.add
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.put)
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.put_all)
+        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete, DeleteGroupHeader)
+        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.show, GroupHeader)
+        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.show_all)
+        add(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid, ForbiddenHeader)
+        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections, ConsumerListHeader)
+        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections, ProducerGroupHeader)
+        add(RequestCode.GET_ALL_PRODUCER_INFO, self.producers)
+        add(RequestCode.GET_CONSUME_STATS, self.progress)
+        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic, TopicHeader)
+        add(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group, GroupHeader)
+        add(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription, GroupTopicHeader)
+        add(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_span, GroupTopicHeader)
+        add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset, ResetOffsetHeader)
+        add(RequestCode.CLONE_GROUP_OFFSET, self.clone, CloneOffsetsHeader)
+        add(RequestCode.QUERY_CORRECTION_OFFSET, self.correction, CorrectionHeader)
+        add(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
+        add(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
+
+    # -- settings -------------------------------------------------------------------------------------------------
+
+    async def put(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        config = java_json.decode_request(body, GroupConfig)
+        self._check_new(config)
+        self._merge_attributes(config)
+        self._groups.put(config)
+        await self._groups.unsaved.saved()
+        return reply(request.opaque)
+
+    async def put_all(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+        configs = java_json.decode_request(body, GroupConfigList).group_config_list
+        for number, config in enumerate(configs, 1):
+            if number % GROUPS_IN_TURN == 0:
+                await asyncio.sleep(0)
+            self._check_new(config)
+            self._merge_attributes(config)
+        self._groups.put_all(configs)
+        await self._groups.unsaved.saved()
+        return reply(request.opaque)
+
+    @staticmethod
+    def _check_new(config: GroupConfig) -> None:
+        """Raise ServerError 29 for settings that no group may have."""
+        topic_names.check_group(config.group_name)
+        if not 0 <= config.retry_queue_nums <= QUEUES_MAX:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"group[{config.group_name}]: {config.retry_queue_nums} retry queues asked,"
+                f" 0 to {QUEUES_MAX} are allowed",
+            )
+
+    def _merge_attributes(self, config: GroupConfig) -> None:
+        known = self._groups.table.get(config.group_name)
+        change = ",".join(f"{name}={value}" for name, value in config.attributes.items())
+        config.attributes = merged_attributes(known.attributes if known else {}, change)
+
+    def set_mode(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """SET_MESSAGE_REQUEST_MODE (401): how a group is given a topic's messages; here always by its pulls."""
+        wanted = java_json.decode_request(body, RequestMode)
+        if wanted.topic.startswith(topic_names.RETRY_PREFIX):
+            raise ServerError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if self._topics.get(wanted.topic) is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{wanted.topic}] not exist")
+        if self._groups.table.get(wanted.consumer_group) is None:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        if wanted.mode != "PULL":
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER, f"mode {wanted.mode}: this broker serves PULL consumers only"
+            )
+        return reply(request.opaque)
+
+    async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
+        """DELETE_SUBSCRIPTIONGROUP (207), its offsets too if asked."""
+        self._groups.delete(request.ext.group)
+        # A new group of this name starts at its own offsets.
+        self._offsets.drop_resets(group=request.ext.group)
+        if request.ext.clean_offsets:
+            self._offsets.delete_group(request.ext.group)
+        await self._groups.unsaved.saved()
+        return reply(request.opaque)
+
+    def show(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+        config = self._groups.table.get(request.ext.group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {request.ext.group}"
+            )
+        return reply(request.opaque, body=bodies.encode(config))
+
+    def show_all(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+        return self._all_groups.answer(peer, request, "totalGroupNum")
+
+    async def forbid(self, peer: Peer, request: Request[ForbiddenHeader], body: bytes) -> bytes:
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): may the group read the topic?"""
+        h = request.ext
+        if h.readable is not None:
+            # Only valid names of topics and groups are kept.
+            topic_names.check_group(h.group)
+            topic_names.check_topic(h.topic)
+            self._groups.set_readable(h.group, h.topic, h.readable)
+            await self._groups.unsaved.saved()
+        answer = {"group": h.group, "readable": self._groups.readable(h.group, h.topic), "topic": h.topic}
+        return reply(request.opaque, body=bodies.encode(answer), remark="")
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def consumer_connections(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes:
+        """GET_CONSUMER_CONNECTION_LIST (203): the live members and what the group subscribes to."""
+        group = self._clients.consumers.get(request.ext.group)
+        if group is None:
+            raise ServerError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{request.ext.group}] not online")
+        answer = {
+            "connectionSet": [_connection(c) for c in group.clients.values()],
+            "consumeFromWhere": group.consume_from,
+            "consumeType": group.consume_type,
+            "messageModel": group.message_model,
+            "subscriptionTable": {t: SubscriptionBody.of(s) for t, s in group.subscriptions.items()},
+        }
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def producer_connections(self, peer: Peer, request: Request[ProducerGroupHeader], body: bytes) -> bytes:
+        """GET_PRODUCER_CONNECTION_LIST (204)."""
+        members = self._clients.producers.get(request.ext.group)
+        if not members:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the producer group[{request.ext.group}] not exist")
+        return reply(request.opaque, body=bodies.encode({"connectionSet": [_connection(c) for c in members.values()]}))
+
+    def producers(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_ALL_PRODUCER_INFO (328)."""
+        data = {
+            group: [
+                {
+                    "clientId": c.client_id,
+                    "language": c.language,
+                    "lastUpdateTimestamp": c.beat_ms,
+                    "remoteIP": f"/{c.peer.address}",
+                    "version": c.version,
+                }
+                for c in members.values()
+            ]
+            for group, members in self._clients.producers.items()
+        }
+        return reply(request.opaque, body=bodies.encode({"data": data}))
+
+    # -- progress -------------------------------------------------------------------------------------------------
+
+    def progress(self, peer: Peer, request: Request[ConsumerStatsHeader], body: bytes) -> Answer:
+        """GET_CONSUME_STATS (208): the end, the group's offset and the last consumed time of every queue."""
+        return self._chunked_work.answer(peer, self._progress(request))
+
+    def _progress(self, request: Request[ConsumerStatsHeader]) -> Generator[None, None, bytes]:
+        h = request.ext
+        rows: list[tuple[QueueBody, dict[str, int]]] = []
+        tps = 0.0
+        for topic in [h.topic] if h.topic else self._offsets.topics_of(h.group):
+            config = self._topics.get(topic)
+            if config is None:
+                continue
+            tps += self._consume_tps(h.group, topic)
+            committed = self._offsets.of(h.group, topic)
+            for queue_id in range(config.read_queue_nums):
+                if len(rows) % QUEUES_IN_TURN == QUEUES_IN_TURN - 1:
+                    yield
+                low, high = self._store.queue_range(topic, queue_id)
+                offset = max(committed.get(queue_id, 0), 0)
+                last_ms = self._store.store_time_at(topic, queue_id, offset - 1) if offset > low else 0
+                value = {
+                    "brokerOffset": high,
+                    "consumerOffset": offset,
+                    "lastTimestamp": max(last_ms, 0),
+                    "pullOffset": max(self._offsets.pulled(h.group, topic, queue_id), offset),
+                }
+                rows.append((QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)), value))
+        text = java_json.encode_object_keys(rows)
+        return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(tps), text))
+
+    def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe or have offsets there."""
+        topic = request.ext.topic
+        online = [n for n, g in self._clients.consumers.items() if topic in g.subscriptions]
+        groups = list(dict.fromkeys([*online, *self._offsets.groups_of(topic)]))
+        return reply(request.opaque, body=bodies.encode({"groupList": groups}))
+
+    def topics_of_group(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
+        """QUERY_TOPICS_BY_CONSUMER (343)."""
+        topics = self._offsets.topics_of(request.ext.group)
+        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics, broker_addr=self._address)))
+
+    def subscription(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> bytes:
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+        h = request.ext
+        group = self._clients.consumers.get(h.group)
+        answer: dict[str, Any] = {"group": h.group, "topic": h.topic}
+        if group is not None and h.topic in group.subscriptions:
+            answer["subscriptionData"] = SubscriptionBody.of(group.subscriptions[h.topic])
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def time_span(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> Answer:
+        """QUERY_CONSUME_TIME_SPAN (303): first, last and consumed store time of every queue."""
+        return self._chunked_work.answer(peer, self._time_span(request))
+
+    def _time_span(self, request: Request[GroupTopicHeader]) -> Generator[None, None, bytes]:
+        h = request.ext
+        config = self._topics.get(h.topic or "")
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist")
+        topic = config.topic_name
+        spans = []
+        for queue_id in range(config.write_queue_nums):
+            if queue_id and queue_id % QUEUES_IN_TURN == 0:
+                yield
+            low, high = self._store.queue_range(topic, queue_id)
+            first = self._store.store_time_at(topic, queue_id, low) if high > low else -1
+            last = self._store.store_time_at(topic, queue_id, high - 1) if high > low else -1
+            offset = self._offsets.get(h.group, topic, queue_id) or 0
+            consumed = self._store.store_time_at(topic, queue_id, offset - 1) if offset > 0 else first
+            oldest = self._store.store_time_at(topic, queue_id, offset) if offset < high else now_ms()
+            spans.append(
+                {
+                    "consumeTimeStamp": consumed,
+                    "consumeTimeStampStr": _clock(consumed),
+                    "delayTime": max(0, now_ms() - oldest) if offset < high else 0,
+                    "maxTimeStamp": last,
+                    "maxTimeStampStr": _clock(last),
+                    "messageQueue": QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)),
+                    "minTimeStamp": first,
+                    "minTimeStampStr": _clock(first),
+                }
+            )
+        return reply(request.opaque, body=bodies.encode({"consumeTimeSpanSet": spans}))
+
+    # -- offsets --------------------------------------------------------------------------------------------------
+
+    def reset(self, peer: Peer, request: Request[ResetOffsetHeader], body: bytes) -> bytes:
+        """INVOKE_BROKER_TO_RESET_OFFSET (222), done here: the next pull of each queue is told where to go on.
+
+        Rule: wire.md 9.3, useServerSideResetOffset of 5.x.
+        """
+        h = request.ext
+        config = self._topics.get(h.topic)
+        if not self._reset_here():
+            return self._reset_by_clients(request, config)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
+        if self._groups.table.get(h.group) is None:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} does not exist")
+        rows = []
+        for queue_id in [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums):
+            low, high = self._store.queue_range(h.topic, queue_id)
+            by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
+            if by_hand:
+                target = h.offset if h.offset is not None else high
+                if not low <= target <= high:
+                    raise ServerError(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"Target offset {target} not in consume queue range [{low}-{high}]",
+                    )
+            elif h.time_ms < 0:
+                target = high
+            else:
+                target = self._store.offset_at_time(h.topic, queue_id, h.time_ms)
+                current = self._offsets.get(h.group, h.topic, queue_id)
+                if not h.force and current is not None and current <= target:
+                    target = current
+            self._offsets.reset(h.group, h.topic, queue_id, target)
+            # A held pull must hear of it now.
+            self._long_polling.mark(h.topic, queue_id)
+            rows.append((QueueBody.of(MessageQueue(h.topic, self._broker_name, queue_id)), target))
+        return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
+
+    def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
+        """Make the group's live consumers reset their offsets, as before 5.x (rule: Broker2Client, 5.x).
+
+        The broker's own offsets stay until the consumers commit theirs.
+        """
+        h = request.ext
+        if config is None:
+            remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={h.topic}"
+            raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
+        rows = []
+        for queue_id in range(config.write_queue_nums):
+            current = self._offsets.get(h.group, h.topic, queue_id)
+            if current is None:
+                raise ServerError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{h.group}> not exist")
+            if h.time_ms == -1:
+                target = self._store.queue_range(h.topic, queue_id)[1]
+            else:
+                target = max(0, self._store.offset_at_time(h.topic, queue_id, h.time_ms))
+            rows.append((queue_id, target if h.force or target < current else current))
+        members = self._clients.consumers.get(h.group)
+        if members is None or not members.clients:
+            raise ServerError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {h.group} Topic: {h.topic}"
+                f" Timestamp: {h.time_ms}",
+            )
+        table: list[tuple[Any, Any]] = [
+            (QueueBody.of(MessageQueue(h.topic, self._broker_name, n)), target) for n, target in rows
+        ]
+        body = b'{"offsetTable":%b}' % java_json.encode_object_keys(table)
+        # The C++ client reads a list: its JSON has no objects as keys.
+        listed = [
+            {"topic": h.topic, "brokerName": self._broker_name, "queueId": n, "offset": target} for n, target in rows
+        ]
+        told = ResetOffsetHeader(group=h.group, topic=h.topic, time_ms=h.time_ms)
+        for client in members.clients.values():
+            if client.version < _RESETS_SINCE:
+                remark = f"the client does not support this feature. version={client.version}"
+                raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
+            if client.peer.is_open:
+                its_body = bodies.encode({"offsetTable": listed}) if client.language == "CPP" else body
+                client.peer.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, its_body)
+                log.info("%s of %s was told to reset its offsets of %s", client.client_id, h.group, h.topic)
+        return reply(request.opaque, body=body)
+
+    def clone(self, peer: Peer, request: Request[CloneOffsetsHeader], body: bytes) -> bytes:
+        """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands."""
+        h = request.ext
+        topic_names.check_group(h.target)
+        for topic in [h.topic] if h.topic else self._offsets.topics_of(h.source):
+            if self._topics.get(topic) is None:
+                continue
+            for queue_id, offset in self._offsets.of(h.source, topic).items():
+                self._offsets.commit(h.target, topic, queue_id, offset)
+        return reply(request.opaque)
+
+    def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
+        """QUERY_CORRECTION_OFFSET (308): the lowest offset per queue of all groups but those left out."""
+        h = request.ext
+        left_out = {g.strip() for g in (h.filtered or "").split(",")} | {h.compared}
+        lowest = self._offsets.of(h.compared, h.topic)
+        for group in self._offsets.groups_of(h.topic):
+            if group in left_out:
+                continue
+            for queue_id, offset in self._offsets.of(group, h.topic).items():
+                lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
+
+    def all_offsets(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
+        """GET_ALL_CONSUMER_OFFSET (43)."""
+        return self._all_offsets.answer(peer, request)
+
+
+def _connection(client: ConnectedClient) -> dict[str, Any]:
+    return {
+        "clientAddr": client.peer.address,
+        "clientId": client.client_id,
+        "language": client.language,
+        "version": client.version,
+    }
+
+
+def _clock(time_ms: int) -> str:
+    """Return a time as RocketMQ's tools print it, in local time."""
+    at = datetime.fromtimestamp(time_ms // 1000)
+    return f"{at:%Y-%m-%d#%H:%M:%S}:{time_ms % 1000:03d}"

@@ -1,0 +1,188 @@
+"""Topics as an operator sees them: create, change, show, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages import batch_queue_topics
+from rocketspark.broker.operations.chunked_work import QUEUES_IN_TURN, ChunkedWork
+from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.storage.table_saving import SavedTable
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError
+from rocketspark.model import MessageQueue
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Routes
+
+# Rule: TopicFilterType, 5.x.
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+ATTRIBUTES_MAX = 64
+ATTRIBUTE_LENGTH_MAX = 1024
+
+
+class TopicHandler:
+    """Serves the requests about topics.
+
+    `settled`: waits until the NameServers know of every change; `deleted`: told of a topic that is gone;
+    `put_tps`: messages per second that were stored in a topic in the last minute.
+    """
+
+    def __init__(
+        self,
+        broker_name: str,
+        store: Store,
+        topics: Topics,
+        offsets: ConsumerOffsets,
+        settled: Callable[[], Awaitable[None]],
+        deleted: Callable[[str], None] = lambda topic: None,
+        put_tps: Callable[[str], float] = lambda topic: 0.0,
+        *,
+        chunked_work: ChunkedWork,
+        beside: BackgroundThread,
+    ) -> None:
+        self._broker_name = broker_name
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._settled = settled
+        self._deleted = deleted
+        self._put_tps = put_tps
+        self._chunked_work = chunked_work
+        self._all = SavedTable(topics.state, lambda: topics.table, topics.wrapper_json, beside)
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
+        routes.add(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.create_static)
+        routes.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        routes.add(RequestCode.GET_TOPIC_CONFIG, self.show)
+        routes.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.show_all)
+        routes.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
+
+    async def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_TOPIC (17). The NameServers know the topic before the reply (rule: the 5.5.0 broker)."""
+        h = request.ext
+        check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
+        known = self._topics.get(h.topic)
+        attributes = merged_attributes(known.attributes if known else {}, h.attributes)
+        batch_queue_topics.check_queue_type(h.topic, known, attributes)
+        self._topics.put(
+            TopicConfig(
+                topic_name=h.topic,
+                read_queue_nums=h.read_queue_count,
+                write_queue_nums=h.write_queue_count,
+                perm=h.perm,
+                topic_filter_type=h.filter_type,
+                topic_sys_flag=h.topic_sys_flag or 0,
+                order=h.order,
+                attributes=attributes,
+            )
+        )
+        if attributes.get(batch_queue_topics.QUEUE_TYPE) == batch_queue_topics.BATCH:
+            self._store.make_batch_topic(h.topic)
+        await self._settled()
+        return reply(request.opaque)
+
+    def create_static(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_STATIC_TOPIC (513): refused by name, an ordinary topic would have other offsets."""
+        raise ServerError(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            f" request type {request.code} not supported: there are no static topics here; create an ordinary one",
+        )
+
+    async def delete(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        """DELETE_TOPIC_IN_BROKER (215): its settings, queues and consumer offsets; the log keeps its records."""
+        topic = request.ext.topic
+        topic_names.check_topic(topic)
+        if topic_names.is_system_topic(topic):
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+        self._topics.delete(topic)
+        await self._topics.unsaved.saved()
+        if self._topics.get(topic) is None:
+            self._offsets.delete_topic(topic)
+            self._store.delete_topic(topic)
+            self._deleted(topic)
+        return reply(request.opaque)
+
+    def show(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        """GET_TOPIC_CONFIG (351)."""
+        return reply(request.opaque, body=bodies.encode(self._known(request.ext.topic)))
+
+    def show_all(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
+        """GET_ALL_TOPIC_CONFIG (21)."""
+        return self._all.answer(peer, request, "totalTopicNum")
+
+    def stats(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> Answer:
+        """GET_TOPIC_STATS_INFO (202): bounds and last store time of each queue, and the topic's rate."""
+        return self._chunked_work.answer(peer, self._stats(request))
+
+    def _stats(self, request: Request[TopicHeader]) -> Generator[None, None, bytes]:
+        config = self._known(request.ext.topic)
+        rows = []
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+            if queue_id and queue_id % QUEUES_IN_TURN == 0:
+                yield
+            low, high = self._store.queue_range(config.topic_name, queue_id)
+            last_ms = self._store.store_time_at(config.topic_name, queue_id, high - 1) if high > low else 0
+            queue = bodies.QueueBody.of(MessageQueue(config.topic_name, self._broker_name, queue_id))
+            rows.append((queue, {"lastUpdateTimestamp": max(last_ms, 0), "maxOffset": high, "minOffset": low}))
+        tps = bodies.encode(self._put_tps(config.topic_name))
+        table = java_json.encode_object_keys(rows)
+        return reply(request.opaque, body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, tps))
+
+    def _known(self, topic: str) -> TopicConfig:
+        config = self._topics.get(topic)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
+        return config
+
+
+def check_new(topic: str, read_queue_count: int, write_queue_count: int, filter_type: str = "SINGLE_TAG") -> None:
+    """Raise ServerError 29 for a topic that no operator may create."""
+    topic_names.check_topic(topic)
+    if topic_names.is_system_topic(topic):
+        raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+    if not (0 <= read_queue_count <= QUEUES_MAX and 0 <= write_queue_count <= QUEUES_MAX):
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: {read_queue_count} read and {write_queue_count} write queues asked,"
+            f" 0 to {QUEUES_MAX} are allowed",
+        )
+    if filter_type not in FILTER_TYPES:
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: filter type {shown(filter_type)!r} is none of {FILTER_TYPES}",
+        )
+
+
+def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, str]:
+    """Return a topic's attributes after "+name=value,-name"."""
+    attributes = dict(known)
+    for part in (change or "").split(","):
+        part = part.strip()
+        if part.startswith("-"):
+            attributes.pop(part[1:].partition("=")[0], None)
+        elif part:
+            name, equals, value = part.removeprefix("+").partition("=")
+            if not equals or not name:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER, f"attribute {shown(part)!r}: +name=value or -name is needed"
+                )
+            attributes[name] = value
+            if len(attributes) > ATTRIBUTES_MAX or len(part) > ATTRIBUTE_LENGTH_MAX:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"attribute {shown(name)!r}: at most {ATTRIBUTES_MAX} of {ATTRIBUTE_LENGTH_MAX} characters",
+                )
+    return attributes

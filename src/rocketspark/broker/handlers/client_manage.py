@@ -1,0 +1,108 @@
+"""Heartbeats, group members and queue locks: requests of clients about themselves and each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
+from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import FilterIllegal, ServerError, TransportError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import (
+    ConsumerListHeader,
+    HeartbeatReply,
+    Request,
+    UnregisterClientHeader,
+    sender_language,
+)
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+
+log = LimitedLog("rocketspark.broker")
+
+
+class ClientHandler:
+    """Serves the requests about connected clients and their queue locks."""
+
+    def __init__(
+        self, clients: ConnectedClients, groups: SubscriptionGroups, topics: Topics, locks: RebalanceLocks
+    ) -> None:
+        self._clients = clients
+        self._groups = groups
+        self._topics = topics
+        self._locks = locks
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.HEART_BEAT, self.heartbeat)
+        routes.add(RequestCode.UNREGISTER_CLIENT, self.unregister)
+        routes.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
+        routes.add(RequestCode.LOCK_BATCH_MQ, self.lock)
+        routes.add(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
+
+    def heartbeat(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """HEART_BEAT (34): a group's first one makes its settings and its retry topic."""
+        beat = java_json.decode_request(body, bodies.Heartbeat)
+        self._clients.check(peer, beat)
+        for consumer in beat.consumer_data_set:
+            config = self._groups.get(consumer.group_name)
+            if config is not None:
+                self._topics.ensure(topic_names.retry_topic(consumer.group_name), config.retry_queue_nums)
+        try:
+            self._clients.beat(peer, beat, sender_language(request.language), request.version, now_ms())
+        except FilterIllegal as e:
+            raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
+        return reply(request.opaque, header=HeartbeatReply())
+
+    def unregister(self, peer: Peer, request: Request[UnregisterClientHeader], body: bytes) -> bytes:
+        """UNREGISTER_CLIENT (35)."""
+        h = request.ext
+        self._clients.leave(peer, producer_group=h.producer_group, consumer_group=h.consumer_group)
+        return reply(request.opaque)
+
+    def consumer_list(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes:
+        """GET_CONSUMER_LIST_BY_GROUP (38): ids of the live members, code 1 if there is none."""
+        group = self._clients.consumers.get(request.ext.group)
+        if group is None:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.ext.group}")
+        members = bodies.ConsumerList(consumer_id_list=group.client_ids())
+        return reply(request.opaque, header={}, body=bodies.encode(members))
+
+    def notify(self, group: ConsumerGroup) -> None:
+        """Tell all members that the group changed (40); those of a broadcast group share nothing."""
+        if group.message_model == "BROADCASTING":
+            return
+        config = self._groups.table.get(group.name)
+        if config is not None and not config.notify_consumer_ids_changed_enable:
+            return
+        for peer in list(group.clients):
+            try:
+                peer.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerListHeader(group=group.name))
+            except TransportError as e:
+                log.info("%s was not told of a change of group %s: %s", peer.address, group.name, e)
+
+    def lock(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """LOCK_BATCH_MQ (41): the queues asked for that this client holds now."""
+        wanted = java_json.decode_request(body, bodies.LockRequest)
+        topic_names.check_group(wanted.consumer_group)
+        if len(wanted.mq_set) > QUEUES_MAX:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER, f"{len(wanted.mq_set)} queues to lock; at most {QUEUES_MAX} at a time"
+            )
+        held = self._locks.lock(wanted.consumer_group, wanted.client_id, [q.queue() for q in wanted.mq_set], now_ms())
+        answer = bodies.LockReply(lock_ok_mq_set=[bodies.QueueBody.of(q) for q in held])
+        return reply(request.opaque, body=bodies.encode(answer))
+
+    def unlock(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UNLOCK_BATCH_MQ (42)."""
+        wanted = java_json.decode_request(body, bodies.LockRequest)
+        self._locks.unlock(wanted.consumer_group, wanted.client_id, [q.queue() for q in wanted.mq_set])
+        return reply(request.opaque)

@@ -1,0 +1,101 @@
+"""Consumer offsets and the bounds of queues."""
+
+from __future__ import annotations
+
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import (
+    MaxOffsetHeader,
+    OffsetReply,
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    Request,
+    SearchOffsetHeader,
+    TimeReply,
+    UpdateConsumerOffsetHeader,
+)
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+
+
+class OffsetHandler:
+    """Serves the requests about committed offsets and the bounds of queues."""
+
+    def __init__(self, store: Store, offsets: ConsumerOffsets, topics: Topics, groups: SubscriptionGroups) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._topics = topics
+        self._groups = groups
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.QUERY_CONSUMER_OFFSET, self.query)
+        routes.add(RequestCode.UPDATE_CONSUMER_OFFSET, self.update)
+        routes.add(RequestCode.GET_MAX_OFFSET, self.max_offset)
+        routes.add(RequestCode.GET_MIN_OFFSET, self.min_offset)
+        routes.add(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search)
+        routes.add(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest)
+
+    def query(self, peer: Peer, request: Request[QueryConsumerOffsetHeader], body: bytes) -> bytes:
+        """QUERY_CONSUMER_OFFSET (14): the committed offset; 0 for a young queue; else code 22 (rule: wire.md 9.3)."""
+        h = request.ext
+        offset = self._offsets.get(h.group, h.topic, h.queue_id)
+        if offset is None:
+            low, high = self._store.queue_range(h.topic, h.queue_id)
+            # A queue that still has its first message is read from there: nothing sent so far is missed.
+            if h.zero_if_not_found is False or low > 0 or high == 0:
+                raise ServerError(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
+            offset = 0
+        return reply(request.opaque, header=OffsetReply(offset=offset))
+
+    def update(self, peer: Peer, request: Request[UpdateConsumerOffsetHeader], body: bytes) -> bytes:
+        """UPDATE_CONSUMER_OFFSET (15)."""
+        h = request.ext
+        if h.group not in self._groups.table:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} not exist!")
+        if self._topics.get(h.topic) is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} not exist!")
+        if h.queue_id < 0:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"QueueId is less than 0, queueId: {h.queue_id}")
+        if h.queue_id >= QUEUES_MAX:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR, f"QueueId {h.queue_id}: no topic has more than {QUEUES_MAX} queues"
+            )
+        if h.commit_offset < 0:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"Offset is less than 0, offset: {h.commit_offset}")
+        if self._offsets.is_reset(h.group, h.topic, h.queue_id):
+            return reply(request.opaque, header={}, remark="Offset has been previously reset")
+        self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
+        return reply(request.opaque)
+
+    def max_offset(self, peer: Peer, request: Request[MaxOffsetHeader], body: bytes) -> bytes:
+        """GET_MAX_OFFSET (30): the next offset to be written."""
+        return reply(
+            request.opaque,
+            header=OffsetReply(offset=self._store.queue_range(request.ext.topic, request.ext.queue_id)[1]),
+        )
+
+    def min_offset(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
+        """GET_MIN_OFFSET (31): the oldest offset still there."""
+        return reply(
+            request.opaque,
+            header=OffsetReply(offset=self._store.queue_range(request.ext.topic, request.ext.queue_id)[0]),
+        )
+
+    def search(self, peer: Peer, request: Request[SearchOffsetHeader], body: bytes) -> bytes:
+        """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+        h = request.ext
+        offset = self._store.offset_at_time(h.topic, h.queue_id, h.time_ms, h.boundary.upper() == "UPPER")
+        return reply(request.opaque, header=OffsetReply(offset=offset))
+
+    def earliest(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
+        """GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
+        h = request.ext
+        low, _ = self._store.queue_range(h.topic, h.queue_id)
+        return reply(request.opaque, header=TimeReply(time_ms=self._store.store_time_at(h.topic, h.queue_id, low)))

@@ -1,0 +1,458 @@
+"""PULL_MESSAGE: read a queue, or hold the request until something arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling
+from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, PullFilter
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.operations.chunked_work import ChunkedWork
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import FilterIllegal, ServerError
+from rocketspark.filters import sql92
+from rocketspark.model import Subscription, subscribe
+from rocketspark.model.route import PERM_READ
+from rocketspark.protocol import frames
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.frames import VERSION
+from rocketspark.protocol.headers import PullHeader, Request
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import ClientCheck
+from rocketspark.protocol.message import sysflags
+from rocketspark.store.get_message import NOTHING_SO_FAR, GetMessageResult, GetStatus, SoFar
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import Parts, reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Routes
+
+_LENGTHS = struct.Struct(">ii")
+_REPLY = (
+    b'{"code":%d,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0","nextBeginOffset":"%d","maxOffset":"%d",'
+    b'"minOffset":"%d","topicSysFlag":"%d"},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b",'
+    b'"serializeTypeCurrentRPC":"JSON","version":' + str(VERSION).encode() + b"}"
+)
+
+_OUTCOME: dict[GetStatus, tuple[int, bytes]] = {
+    GetStatus.FOUND: (ResponseCode.SUCCESS, b"FOUND"),
+    GetStatus.NO_MATCHED: (ResponseCode.PULL_RETRY_IMMEDIATELY, b"NO_MATCHED_MESSAGE"),
+    # RocketMQ silently skips them (RETRY_IMMEDIATELY): a reader that counts messages could not notice.
+    GetStatus.REMOVED: (ResponseCode.PULL_OFFSET_MOVED, b"MESSAGE_WAS_REMOVING"),
+    GetStatus.AT_END: (ResponseCode.PULL_NOT_FOUND, b"OFFSET_OVERFLOW_ONE"),
+    GetStatus.OFFSET_TOO_BIG: (ResponseCode.PULL_OFFSET_MOVED, b"OFFSET_OVERFLOW_BADLY"),
+    GetStatus.OFFSET_TOO_SMALL: (ResponseCode.PULL_OFFSET_MOVED, b"OFFSET_TOO_SMALL"),
+    GetStatus.EMPTY: (ResponseCode.PULL_NOT_FOUND, b"NO_MESSAGE_IN_QUEUE"),
+    GetStatus.NO_QUEUE: (ResponseCode.PULL_NOT_FOUND, b"NO_MESSAGE_IN_QUEUE"),
+}
+
+# The limit of one bulk pull: two fit a connection's write buffer.
+BULK_COUNT_MAX = 16_384
+BULK_BYTES_MAX = 2 << 20
+# Records of a bulk pull that lie together in stretches of this size, on average, are not copied.
+PART_BYTES_MIN = 16 << 10
+HOLD_MS_MAX = 60_000
+# Subscriptions that requests bring are kept parsed, unless their text is longer.
+TEXT_KEPT_MAX = 1024
+# The limit of a held pull's other memory, so that all of them stay within some hundred MB.
+CODES_OF_WEIGHT = 32
+FILTER_TEXT_OF_WEIGHT = 64
+_NOTHING_YET = (GetStatus.AT_END, GetStatus.EMPTY, GetStatus.NO_QUEUE)
+
+
+class _ToCompile(Exception):
+    """Raised for an expression that takes long to compile, or needs the grammar loaded first."""
+
+
+def _try_to_compile(expression: str) -> str:
+    """Compile the expression; return what is wrong with it, "" if nothing is."""
+    try:
+        sql92.compile(expression)
+    except FilterIllegal as e:
+        return str(e)
+    return ""
+
+
+class PullHandler:
+    """Serves pulls."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ConnectedClients,
+        offsets: ConsumerOffsets,
+        long_polling: LongPolling,
+        stats: Stats,
+        chunked_work: ChunkedWork,
+        beside: BackgroundThread,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._long_polling = long_polling
+        self._stats = stats
+        self._chunked_work = chunked_work
+        self._beside = beside
+        # Held pulls with something for a connection that does not read.
+        self._stalled: dict[Peer, dict[HeldRequest, None]] = {}
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.PULL_MESSAGE, self.pull)
+        routes.add(RequestCode.LITE_PULL_MESSAGE, self.pull)
+        routes.add(RequestCode.CHECK_CLIENT_CONFIG, self.check_client)
+
+    def pull(self, peer: Peer, request: Request[PullHeader], body: bytes) -> Answer:
+        """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: wire.md 9.4."""
+        h = request.ext
+        topic_sys_flag = self._check(h)
+        try:
+            codes, accepts = self._filter(h)
+        except _ToCompile as e:
+            return self._compile_first(peer, request, body, str(e))
+        reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
+        if reset_to is not None:
+            return self._moved(request, reset_to, topic_sys_flag)
+        if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
+            self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
+        read = self._read(h, h.queue_offset, codes, accepts)
+        if accepts is not None:
+            # Some ms where hundreds of records were looked at.
+            peer.rest()
+            if accepts.cut:
+                return self._sift_on(peer, request, read, codes, accepts, topic_sys_flag)
+        if (
+            not read.count
+            and read.status in _NOTHING_YET
+            and h.queue_offset == read.next_offset
+            and h.sys_flag & sysflags.PULL_SUSPEND
+            and h.suspend_ms > 0
+        ):
+            self._hold(peer, request, codes, accepts, topic_sys_flag)
+            return None
+        self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
+        if h.bulk and read.count and read.size >= PART_BYTES_MIN * len(read.records):
+            # From the log's pages right into the socket: a copy of a MiB in between costs as much as all the rest.
+            return Parts(self._head(request, read, topic_sys_flag), read.records)
+        return self._answer(request, read, topic_sys_flag)
+
+    async def _compile_first(
+        self, peer: Peer, request: Request[PullHeader], body: bytes, expression: str
+    ) -> bytes | Parts | None:
+        while True:
+            await self._beside.run(lambda: _try_to_compile(expression))
+            if not peer.is_open:
+                return None
+            try:
+                answer = self.pull(peer, request, body)
+            except _ToCompile:
+                continue
+            return answer if answer is None or isinstance(answer, bytes | Parts) else await answer
+
+    async def _sift_on(
+        self,
+        peer: Peer,
+        request: Request[PullHeader],
+        read: GetMessageResult,
+        codes: frozenset[int] | None,
+        sieve: PullFilter,
+        topic_sys_flag: int,
+    ) -> bytes | None:
+        """Continue a read that its filter cut, in later turns of the loop; return the answer."""
+        h = request.ext
+        # Copies, as the log may lose its oldest file before this is answered.
+        records = [bytes(r) for r in read.records]
+        count, size, at = read.count, read.size, read.next_offset
+        while sieve.cut:
+            if sieve.awaited is not None:
+                await asyncio.wait([sieve.awaited])
+            await self._chunked_work.next()
+            if not peer.is_open:
+                return None
+            read = self._read(h, at, codes, sieve, SoFar(at - h.queue_offset, count, size))
+            if read.status not in (GetStatus.FOUND, GetStatus.NO_MATCHED):
+                # The next pull's answer tells the state of the queue.
+                break
+            records += [bytes(r) for r in read.records]
+            count, size, at = count + read.count, size + read.size, read.next_offset
+        views = [memoryview(r) for r in records]
+        low, high = self._store.queue_range(h.topic, h.queue_id)
+        whole = GetMessageResult(GetStatus.FOUND if count else GetStatus.NO_MATCHED, views, count, size, at, low, high)
+        self._offsets.note_pull(h.group, h.topic, h.queue_id, at)
+        return self._answer(request, whole, topic_sys_flag)
+
+    def _hold(
+        self,
+        peer: Peer,
+        request: Request[PullHeader],
+        codes: frozenset[int] | None,
+        accepts: PullFilter | None,
+        topic_sys_flag: int,
+    ) -> None:
+        """Hold a pull; answer it once there is a message, or when its time is over."""
+        h = request.ext
+        at = h.queue_offset
+        weight = 1
+        if codes is not None:
+            weight += len(codes) // CODES_OF_WEIGHT
+        elif accepts is not None:
+            weight += len(h.subscription or "") // FILTER_TEXT_OF_WEIGHT
+        if not self._long_polling.has_room(peer, weight):
+            self._long_polling.refused += 1
+            raise ServerError(
+                ResponseCode.SYSTEM_BUSY,
+                "too many pulls are held for this connection, or in all: pull less side by side",
+            )
+        if h.subscription is not None and len(h.subscription) > TEXT_KEPT_MAX:
+            # Its tags are in `codes`, or it is compiled.
+            h.subscription = ""
+
+        def retry(final: bool) -> bool:
+            try:
+                return look(final)
+            except Exception as e:
+                failure = peer.failure(request, e)
+                if failure is not None:
+                    peer.send(failure)
+                return True
+
+        def look(final: bool) -> bool:
+            nonlocal at
+            if not peer.is_open:
+                return True
+            if not peer.is_writable:
+                if final:
+                    # Nothing large for one that does not read: it asks again once it does.
+                    low, high = self._store.queue_range(h.topic, h.queue_id)
+                    nothing = GetMessageResult(GetStatus.AT_END, [], 0, 0, h.queue_offset, low, high)
+                    peer.send(self._answer(request, nothing, topic_sys_flag))
+                else:
+                    self._stall(peer, waiter)
+                return final
+            reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
+            if reset_to is not None:
+                peer.send(self._moved(request, reset_to, topic_sys_flag))
+                return True
+            found = self._read(h, at, codes, accepts)
+            if found.status is GetStatus.NO_MATCHED and not final:
+                # Nothing for this consumer among what came: it goes on waiting behind it.
+                at = found.next_offset
+                if accepts is not None and accepts.cut and accepts.awaited is not None:
+                    accepts.awaited.add_done_callback(lambda done: self._long_polling.again(waiter))
+                elif at < found.max_offset:
+                    self._long_polling.again(waiter)
+                return False
+            if found.status in _NOTHING_YET and not final:
+                return False
+            if final and found.status is GetStatus.AT_END and at != h.queue_offset:
+                found = msgspec.structs.replace(found, status=GetStatus.NO_MATCHED)
+            peer.send(self._answer(request, found, topic_sys_flag))
+            return True
+
+        key, hold_ms = (h.topic, h.queue_id), min(h.suspend_ms, HOLD_MS_MAX)
+        if not self._settings.long_polling:
+            # Looked at once more, and what comes does not end it (rule: PullRequestHoldService, 5.x).
+            key, hold_ms = NO_QUEUE, self._settings.short_polling_ms
+        waiter = self._long_polling.wait(key, hold_ms / 1000, retry, owner=peer, weight=weight)
+
+    def _stall(self, peer: Peer, waiter: HeldRequest) -> None:
+        """Set a held pull aside while the client does not read its replies; it is retried once the client does."""
+        stalled = self._stalled.get(peer)
+        if stalled is None:
+            stalled = self._stalled[peer] = {}
+            peer.when_writable(lambda: self._go_on(peer))
+        stalled[waiter] = None
+
+    def _go_on(self, peer: Peer) -> None:
+        for waiter in self._stalled.pop(peer, {}):
+            self._long_polling.again(waiter)
+
+    def _read(
+        self,
+        h: PullHeader,
+        offset: int,
+        codes: frozenset[int] | None,
+        accepts: PullFilter | None,
+        so_far: SoFar = NOTHING_SO_FAR,
+    ) -> GetMessageResult:
+        if h.bulk:
+            count = min(max(h.count_max, 1), BULK_COUNT_MAX)
+            size = min(h.bytes_max or BULK_BYTES_MAX, BULK_BYTES_MAX)
+        else:
+            count, most = h.count_max, self._settings.pull_count_max
+            if not 0 < count <= most:
+                count = min(max(count, 1), most)
+            size = self._settings.pull_bytes_max
+            if h.bytes_max:
+                size = min(h.bytes_max, size)
+        began = perf_counter()
+        if accepts is not None:
+            accepts.begin()
+        read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+        if read.count:
+            took_ms = (perf_counter() - began) * 1000
+            self._stats.pulled(h.group, h.topic, h.queue_id, read.count, read.size, took_ms)
+        else:
+            self._stats.missed()
+        return read
+
+    def _check(self, h: PullHeader) -> int:
+        if not self._settings.broker_permission & PERM_READ:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] pulling message is forbidden"
+            )
+        group = self._groups.get(h.group)
+        if group is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{h.group}] does not exist"
+            )
+        if not group.consume_enable:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {h.group}")
+        config = self._topics.get(h.topic)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
+        if self._groups.forbidden and not self._groups.readable(h.group, h.topic):
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the consumer group[{h.group}] is forbidden for topic[{h.topic}]"
+            )
+        if not config.perm & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{h.topic}] pulling message is forbidden")
+        if not 0 <= h.queue_id < config.read_queue_nums:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{h.queue_id}] is illegal, topic:[{h.topic}] topicConfig.readQueueNums:"
+                f"[{config.read_queue_nums}]",
+            )
+        return config.topic_sys_flag
+
+    def _subscription(self, h: PullHeader) -> Subscription:
+        if h.sys_flag & sysflags.PULL_SUBSCRIPTION:
+            kind = h.expression_type or "TAG"
+            text = h.subscription or ""
+            try:
+                keep = len(text) < TEXT_KEPT_MAX
+                wanted = _parsed(h.topic, text, kind) if keep else subscribe(h.topic, text, kind=kind)
+            except FilterIllegal as e:
+                raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
+        else:
+            group = self._clients.consumers.get(h.group)
+            if group is None:
+                raise ServerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+            known = group.subscriptions.get(h.topic)
+            if known is None:
+                raise ServerError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {h.topic}"
+                )
+            if known.version < h.subscription_version:
+                raise ServerError(
+                    ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest: a heartbeat is due"
+                )
+            wanted = known
+        return wanted
+
+    def _filter(self, h: PullHeader) -> tuple[frozenset[int] | None, PullFilter | None]:
+        """Return (tag codes, test of a record) of a subscription; None where everything passes."""
+        if h.sys_flag & sysflags.PULL_SUBSCRIPTION and h.subscription == "*" and h.expression_type in ("TAG", None):
+            return None, None
+        subscription = self._subscription(h)
+        if subscription.is_all:
+            return None, None
+        if subscription.expression_type == "TAG":
+            return subscription.codes, None
+        compiled = self._property_filter(subscription.expression, subscription.expression_type)
+        return None, PullFilter(compiled, self._beside)
+
+    def _property_filter(self, expression: str, kind: str) -> sql92.Filter:
+        """Return the filter of an expression. Raises ServerError: 1 if such filters are off, 23 for a wrong expression.
+
+        Raises _ToCompile for one that has to be compiled in a thread first.
+        """
+        if kind != "SQL92" or not self._settings.property_filter:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {kind}"
+                + (" (enablePropertyFilter=true allows it)" if kind == "SQL92" else ""),
+            )
+        if len(expression) <= sql92.LENGTH_MAX and not sql92.is_quick(expression, COMPILED_HERE_MAX):
+            raise _ToCompile(expression)
+        try:
+            return sql92.compile(expression)
+        except FilterIllegal as e:
+            raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
+
+    def check_client(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
+        """CHECK_CLIENT_CONFIG (46): a consumer asks whether its filter will work before it starts."""
+        asked = java_json.decode_request(body, ClientCheck).subscription_data
+        if asked is not None and (asked.expression_type or "TAG") != "TAG":
+            try:
+                self._property_filter(asked.sub_string, asked.expression_type or "")
+            except _ToCompile as e:
+                return self._check_compiled(request, str(e))
+        return reply(request.opaque)
+
+    async def _check_compiled(self, request: Request[Any], expression: str) -> bytes:
+        if mistake := await self._beside.run(lambda: _try_to_compile(expression)):
+            raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, mistake)
+        return reply(request.opaque)
+
+    def _moved(self, request: Request[PullHeader], offset: int, topic_sys_flag: int) -> bytes:
+        """Return the one answer that sends a consumer to an offset that an operator set."""
+        low, high = self._store.queue_range(request.ext.topic, request.ext.queue_id)
+        header = _REPLY % (
+            ResponseCode.PULL_OFFSET_MOVED,
+            offset,
+            high,
+            low,
+            topic_sys_flag,
+            request.opaque,
+            b"OFFSET_RESET",
+        )
+        return _LENGTHS.pack(4 + len(header), len(header)) + header
+
+    @classmethod
+    def _answer(cls, request: Request[PullHeader], read: GetMessageResult, topic_sys_flag: int) -> bytes:
+        return b"".join((cls._head(request, read, topic_sys_flag), *read.records))
+
+    @staticmethod
+    def _head(request: Request[PullHeader], read: GetMessageResult, topic_sys_flag: int) -> bytes:
+        """Return a reply's frame without its body."""
+        code, remark = 0, b"FOUND"
+        if not read.count:
+            code, remark = _OUTCOME[read.status]
+            if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
+                # An empty queue that is asked beyond its start (rule: wire.md 9.4).
+                code = ResponseCode.PULL_OFFSET_MOVED
+        header = _REPLY % (
+            code,
+            read.next_offset,
+            read.max_offset,
+            read.min_offset,
+            topic_sys_flag,
+            request.opaque,
+            remark,
+        )
+        total = 4 + len(header) + read.size
+        if total > frames.FRAME_BYTES_MAX:
+            frames.check_length(total)
+        return _LENGTHS.pack(total, len(header)) + header
+
+
+@lru_cache(maxsize=1024)
+def _parsed(topic: str, text: str, kind: str) -> Subscription:
+    return subscribe(topic, text, kind=kind)

@@ -1,0 +1,51 @@
+"""Messages looked up by key, unique id or offset message id."""
+
+from __future__ import annotations
+
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import QueryMessageHeader, QueryMessageReply, Request, ViewMessageHeader
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+
+QUERY_COUNT_MAX = 64
+UNIQUE_COUNT_MAX = 32
+
+
+class QueryHandler:
+    """Answers from the key index and the log."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.QUERY_MESSAGE, self.query)
+        routes.add(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
+
+    def query(self, peer: Peer, request: Request[QueryMessageHeader], body: bytes) -> bytes:
+        """QUERY_MESSAGE (12): the newest 64 at most, 32 by unique id, in the order of the log; code 22 for none."""
+        h = request.ext
+        kind = h.kind or ("U" if h.unique else "K")
+        limit = UNIQUE_COUNT_MAX if h.unique else min(max(h.count_max, 1), QUERY_COUNT_MAX)
+        found = self._store.query(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+        if not found:
+            nothing = QueryMessageReply(updated_ms=0, updated_position=0)
+            remark = "can not find message, maybe time range not correct"
+            return reply(request.opaque, ResponseCode.QUERY_NOT_FOUND, nothing, remark=remark)
+        header = QueryMessageReply(
+            updated_ms=self._store.last_store_time_ms, updated_position=self._store.written_position
+        )
+        # Rule: DefaultMessageStore.queryMessage, 5.x.
+        return reply(request.opaque, header=header, body=b"".join(reversed(found)))
+
+    def view(self, peer: Peer, request: Request[ViewMessageHeader], body: bytes) -> bytes:
+        """VIEW_MESSAGE_BY_ID (33): the record at a physical offset."""
+        found = self._store.record_at(request.ext.physical_offset)
+        if found is None:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset: {request.ext.physical_offset}"
+            )
+        return reply(request.opaque, body=bytes(found))

@@ -1,0 +1,142 @@
+"""Request-reply: a consumer's reply is pushed to the producer that asked, and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
+from rocketspark.broker.handlers.send_message import illegal_queue
+from rocketspark.broker.messages.put_message import PutMessage, any_queue, pairs_of
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import ServerError, TransportError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import PushReplyHeader, Request, SendHeader, SendHeaderV1, SendReply
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+
+PUSH_TIMEOUT_MS = 3000
+REPLY_TO = "REPLY_TO_CLIENT"
+PUSHED_AT = "PUSH_REPLY_TIME"
+
+
+class ReplyHandler:
+    """Serves SEND_REPLY_MESSAGE in both forms. `check`: the checks that every send passes."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        put_message: PutMessage,
+        topics: Topics,
+        clients: ConnectedClients,
+        store_host: bytes,
+        check: Callable[[Request[Any]], TopicConfig],
+    ) -> None:
+        self._settings = settings
+        self._put_message = put_message
+        self._topics = topics
+        self._clients = clients
+        self._store_host = store_host
+        self._check = check
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.SEND_REPLY_MESSAGE, self.send_reply, SendHeaderV1)
+        routes.add(RequestCode.SEND_REPLY_MESSAGE_V2, self.send_reply, SendHeader)
+
+    async def send_reply(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """SEND_REPLY_MESSAGE (324, 325): pushed first, then stored (rule: ReplyMessageProcessor, 5.x)."""
+        h: SendHeader = request.ext
+        marks = {"MSG_REGION": self._settings.region, "TRACE_ON": "true" if self._settings.trace_on else "false"}
+        if self._topics.get(h.topic) is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
+        queue_id = self._queue(request)
+        failure = await self._push(peer, h, marks, body)
+        stored = h.properties.encode()
+        pairs = pairs_of(stored)
+        if not self._settings.store_replies:
+            if failure:
+                raise ServerError(ResponseCode.SYSTEM_ERROR, failure)
+            header = SendReply(message_id="", queue_id=0, queue_offset=0, transaction_id="")
+            return reply(request.opaque, header=header, remark=failure)
+        position, queue_offset, _ = self._put_message.accept(
+            h.topic,
+            queue_id,
+            body,
+            stored,
+            pairs,
+            h.flag,
+            h.sys_flag,
+            h.born_time_ms,
+            peer.packed_host,
+            h.reconsume_times,
+        )
+        header = SendReply(
+            message_id=offset_message_id(self._store_host, position),
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=pairs[b"UNIQ_KEY"].decode("utf-8", "replace"),
+            region=self._settings.region,
+            trace_on=self._settings.trace_on,
+        )
+        return reply(request.opaque, header=header, remark=failure)
+
+    def _queue(self, request: Request[Any]) -> int:
+        """Return the queue that the reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
+        h: SendHeader = request.ext
+        config = self._check(request)
+        if h.sys_flag & (sysflags.TRANSACTION_MASK | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP):
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a reply is neither a transaction's nor a batch"
+            )
+        if h.queue_id >= max(config.write_queue_nums, config.read_queue_nums):
+            raise ServerError(ResponseCode.INVALID_PARAMETER, illegal_queue(h.topic, h.queue_id, config))
+        return h.queue_id if h.queue_id >= 0 else any_queue(config.write_queue_nums)
+
+    async def _push(self, peer: Peer, h: SendHeader, marks: dict[str, str], body: bytes) -> str | None:
+        """Push the reply to the client that sent the request; return the error as text, None if the client took it."""
+        pairs = properties.decode(h.properties)
+        client_id = pairs.get(REPLY_TO)
+        if not client_id:
+            return f"reply message properties[{REPLY_TO}] is null"
+        asked = next(
+            (
+                c.peer
+                for members in self._clients.producers.values()
+                for c in members.values()
+                if c.client_id == client_id and c.peer.is_open
+            ),
+            None,
+        )
+        if asked is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        now = now_ms()
+        header = PushReplyHeader(
+            producer_group=h.producer_group,
+            topic=h.topic,
+            default_topic=h.default_topic,
+            default_topic_queue_count=h.default_topic_queue_count,
+            queue_id=h.queue_id,
+            sys_flag=h.sys_flag,
+            born_time_ms=h.born_time_ms,
+            flag=h.flag,
+            properties=properties.encode(pairs | marks | {PUSHED_AT: str(now)}),
+            reconsume_times=h.reconsume_times,
+            unit_mode=h.unit_mode,
+            born_host=peer.address,
+            store_host=unpack_host(self._store_host),
+            store_time_ms=now,
+        )
+        try:
+            answer = await asked.request(
+                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body, timeout_ms=PUSH_TIMEOUT_MS
+            )
+        except TransportError as e:
+            return f"push reply message to {client_id} fail: {e}"
+        return None if answer.code == 0 else f"push reply message to {client_id} fail: code {answer.code}"

@@ -1,0 +1,284 @@
+"""The fast path of plain sends, all of one read together. Rule: a send that is not plain goes to `SendHandler.send`.
+
+Both ways have the same effect. Plain is a SEND_MESSAGE_V2 of a shape seen before, to a queue that exists, stored as it
+is and answered at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from time import time
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.messages.put_message import TAG_KEPT_MAX, PutMessage
+from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.message import properties, record, sysflags
+from rocketspark.store.commitlog.append_message import PlainMessage
+from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer
+
+_LENGTHS = struct.Struct(">ii")
+# Stored together: bounds what is read in vain when the store has no room.
+RUN_MAX = 128
+# After a message that could not be stored, so many are left to `SendHandler.send`.
+PAUSE = 128
+# A body of this size or more is not copied out of the receive buffer.
+LARGE_BODY_BYTES = 512
+# Shapes kept for a connection. Learning one costs some 30 us, so it is paid for: by plain sends, and slowly by others.
+SHAPES_MAX = 32
+TAGS_MAX = 1000
+# Flags and properties that do not matter to the broker when it stores a message.
+_PLAIN_FLAGS = sysflags.COMPRESSED | sysflags.MULTI_TAGS | sysflags.COMPRESSION_MASK
+_PLAIN_NAMES = frozenset(
+    b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
+    b" __SHARDINGKEY".split()
+)
+_SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
+LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
+
+
+class _Form:
+    """A shape of send headers, with what the broker's present settings make of it."""
+
+    __slots__ = (
+        *("generation", "header_bytes", "marks", "queue_count", "queues", "rest", "shape", "tag_codes", "topic"),
+    )
+
+    def __init__(self, shape: SendShape, header_bytes: int) -> None:
+        self.shape = shape
+        self.header_bytes = header_bytes
+        self.topic = shape.header.topic
+        self.tag_codes: dict[bytes, int] = {}
+        self.marks = b""
+        self.generation = self.queue_count = -1
+        self.queues: dict[bytes, ConsumeQueue] = {}
+        # The pieces after the body: every other one, from the second on, is a value of the header.
+        self.rest: list[bytes] = []
+
+
+class _Known:
+    """The forms of one connection's sends, by the length of their headers; `last`: of the latest send."""
+
+    __slots__ = ("count", "credit", "forms", "last")
+
+    def __init__(self) -> None:
+        self.forms: dict[int, list[_Form]] = {}
+        self.count = 0
+        self.credit = CREDIT_START
+        self.last: _Form | None = None
+
+
+class SendFastPath:
+    """Stores and answers the plain sends of one broker."""
+
+    def __init__(
+        self, store: Store, put_message: PutMessage, topics: dict[str, TopicConfig], long_polling: LongPolling
+    ) -> None:
+        self._store = store
+        self._consume_queues = store.consume_queues
+        self._put_message = put_message
+        self._topics = topics
+        self._long_polling = long_polling
+        self._on = False
+        self._reply = b""
+        self.pause = 0
+
+    def configure(self, *, on: bool, reply: bytes) -> None:
+        """Take over settings. `on`: whether any send is plain.
+
+        `reply`: the template of a reply's header, of queue id, unique id, physical offset, queue offset and opaque.
+        """
+        self._on = on
+        self._reply = reply
+
+    def take(self, peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
+        """Store the plain sends in `data` from `at` on and put their replies into `out`; returns where they end."""
+        if not self._on or len(peer.packed_host) != 8:
+            return at
+        known = peer.notes
+        if known is None:
+            known = peer.notes = _Known()
+        if self.pause > 0:
+            self.pause -= 1
+            return at
+        begun, size = at, len(data)
+        messages: list[PlainMessage] = []
+        opaques: list[bytes] = []
+        form = known.last
+        if form is not None and self._is_bound(form):
+            at = self._read(form, data, at, messages, opaques)
+        while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, data, at)) is not None:
+            known.last = form
+            end = self._read(form, data, at, messages, opaques)
+            if end == at:
+                break
+            at = end
+        if not messages:
+            return at
+        placed = self._store.append_run(messages, int(time() * 1000), peer.packed_host)
+        template, lengths, add = self._reply, _LENGTHS.pack, out.append
+        for message, opaque, (position, queue_offset) in zip(messages, opaques, placed, strict=False):
+            header = template % (message[0].queue_id, message[4], position, queue_offset, opaque)
+            size = len(header)
+            add(lengths(size + 4, size) + header)
+        if known.credit < CREDIT_MAX:
+            known.credit += len(placed) * CREDIT_OF_PLAIN
+        if self._long_polling.awaited:
+            for message in messages[: len(placed)]:
+                self._long_polling.mark(message[0].name, message[0].queue_id)
+        if len(placed) < len(messages):
+            # The next message cannot be stored: `SendHandler.send` answers its sender.
+            self.pause = PAUSE
+            at = begun
+            for _ in placed:
+                at += 4 + _LENGTHS.unpack_from(data, at)[0]
+            return at
+        return at
+
+    def _read(self, form: _Form, data: bytes, at: int, messages: list[PlainMessage], opaques: list[bytes]) -> int:
+        """Add the plain sends of one form from `at` on, as the store takes them; returns where they end."""
+        shape = form.shape
+        unpack, fixed, values, others = shape.unpack, shape.fixed, shape.values, shape.others
+        at_queue, at_born, at_opaque, at_id = shape.queue_id, shape.born_time, shape.opaque, shape.unique_id
+        at_keys, at_tags = shape.keys, shape.tags
+        flag, sys_flag, times = shape.header.flag, shape.header.sys_flag, shape.header.reconsume_times
+        queues, rest, tag_codes = form.queues, form.rest, form.tag_codes
+        add_message, add_opaque, lengths = messages.append, opaques.append, _LENGTHS.unpack_from
+        view, size, header_bytes = memoryview(data), len(data), form.header_bytes
+        room, body_bytes_max = RUN_MAX - len(messages), self._put_message.body_bytes_max
+        born_text, born_time_ms = b"", 0
+        keys = tags = None
+        code = 0
+        while room > 0 and size - at >= 8:
+            total, stated = lengths(data, at)
+            body_at = at + 8 + header_bytes
+            end = at + 4 + total
+            if stated != header_bytes or end > size or not 0 <= end - body_at <= body_bytes_max:
+                break
+            texts = unpack(data, at + 8)
+            if texts[::2] != fixed:
+                break
+            queue_text, unique_id, opaque = texts[at_queue], texts[at_id], texts[at_opaque]
+            queue = queues.get(queue_text) or self._queue(form, queue_text)
+            if queue is None or not unique_id.isalnum() or not opaque.isdigit() or opaque < b"1":
+                break
+            if texts[at_born] != born_text:
+                born_text = texts[at_born]
+                if not born_text.isdigit() or born_text < b"1":
+                    break
+                born_time_ms = int(born_text)
+            if at_tags:
+                tags = texts[at_tags]
+                found = tag_codes.get(tags)
+                if found is None:
+                    found = self._tag_code(form, tags)
+                    if found is None:
+                        break
+                code = found
+            if others:
+                if b"".join([texts[i] for i in others]).translate(None, PLAIN_TEXT):
+                    break
+                if at_keys:
+                    keys = texts[at_keys]
+            rest[1::2] = texts[values]
+            add_message(
+                (
+                    queue,
+                    data[body_at:end] if end - body_at < LARGE_BODY_BYTES else view[body_at:end],
+                    b"".join(rest),
+                    code,
+                    unique_id,
+                    keys,
+                    tags,
+                    flag,
+                    sys_flag,
+                    born_time_ms,
+                    times,
+                )
+            )
+            add_opaque(opaque)
+            at = end
+            room -= 1
+        return at
+
+    def _form(self, known: _Known, data: bytes, at: int) -> _Form | None:
+        """Return the form of the send at `at`, learned if it is new; None if it is not whole or not plain."""
+        if len(data) - at < 8:
+            return None
+        total, header_bytes = _LENGTHS.unpack_from(data, at)
+        if at + 4 + total > len(data) or not 0 <= header_bytes <= total - 4:
+            return None
+        for form in known.forms.get(header_bytes, ()):
+            if form.shape.unpack(data, at + 8)[::2] == form.shape.fixed:
+                return form if self._is_bound(form) else None
+        if known.credit < LEARN_COST:
+            known.credit += 1
+            return None
+        known.credit -= LEARN_COST
+        shape = learn(data[at + 8 : at + 8 + header_bytes])
+        if shape is None:
+            return None
+        if known.count >= SHAPES_MAX:
+            known.forms.clear()
+            known.count = 0
+        known.count += 1
+        form = _Form(shape, header_bytes)
+        known.forms.setdefault(header_bytes, []).append(form)
+        return form if self._is_bound(form) else None
+
+    def _is_bound(self, form: _Form) -> bool:
+        """Tell whether sends of this form are plain now; adapt the form to changes since the last send."""
+        config = self._topics.get(form.topic)
+        if config is None:
+            return False
+        count, readable = config.write_queue_nums, config.read_queue_nums
+        if readable > count:
+            count = readable
+        marks, generation = self._put_message.marks, self._consume_queues.generation
+        if form.marks is marks and form.generation == generation and form.queue_count == count:
+            return True
+        shape = form.shape
+        topic = form.topic.encode()
+        stored = shape.header.properties.removesuffix(properties.PAIR_END).encode() + b"\x02" + marks
+        if (
+            form.topic in topic_names.NOT_SENDABLE
+            or topic.startswith(b"%")
+            or shape.header.sys_flag & ~_PLAIN_FLAGS
+            or not shape.names & _SYSTEM_NAMES <= _PLAIN_NAMES
+            or self._put_message.first_mark in shape.names
+            or len(topic) > 127
+            or len(stored) > properties.BYTES_MAX
+        ):
+            return False
+        pieces = [record.after_body(topic, stored)[: -len(stored)] + shape.stored[0]]
+        for piece in shape.stored[1:]:
+            pieces += (b"", piece)
+        pieces[-1] += marks
+        form.rest = pieces
+        form.queues = {}
+        form.tag_codes = {}
+        form.marks, form.generation, form.queue_count = marks, generation, count
+        return True
+
+    def _queue(self, form: _Form, text: bytes) -> ConsumeQueue | None:
+        """Return the queue that a header names, if it can take plain messages."""
+        if not text.isdigit() or (text[0] == ord("0") and len(text) > 1) or int(text) >= form.queue_count:
+            return None
+        queue = self._store.plain_queue(form.topic.encode(), int(text))
+        if queue is not None:
+            form.queues[text] = queue
+        return queue
+
+    def _tag_code(self, form: _Form, tags: bytes) -> int | None:
+        """Return the code of tags as a header has them; None if they have to be decoded."""
+        if tags.translate(None, PLAIN_TEXT):
+            return None
+        if len(form.tag_codes) >= TAGS_MAX:
+            form.tag_codes.clear()
+        code = self._put_message.tag_code(tags)
+        if len(tags) <= TAG_KEPT_MAX:
+            form.tag_codes[tags] = code
+        return code

@@ -1,0 +1,441 @@
+"""SEND_MESSAGE in all its forms, and the consumer's send-back. The hottest path of the broker."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.handlers.send_fast_path import SendFastPath
+from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
+from rocketspark.broker.messages.put_message import Accepted, PutMessage, any_queue, pairs_of
+from rocketspark.broker.messages.timer_rules import TimerRules
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.flush import FlushService
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import RecordError, ServerError
+from rocketspark.model.route import PERM_WRITE
+from rocketspark.model.text import whole_number
+from rocketspark.protocol import frames
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.frames import VERSION
+from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.message import batch, record, sysflags
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import reply
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Routes
+
+# Two hex digits for each byte.
+_HEX = np.frombuffer(b"".join([b"%02X" % i for i in range(256)]), np.uint16)
+_PACK_LENGTHS = struct.Struct(">ii").pack
+
+
+class SendHandler:
+    """Serves sends of producers, and send-backs of failed messages from consumers."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        put_message: PutMessage,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        flush_service: FlushService,
+        transactions: Transactions,
+        stats: Stats,
+        settled: Callable[[], Awaitable[None]],
+        store_host: bytes,
+        timer_rules: TimerRules,
+        long_polling: LongPolling,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._put_message = put_message
+        self._accept = put_message.accept
+        self._topics = topics
+        self._topic_table = topics.table
+        self._groups = groups
+        self._flush_service = flush_service
+        self._settled = settled
+        self._transactions = transactions
+        self._stats = stats
+        self._timer_rules = timer_rules
+        self._sync_flush = settings.sync_flush
+        self._host_hex = store_host.hex().upper().encode()
+        self._plain = SendFastPath(store, put_message, topics.table, long_polling)
+        self.configure()
+
+    def configure(self) -> None:
+        """Take over the settings that may change while the broker runs."""
+        settings = self._settings
+        self._writable = bool(settings.broker_permission & PERM_WRITE)
+        region, trace = msgspec.json.encode(settings.region), b"true" if settings.trace_on else b"false"
+        self._marks = {"MSG_REGION": settings.region, "TRACE_ON": trace.decode()}
+        # A reply is put together from this template: an encoder would cost three times as much.
+        reply_of = (
+            b'{"code":%%b,"extFields":{"queueId":"%%b","transactionId":"%%%%b","msgId":"%%b","TRACE_ON":"%b",'
+            b'"MSG_REGION":%b,"queueOffset":"%%%%d"},"flag":1,"language":"JAVA","opaque":%%b,'
+            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (trace, region.replace(b"%", b"%%%%"), VERSION)
+        )
+        self._reply = reply_of % (b"%d", b"%d", b"%b", b"%d")
+        self._plain.configure(
+            on=self._writable and not self._sync_flush,
+            reply=reply_of % (b"0", b"%d", self._host_hex + b"%016X", b"%b"),
+        )
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.SEND_MESSAGE_V2, self.send)
+        routes.add_run(RequestCode.SEND_MESSAGE_V2, self._plain.take)
+        routes.add(RequestCode.SEND_MESSAGE, self.send)
+        routes.add(RequestCode.SEND_BATCH_MESSAGE, self.send)
+        routes.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    def time_puts(self, count_max: int) -> None:
+        """Measure how long the next puts take; all others go unmeasured and cost nothing."""
+        left = count_max
+        self._plain.pause = count_max
+
+        def timed(*args: Any, **options: Any) -> Accepted:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                self._accept = self._put_message.accept
+                self._plain.pause = 0
+            began = perf_counter()
+            try:
+                return self._put_message.accept(*args, **options)
+            finally:
+                self._stats.put_took((perf_counter() - began) * 1000)
+
+        self._accept = timed
+
+    def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
+        """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
+        h = request.ext
+        topic = h.topic
+        config = self._topic_table.get(topic)
+        if config is None or topic in topic_names.NOT_SENDABLE or not self._writable or h.sys_flag & 0x8C:
+            is_new = config is None
+            try:
+                config = self.check(request)
+            except ServerError as e:
+                return reply(request.opaque, e.code, self._marks, remark=e.remark)
+            if is_new:
+                return self._answer_settled(self.send(peer, request, body))
+        queue_id = h.queue_id
+        if queue_id < 0:
+            queue_id = any_queue(config.write_queue_nums)
+        elif queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            remark = illegal_queue(topic, queue_id, config)
+            return reply(request.opaque, ResponseCode.INVALID_PARAMETER, self._marks, remark=remark)
+        stored = h.properties.encode()
+        pairs = pairs_of(stored)
+        try:
+            if h.batch or request.code == 320:
+                return self._send_batch(peer, request, topic, queue_id, pairs, body)
+            if topic[0] == "%" and topic.startswith(topic_names.RETRY_PREFIX):
+                topic, queue_id = self._retry_target(h, topic, queue_id, pairs)
+            if h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
+                position, queue_offset, end = self._transactions.prepare(
+                    topic, queue_id, body, stored, pairs, h.flag, h.sys_flag, h.born_time_ms, peer.packed_host
+                )
+            else:
+                position, queue_offset, end = self._accept(
+                    topic,
+                    queue_id,
+                    body,
+                    stored,
+                    pairs,
+                    h.flag,
+                    h.sys_flag,
+                    h.born_time_ms,
+                    peer.packed_host,
+                    h.reconsume_times,
+                )
+        except ServerError as e:
+            return reply(request.opaque, e.code, self._marks, remark=e.remark)
+        message_id = b"%b%016X" % (self._host_hex, position)
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
+            return None
+        transaction_id = pairs[b"UNIQ_KEY"]
+        if not transaction_id.isalnum() or b"TIMER_OUT_MS" in pairs:
+            return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
+        header = self._reply % (0, queue_id, transaction_id, message_id, queue_offset, request.opaque)
+        return _PACK_LENGTHS(4 + len(header), len(header)) + header
+
+    async def _answer_settled(self, answer: Answer) -> bytes | None:
+        """Return the answer to a send that made its topic, once the NameServers know it: the sender asks them next."""
+        await self._settled()
+        assert answer is None or isinstance(answer, bytes)
+        return answer
+
+    def _answer(
+        self,
+        code: int,
+        request: Request[SendHeader],
+        queue_id: int,
+        queue_offset: int,
+        message_ids: bytes,
+        pairs: dict[bytes, bytes],
+    ) -> bytes:
+        transaction_id = pairs.get(b"UNIQ_KEY", b"")
+        if not transaction_id.isalnum():
+            transaction_id = msgspec.json.encode(transaction_id.decode("utf-8", "replace"))[1:-1]
+        header = self._reply % (code, queue_id, transaction_id, message_ids, queue_offset, request.opaque)
+        if not transaction_id:
+            header = header.replace(b'"transactionId":"",', b"", 1)
+        if b"INNER_NUM" in pairs and (request.ext.batch or request.code == 320):
+            header = header.replace(b'"extFields":{', b'"extFields":{"batchUniqId":"%b",' % transaction_id, 1)
+        if b"TIMER_OUT_MS" in pairs:
+            header = header.replace(b'"extFields":{', b'"extFields":{' + self._recall_handle(pairs), 1)
+        return _PACK_LENGTHS(4 + len(header), len(header)) + header
+
+    def _recall_handle(self, pairs: dict[bytes, bytes]) -> bytes:
+        """Return the header field by which a timer message can be recalled; none for a retry (rule: 5.5.0)."""
+        topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
+        out_ms = whole_number(pairs[b"TIMER_OUT_MS"])
+        message_id = pairs.get(b"UNIQ_KEY", b"").decode("utf-8", "replace")
+        if not topic or topic.startswith(topic_names.RETRY_PREFIX) or out_ms is None or not message_id:
+            return b""
+        return b'"recallHandle":"%b",' % self._timer_rules.handle(topic, out_ms, message_id).encode()
+
+    def _answer_when_durable(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        queue_id: int,
+        queue_offset: int,
+        message_ids: bytes,
+        end: int,
+        pairs: dict[bytes, bytes],
+    ) -> None:
+        wanted = not request.flag & frames.ONEWAY_FLAG
+        if wanted:
+            peer.promise()
+
+        def tell(done: bool) -> None:
+            if wanted:
+                code = ResponseCode.SUCCESS if done else ResponseCode.FLUSH_DISK_TIMEOUT
+                peer.answer(self._answer(code, request, queue_id, queue_offset, message_ids, pairs))
+
+        self._flush_service.reached(end, tell)
+
+    def _send_batch(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        topic: str,
+        queue_id: int,
+        pairs: dict[bytes, bytes],
+        body: bytes,
+    ) -> bytes | None:
+        if len(body) > self._settings.message_bytes_max:
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: a batch of {len(body)} bytes, limit {self._settings.message_bytes_max}",
+            )
+        if topic.startswith(topic_names.RETRY_PREFIX):
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {topic}")
+        layout = batch.scan(body)
+        items: list[batch.BatchItem] = []
+        is_inner = b"UNIQ_KEY" in pairs and batch_queue_topics.has_batch_queues(self._topic_table[topic])
+        if layout is not None and not is_inner:
+            taken = self._put_message.accept_layout(
+                topic,
+                queue_id,
+                layout,
+                sys_flag=request.ext.sys_flag,
+                born_time_ms=request.ext.born_time_ms,
+                born_host=peer.packed_host,
+            )
+            if taken is not None:
+                positions, queue_offset, end = taken
+                return self._answer_batch(peer, request, queue_id, queue_offset, self._ids(positions), end, pairs)
+        if layout is None or not is_inner:
+            try:
+                items = batch.decode(body)
+            except RecordError as e:
+                raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {e}") from e
+            if not items:
+                raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
+        if is_inner:
+            count = len(items) if layout is None else layout.message_count
+            return self._send_inner_batch(peer, request, queue_id, pairs, body, count)
+        accepted = self._put_message.accept_batch(
+            topic,
+            queue_id,
+            items,
+            sys_flag=request.ext.sys_flag,
+            born_time_ms=request.ext.born_time_ms,
+            born_host=peer.packed_host,
+        )
+        ids = b",".join(b"%b%016X" % (self._host_hex, position) for position, _, _ in accepted)
+        return self._answer_batch(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
+
+    def _answer_batch(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        queue_id: int,
+        queue_offset: int,
+        ids: bytes,
+        end: int,
+        pairs: dict[bytes, bytes],
+    ) -> bytes | None:
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._answer_when_durable(peer, request, queue_id, queue_offset, ids, end, pairs)
+            return None
+        return self._answer(0, request, queue_id, queue_offset, ids, pairs)
+
+    def _ids(self, positions: NDArray[np.int64]) -> bytes:
+        """Return the broker's ids of records, separated by commas."""
+        host = self._host_hex
+        rows = np.empty((len(positions), len(host) + 17), np.uint8)
+        rows[:, : len(host)] = np.frombuffer(host, np.uint8)
+        rows[:, len(host) : -1] = _HEX[positions.astype(">i8").view(np.uint8).reshape(-1, 8)].view(np.uint8)
+        rows[:, -1] = ord(",")
+        return rows.tobytes()[:-1]
+
+    def _send_inner_batch(
+        self,
+        peer: Peer,
+        request: Request[SendHeader],
+        queue_id: int,
+        pairs: dict[bytes, bytes],
+        body: bytes,
+        count: int,
+    ) -> bytes | None:
+        """Store a batch in a topic with batch queues as one record; the sender gets its unique id."""
+        h = request.ext
+        position, queue_offset, end = batch_queue_topics.accept(
+            self._put_message,
+            self._store,
+            h.topic,
+            queue_id,
+            body,
+            count,
+            pairs,
+            flag=h.flag,
+            sys_flag=h.sys_flag,
+            born_time_ms=h.born_time_ms,
+            born_host=peer.packed_host,
+        )
+        self._stats.batched(h.topic, count)
+        message_id = b"%b%016X" % (self._host_hex, position)
+        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+            self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
+            return None
+        return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
+
+    def check(self, request: Request[SendHeader]) -> TopicConfig:
+        """Check a send that is not plain, in the order of wire.md 2.4; return its topic. Raises ServerError."""
+        h = request.ext
+        if not self._writable:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
+            )
+        topic_names.check_topic(h.topic)
+        if h.topic in topic_names.NOT_SENDABLE:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{h.topic}] is forbidden.")
+        if self._settings.reject_transactions and h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
+            )
+        config = self._topics.get(h.topic)
+        batch_queue_topics.check_sent(h.topic, config, h.sys_flag)
+        if config is not None:
+            return config
+        if h.topic.startswith(topic_names.RETRY_PREFIX):
+            return self._topics.ensure(h.topic)
+        return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count)
+
+    def _retry_target(self, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]) -> tuple[str, int]:
+        """Return topic and queue for a consumer's resent message: after its last attempt, the dead letter queue."""
+        group = topic[len(topic_names.RETRY_PREFIX) :]
+        config = self._groups.get(group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}; create it first"
+            )
+        max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
+        if h.reconsume_times <= max_times:
+            return topic, queue_id
+        pairs.pop(b"DELAY", None)
+        return self._topics.ensure(topic_names.dead_letter_topic(group)).topic_name, 0
+
+    def send_back(self, peer: Peer, request: Request[SendBackHeader], body: bytes) -> bytes | None:
+        """CONSUMER_SEND_MSG_BACK (36): the message comes again later, or becomes a dead letter."""
+        h = request.ext
+        config = self._groups.get(h.group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {h.group}; create it first"
+            )
+        if not self._writable:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
+            )
+        if config.retry_queue_nums <= 0:
+            return reply(request.opaque)
+        found = self._store.record_at(h.physical_offset)
+        if found is None:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {h.physical_offset}")
+        failed = record.decode(found)
+        # One message of several cannot be told from the others: its consumer sends it again itself (rule: 5.x).
+        batch_queue_topics.check_sent(topic_names.retry_topic(h.group), None, failed.sys_flag)
+        max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
+        plan = retry_and_dead_letter.route(failed, h.group, delay_level=h.delay_level, max_times=max_times)
+        if plan.dead:
+            target = self._topics.ensure(plan.topic)
+            queue_id = 0
+        else:
+            target = self._topics.ensure(plan.topic, config.retry_queue_nums)
+            queue_id = any_queue(min(config.retry_queue_nums, max(1, target.write_queue_nums)))
+        if not target.perm & PERM_WRITE:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{plan.topic}] sending message is forbidden")
+        pairs = pairs_of(plan.stored)
+        accepted: Accepted = self._accept(
+            plan.topic,
+            queue_id,
+            failed.body,
+            plan.stored,
+            pairs,
+            failed.flag,
+            failed.sys_flag & ~record.HOST_FLAGS,
+            failed.born_time_ms,
+            failed.born_host,
+            plan.reconsume_times,
+            again=True,
+        )
+        self._stats.sent_back(h.group, pairs[b"RETRY_TOPIC"].decode("utf-8", "replace"), dead=plan.dead)
+        if self._sync_flush and not request.flag & frames.ONEWAY_FLAG:
+            peer.promise()
+            self._flush_service.reached(
+                accepted[2],
+                lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
+            )
+            return None
+        return reply(request.opaque)
+
+
+def illegal_queue(topic: str, queue_id: int, config: TopicConfig) -> str:
+    """Return the remark for a sender that names a queue which the topic does not have."""
+    return (
+        f"request queueId[{queue_id}] is illegal, {topic}: readQueueNums {config.read_queue_nums},"
+        f" writeQueueNums {config.write_queue_nums}"
+    )

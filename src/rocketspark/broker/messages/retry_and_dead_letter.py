@@ -1,0 +1,59 @@
+"""The target of a message whose consumption failed: retry topic or dead letter queue. Pure: decides, stores nothing.
+
+Rules (wire.md 9.6; AbstractSendMessageProcessor 5.x): %RETRY%group with the delay level 3 + times failed so far, and
+%DLQ%group once the attempts are used up or the consumer asks for it with a level below 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rocketspark.broker import topic_names
+from rocketspark.protocol.message import properties
+from rocketspark.protocol.message.message_ids import offset_message_id
+from rocketspark.protocol.message.record import Record
+
+FIRST_RETRY_LEVEL = 3
+# Room for the properties that parking adds (REAL_TOPIC, REAL_QID, the broker's marks).
+PARKED_BYTES = 192
+_PARKED = (properties.REAL_TOPIC, properties.REAL_QUEUE_ID)
+
+
+class RetryMessage(NamedTuple):
+    """A message to store again: under which topic, with which properties (as they are stored) and reconsume times."""
+
+    topic: str
+    dead: bool
+    stored: bytes
+    reconsume_times: int
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties, decoded."""
+        return properties.decode(self.stored.decode("utf-8", "replace"))
+
+
+def route(record: Record, group: str, *, delay_level: int, max_times: int) -> RetryMessage:
+    """Return the retry or dead letter for a failed message. `delay_level`: 0 the broker chooses, below 0 gives up."""
+    pairs = properties.decode(record.properties.decode("utf-8", "replace"))
+    topic = record.topic.decode("utf-8", "replace")
+    times = record.reconsume_times
+    dead = delay_level < 0 or times >= max_times
+    level = 0 if dead else delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + times
+    needed = {properties.RETRY_TOPIC: pairs.get(properties.RETRY_TOPIC) or topic, properties.DELAY: str(level)}
+    told = {properties.WAIT: "false"}
+    if properties.ORIGIN_MESSAGE_ID not in pairs:
+        told[properties.ORIGIN_MESSAGE_ID] = offset_message_id(record.store_host, record.position)
+    dropped = [properties.RECORD_CRC, *needed, *told, *(() if dead else _PARKED)]
+    # All other properties stay as they are, whatever they hold.
+    kept = properties.without(record.properties, [name.encode() for name in dropped])
+    stored = kept + _encoded(needed | told)
+    if len(stored) + PARKED_BYTES > properties.BYTES_MAX:
+        # Without room for all of them the message gets the needed properties only.
+        stored = kept + _encoded(needed)
+    topic_of = topic_names.dead_letter_topic if dead else topic_names.retry_topic
+    return RetryMessage(topic_of(group), dead, stored, times + 1)
+
+
+def _encoded(pairs: dict[str, str]) -> bytes:
+    return b"".join([b"%b\x01%b\x02" % (name.encode(), value.encode()) for name, value in pairs.items()])

@@ -1,0 +1,263 @@
+"""Delay levels: parked messages in SCHEDULE_TOPIC_XXXX, delivered when due.
+
+Rules (ScheduleMessageService, 5.x): queue = level - 1; the queue's unit says when a message is due; a level above the
+highest is the highest; delayOffset.json holds the next queue offset of each level, once what was delivered before it is
+on the disk. After a kill the queues tell what had been delivered since, so nothing is delivered twice or skipped.
+Whatever the clock does, a message waits no longer than its level's delay from when it was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
+from rocketspark.broker.messages.quarantine import Quarantine, fails_again
+from rocketspark.broker.storage.json_tables import JsonFile, now_ms
+from rocketspark.errors import RecordError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import whole_number
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import DelayOffsetTable, Quarantined
+from rocketspark.protocol.message import properties, record
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
+from rocketspark.store.store import Store
+
+log = LimitedLog("rocketspark.broker")
+
+READ_COUNT = 64
+RETRY_S = 1.0
+# A level with messages is looked at so often, whatever the loop's own time says: a clock may be put forward.
+LOOK_S = 1.0
+KIND = "delay"
+
+Deliver = Callable[[record.Record], None]
+
+
+def encode_delay_offsets(table: DelayOffsetTable) -> bytes:
+    """Return delayOffset.json, with levels as bare number keys."""
+    return b'{"dataVersion":%b,"offsetTable":%b}' % (
+        bodies.encode(table.data_version),
+        java_json.encode_number_keys(table.offset_table),
+    )
+
+
+class ScheduleMessages:
+    """Delivers parked messages. `deliver` puts a due record back under its real topic."""
+
+    def __init__(
+        self, store: Store, delays_ms: tuple[int, ...], file: JsonFile[DelayOffsetTable], quarantine: Quarantine
+    ) -> None:
+        self._store = store
+        self._delays_ms = delays_ms
+        self._file = file
+        self._quarantine = quarantine
+        quarantine.retries(KIND, self._retry)
+        table = file.load() or DelayOffsetTable()
+        self._version = table.data_version
+        self._offsets: dict[int, int] = dict(table.offset_table)
+        self._saved = dict(self._offsets)
+        # Offsets to be saved once the log is on the disk up to a position.
+        self._noted: tuple[int, dict[int, int]] | None = None
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._deliver: Deliver | None = None
+        self._delivered: DeliveryRecovery | None = None
+        # Levels that may still come upon what was delivered before a kill, with the queue's end at the start.
+        self._behind: dict[int, int] = {}
+        self._set_back = False
+        # By level: messages before a queue offset, parked by a clock that was ahead, are due at a time.
+        self._ahead: dict[int, tuple[int, int]] = {}
+
+    def level(self, text: bytes) -> int:
+        """Return the level a message asks for, 0 for none; cut to the highest."""
+        level = whole_number(text.strip().removeprefix(b"+"))
+        return min(level or 0, len(self._delays_ms))
+
+    def due_ms(self, level: int, stored_ms: int) -> int:
+        """Return the time at which a message of the level is due."""
+        return stored_ms + self._delays_ms[level - 1]
+
+    def start(self, deliver: Deliver) -> None:
+        """Begin delivering, from where the last run stopped."""
+        self._deliver = deliver
+        self._find_delivered()
+        for level in range(1, len(self._delays_ms) + 1):
+            self._arm(level, 0)
+
+    # -- what was delivered before a kill -------------------------------------------------------------------------
+
+    def _find_delivered(self) -> None:
+        """Prepare to recognize messages that were delivered before a kill but after the last note of progress.
+
+        These are messages due before the last run ended; if the clock was set back, also those parked before then.
+        """
+        until_ms = self._store.last_store_time_ms
+        self._set_back = now_ms() < until_ms
+        since = {}
+        for level in range(1, len(self._delays_ms) + 1):
+            low, high = self._store.queue_range(topic_names.SCHEDULE_TOPIC, level - 1)
+            offset = max(self._offsets.get(level, 0), low)
+            if offset < high:
+                ((_, _, code),) = self._store.queue_units(topic_names.SCHEDULE_TOPIC, level - 1, offset, 1)
+                first_ms = self._due_at(level, offset, code)
+                if self._set_back:
+                    first_ms = min(first_ms, until_ms) - self._delays_ms[level - 1]
+                if first_ms <= until_ms:
+                    since[level] = first_ms
+                    self._behind[level] = high
+        if since:
+            self._delivered = DeliveryRecovery(self._store, min(since.values()), until_ms, b"REAL_TOPIC", _delivery_key)
+
+    def _was_delivered(self, level: int, due_ms: int, parked: record.Record) -> bool:
+        if self._delivered is None or level not in self._behind:
+            return False
+        late = due_ms > self._delivered.until_ms and not self._set_back
+        if late or parked.queue_offset >= self._behind[level]:
+            self._caught_up(level)
+            return False
+        target = topic_names.target_of(properties.pairs_of(parked.properties))
+        return target is not None and self._delivered.take(*target, _delivery_key(parked))
+
+    def _caught_up(self, level: int) -> None:
+        self._behind.pop(level, None)
+        if not self._behind:
+            self._delivered = None
+
+    # -- delivering -----------------------------------------------------------------------------------------------
+
+    def arrived(self, level: int) -> None:
+        """Note that a message was parked: its level is looked at when it is due, if not before."""
+        if level not in self._timers and self._deliver is not None:
+            self._arm(level, self._delays_ms[level - 1] / 1000)
+
+    def _arm(self, level: int, delay_s: float) -> None:
+        self._timers[level] = asyncio.get_running_loop().call_later(min(delay_s, LOOK_S), self._run, level)
+
+    def _run(self, level: int) -> None:
+        del self._timers[level]
+        try:
+            wait_ms = self._deliver_due(level)
+        except RocketSparkError as e:
+            log.error("delay level %d: %s; tried again in %.0f s", level, e, RETRY_S)
+            wait_ms = int(RETRY_S * 1000)
+        except Exception:
+            log.exception("delay level %d: tried again in %.0f s", level, RETRY_S)
+            wait_ms = int(RETRY_S * 1000)
+        if wait_ms is not None:
+            self._arm(level, wait_ms / 1000)
+
+    def _deliver_due(self, level: int) -> int | None:
+        """Deliver what is due; returns ms until the next look, None if nothing is parked."""
+        queue_id = level - 1
+        low, high = self._store.queue_range(topic_names.SCHEDULE_TOPIC, queue_id)
+        offset = max(self._offsets.get(level, 0), low)
+        if offset > high:
+            log.error("delay level %d: offset %d is beyond the queue's end %d; set to the end", level, offset, high)
+            offset = high
+        if offset == high:
+            self._offsets[level] = offset
+            self._caught_up(level)
+            return None
+        units = self._store.queue_units(topic_names.SCHEDULE_TOPIC, queue_id, offset, min(READ_COUNT, high - offset))
+        for at, (position, size, code) in enumerate(units, offset):
+            self._offsets[level] = at
+            if size != GAP_SIZE and position >= self._store.min_position:
+                due_ms = self._due_at(level, at, code)
+                wait_ms = self._wait_ms(level, due_ms, at, high)
+                if wait_ms > 0:
+                    return wait_ms
+                try:
+                    self._deliver_one(level, due_ms, at, position)
+                except Exception as e:
+                    if not fails_again(e):
+                        raise
+                    self._quarantine.add(KIND, topic_names.SCHEDULE_TOPIC, queue_id, at, position, e)
+            self._offsets[level] = at + 1
+        return 0
+
+    def _deliver_one(self, level: int, due_ms: int, queue_offset: int, position: int) -> None:
+        assert self._deliver is not None
+        parked = self._record(level, queue_offset, position)
+        if not self._was_delivered(level, due_ms, parked):
+            self._deliver(parked)
+
+    def _record(self, level: int, queue_offset: int, position: int) -> record.Record:
+        """Return the parked message that a queue's unit points to. Raises RecordError if it is not there."""
+        found = self._store.record_at(position)
+        if found is None:
+            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
+        parked = record.decode(found)
+        place = parked.topic.decode("utf-8", "replace"), parked.queue_id, parked.queue_offset
+        if place != (topic_names.SCHEDULE_TOPIC, level - 1, queue_offset):
+            raise RecordError(f"the record at physical offset {position} is another: {place}")
+        return parked
+
+    def _due_at(self, level: int, queue_offset: int, code: int) -> int:
+        """Return the time at which the message of a unit is due: the unit's own, or else by the store time."""
+        if code > 0:
+            return code
+        return self.due_ms(level, self._store.store_time_at(topic_names.SCHEDULE_TOPIC, level - 1, queue_offset))
+
+    def _wait_ms(self, level: int, due_ms: int, offset: int, end: int) -> int:
+        """Return how long a message has to wait. A clock that was ahead when it was parked holds nothing back.
+
+        A message due later than the level's delay from now was parked by such a clock: it is due after that delay,
+        as are the messages parked meanwhile.
+        """
+        now, delay_ms = now_ms(), self._delays_ms[level - 1]
+        if due_ms - now <= delay_ms:
+            return due_ms - now
+        known_end, until_ms = self._ahead.get(level, (0, 0))
+        if offset >= known_end or until_ms - now > delay_ms:
+            until_ms = now + delay_ms
+            self._ahead[level] = end, until_ms
+            log.warning(
+                "delay level %d: the clock was %.0f s ahead when messages were parked; they are due in %.0f s",
+                level,
+                (due_ms - now - delay_ms) / 1000,
+                delay_ms / 1000,
+            )
+        return until_ms - now
+
+    def _retry(self, entry: Quarantined) -> None:
+        """Deliver a message that was set aside."""
+        if self._deliver is not None:
+            self._deliver(self._record(entry.queue_id + 1, entry.queue_offset, entry.physical_offset))
+
+    # -- progress -------------------------------------------------------------------------------------------------
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """Return (next offset to deliver, end of the queue) of each level that ever had a message."""
+        ends = {level: self._store.queue_range(topic_names.SCHEDULE_TOPIC, level - 1)[1] for level in self._offsets}
+        return {level: (offset, ends[level]) for level, offset in sorted(self._offsets.items()) if ends[level]}
+
+    def save(self) -> None:
+        """Write delayOffset.json as far as what was delivered is on the disk; the rest is for a later call."""
+        if self._noted is None and self._offsets != self._saved:
+            self._noted = self._store.written_position, dict(self._offsets)
+        if self._noted is None or self._noted[0] > self._store.flushed_position:
+            return
+        # The quarantine first: it holds the messages that were skipped.
+        self._quarantine.save()
+        self._file.save(DelayOffsetTable(offset_table=self._noted[1], data_version=self._version))
+        self._saved, self._noted = self._noted[1], None
+
+    def finish(self) -> None:
+        """After the store's last flush: `save` of all."""
+        self._noted = None
+        self.save()
+
+    def stop(self) -> None:
+        """Stop delivering."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._deliver = None
+
+
+def _delivery_key(stored: record.Record) -> tuple[bytes | None, int, int] | None:
+    """Return the identity of a parked message's delivery; None for a message that never was parked."""
+    if properties.find(stored.properties, b"REAL_TOPIC") is None:
+        return None
+    return properties.find(stored.properties, b"UNIQ_KEY"), stored.reconsume_times, stored.born_time_ms

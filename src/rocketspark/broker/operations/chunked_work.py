@@ -1,0 +1,44 @@
+"""Long answers in pieces. Rule: one piece per turn of the loop, for all answers together, so other requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+
+from rocketspark.transport.peer import Peer
+
+# Queues that are looked at in one turn: some ms.
+QUEUES_IN_TURN = 256
+
+
+class ChunkedWork:
+    """Makes long answers. Each is a generator that yields between its pieces and returns the answer."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._rotation = asyncio.Lock()
+
+    async def next(self) -> None:
+        """Wait for a turn of the loop in which to make a piece; answers take turns in rotation."""
+        async with self._rotation:
+            await asyncio.sleep(0)
+
+    def answer(self, peer: Peer, steps: Generator[None, None, bytes]) -> bytes | Coroutine[None, None, bytes]:
+        """Return the answer, at once if it is made in one piece."""
+        try:
+            next(steps)
+        except StopIteration as e:
+            whole: bytes = e.value
+            return whole
+        peer.rest()
+        return self._rest(steps)
+
+    async def _rest(self, steps: Generator[None, None, bytes]) -> bytes:
+        async with self._lock:
+            while True:
+                await asyncio.sleep(0)
+                try:
+                    next(steps)
+                except StopIteration as e:
+                    whole: bytes = e.value
+                    return whole

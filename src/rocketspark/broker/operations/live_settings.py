@@ -1,0 +1,140 @@
+"""Settings changed while the broker runs. Rule: all of a change takes effect, or nothing of it does.
+
+Rules of 5.5.0 (AdminBrokerProcessor, Configuration): keys of configBlackList are refused, keys that no RocketMQ knows
+are passed over. Unlike there a wrong value is refused, and so is a key that would only take effect after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from rocketspark.broker.ignored_settings import IGNORED
+from rocketspark.broker.settings import FIELDS, BrokerSettings, convert, parse_properties
+from rocketspark.broker.storage.json_tables import next_version
+from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.json.bodies import DataVersion
+
+log = LimitedLog("rocketspark.broker")
+
+
+class LiveSettings:
+    """The settings of a running broker, shown and changed by RocketMQ's names.
+
+    `actual`: keys and values that only the running broker knows, e.g. the port it was given.
+    """
+
+    def __init__(self, settings: BrokerSettings, actual: dict[str, str]) -> None:
+        self._settings = settings
+        self._actual = actual
+        self._acts: dict[str, list[Callable[[], None]]] = {}
+        self.version = DataVersion()
+
+    def watch(self, keys: Iterable[str], act: Callable[[], None] | None = None) -> None:
+        """Let these keys change; `act` is called after a change of one. Without `act` the settings are read on use."""
+        for key in keys:
+            assert key in FIELDS, key
+            self._acts.setdefault(key, []).extend([act] if act else [])
+
+    def properties(self) -> dict[str, str]:
+        """Return every key with its value."""
+        return self._settings.properties() | self._actual
+
+    def document(self) -> str:
+        """Return all keys with their values as lines `key=value`."""
+        return "".join(f"{key}={value}\n" for key, value in self.properties().items())
+
+    def update(self, text: str) -> list[str]:
+        """Change what `text`, lines of key=value, says; returns the keys it passed over.
+
+        Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or a key that needs a restart.
+        """
+        try:
+            values = parse_properties(text, "the request's")
+            barred = set(self._settings.fixed_keys.split(";"))
+            if not barred.isdisjoint(values):
+                raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+            taken, ignored, unknown = convert(values)
+            changed = self._changed(taken)
+            self._check(taken, ignored)
+        except ConfigError as e:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
+        if unknown:
+            log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(unknown))
+        for key in changed:
+            setattr(self._settings, FIELDS[key].name, taken[FIELDS[key].name])
+            log.info("%s is %s now", key, values.get(key, taken[FIELDS[key].name]))
+        self._settings.ignored.update(ignored)
+        # One that watches several of them is told once.
+        for act in dict.fromkeys(act for key in changed for act in self._acts[key]):
+            act()
+        if changed or ignored:
+            self.version = next_version(self.version)
+            shown = self.properties()
+            self._persist({key: shown[key] for key in [*changed, *ignored] if key in shown})
+        return unknown
+
+    def _changed(self, taken: dict[str, object]) -> list[str]:
+        """Return the keys whose value is another one. Raises ConfigError for one that needs a restart."""
+        changed = []
+        for key, field in FIELDS.items():
+            if field.name not in taken or taken[field.name] == getattr(self._settings, field.name):
+                continue
+            if str(taken[field.name]) == self._actual.get(key):
+                continue
+            if key not in self._acts:
+                raise ConfigError(
+                    f"{key} cannot change while the broker runs; set it in broker.conf and start the broker again"
+                )
+            changed.append(key)
+        return changed
+
+    def _check(self, taken: dict[str, object], ignored: dict[str, str]) -> None:
+        candidate = msgspec.structs.replace(self._settings, ignored=self._settings.ignored | ignored, **taken)
+        candidate.check()
+
+    def _persist(self, values: dict[str, str]) -> None:
+        """Put the values into the file that the settings came from; its other lines stay as they are."""
+        path = self._settings.conf_path
+        if not path:
+            log.info("the broker has no broker.conf (-c): the change lasts until it stops")
+            return
+        try:
+            replace_lines(Path(path), values)
+        except OSError as e:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"changed, but {path} cannot be written: {e.strerror}; the change lasts until the broker stops",
+            ) from e
+
+
+def replace_lines(path: Path, values: dict[str, str]) -> None:
+    """Set keys in a file of key=value lines: in place where they stand, else at the end. Raises OSError."""
+    left = dict(values)
+    lines = []
+    for line in path.read_text("utf-8").splitlines():
+        name = line.partition("=")[0].strip()
+        key = name if name in FIELDS or name in IGNORED else name.replace("mapedFile", "mappedFile")
+        if "=" in line and not line.lstrip().startswith(("#", "!")) and key in values:
+            # A key that stands twice is written once: the last one would win.
+            if key in left:
+                lines.append(f"{name}={left.pop(key)}")
+            continue
+        lines.append(line)
+    lines += [f"{key}={value}" for key, value in left.items()]
+    fresh = path.with_name(path.name + ".tmp")
+    with open(fresh, "w", encoding="utf-8") as f:
+        f.write("\n".join(lines) + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(fresh, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

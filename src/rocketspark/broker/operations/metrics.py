@@ -1,0 +1,391 @@
+"""Prometheus metrics over HTTP, under the names and labels of RocketMQ 5.5.0. Rule: counted nowhere but in the broker's
+own state; a scrape reads it. Only loaded when metricsExporterType=PROM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.timer_messages import TimerMessages
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.operations.runtime_info import earliest_ms
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.histograms import Histogram, MessageSizes, RequestTimes
+from rocketspark.broker.statistics.stats import Stats, TrafficStats
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.topics import Topics
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.store.store import Store
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+log = LimitedLog("rocketspark.broker")
+
+SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
+# Nothing waits in a queue of a thread pool here; the names are what dashboards look for.
+_PROCESSORS = (
+    *("ack", "admin", "async_put", "client_manager", "consumer_manager", "heartbeat"),
+    *("lite_pull", "pull", "query_message", "reply", "send", "transaction"),
+)
+_CONSUME_MODES = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
+_TIMER_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
+_STORAGE = {"storage_medium": "disk", "storage_type": "local"}
+
+_V4, _PER_MAJOR = 213, 200
+
+T = TypeVar("T")
+Row = tuple[dict[str, str], float]
+
+
+class Metrics:
+    """The counters and gauges of one broker, as a scrape gets them."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ConnectedClients,
+        offsets: ConsumerOffsets,
+        transactions: Transactions,
+        stats: Stats,
+        timers: TimerMessages,
+        quarantine: Quarantine,
+        saves: SaveFailures,
+        refused: Callable[[], dict[str, int]],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._transactions = transactions
+        self._stats = stats
+        self._timers = timers
+        self._quarantine = quarantine
+        self._saves = saves
+        self._refused = refused
+        self.sizes = MessageSizes(store)
+        self.times = RequestTimes()
+        self._labels = {
+            "cluster": settings.cluster_name,
+            "node_type": "broker",
+            "node_id": settings.broker_name,
+        }
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics; to be called in the broker's loop."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        self._stats.collect()
+        found: list[Metric] = []
+
+        def add(kind: Any, name: str, help_text: str, rows: Iterable[Row]) -> None:
+            rows = _as_far_as_known(name, rows)
+            if not rows:
+                return
+            labels = sorted({key for row, _ in rows for key in row} | self._labels.keys())
+            family = kind(name, help_text, labels=labels)
+            for row, value in rows:
+                text = self._labels | row
+                family.add_metric([text.get(label, "") for label in labels], value)
+            found.append(family)
+
+        into = _as_far_as_known("messages in", self._into())
+        out = _as_far_as_known("messages out", self._out())
+        lag = _as_far_as_known("lag", self._lag())
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+        add(counter, "rocketmq_messages_in", "Messages stored.", ((r, f.messages) for r, f in into))
+        add(counter, "rocketmq_throughput_in", "Bytes of messages stored.", ((r, f.bytes) for r, f in into))
+        add(counter, "rocketmq_messages_out", "Messages given to consumers.", ((r, f.messages) for r, f in out))
+        add(counter, "rocketmq_throughput_out", "Bytes given to consumers.", ((r, f.bytes) for r, f in out))
+        add(counter, "rocketmq_send_to_dlq_messages", "Messages given up to dead letters.", self._dead())
+        add(counter, "rocketmq_commit_messages", "Half messages committed.", self._ended(self._stats.committed))
+        rolled_back = {topic: TrafficStats(count, 0) for topic, count in self._stats.rolled_back.items()}
+        add(counter, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back))
+        add(gauge, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)])
+        kinds = self._quarantine.by_kind().items()
+        add(gauge, "rocketspark_quarantined_messages", "Messages set aside.", (({"kind": k}, n) for k, n in kinds))
+        failures: list[Row] = [({"file": name}, n) for name, n in self._saves.failures.items()]
+        add(counter, "rocketspark_save_failures", "Attempts to save a table that failed.", failures)
+        failing: list[Row] = [({"file": name}, name in self._saves.failing) for name in self._saves.failures]
+        add(gauge, "rocketspark_save_failing", "1 while a table is not saved.", failing)
+        mender = self._store.mender
+        units: list[Row] = [({"outcome": k}, n) for k, n in (("mended", mender.mended), ("lost", mender.lost)) if n]
+        add(counter, "rocketspark_damaged_units", "Units of consume queues that pointed to no record of theirs.", units)
+        refused = [({"kind": kind}, count) for kind, count in self._refused().items() if count]
+        add(counter, "rocketspark_refused", "Connections and held pulls there was no room for.", refused)
+        left_out: list[Row] = [({}, count) for count in (LimitedLog.left_out_count,) if count]
+        add(counter, "rocketspark_log_lines_left_out", "Lines about what peers did, left out of the log.", left_out)
+        add(gauge, "rocketmq_consumer_lag_messages", "Messages not committed yet.", ((r, v[0]) for r, v in lag))
+        add(
+            gauge,
+            "rocketmq_consumer_lag_latency_milliseconds",
+            "Age of the oldest message not committed.",
+            ((r, v[1]) for r, v in lag),
+        )
+        add(
+            gauge, "rocketmq_consumer_inflight_messages", "Messages pulled, not committed.", ((r, v[2]) for r, v in lag)
+        )
+        add(gauge, "rocketmq_consumer_ready_messages", "Messages not pulled yet.", ((r, v[3]) for r, v in lag))
+        add(
+            gauge,
+            "rocketmq_consumer_queueing_latency_milliseconds",
+            "Age of the oldest message not pulled.",
+            ((r, v[4]) for r, v in lag),
+        )
+        add(gauge, "rocketmq_producer_connections", "Producers connected.", self._producers())
+        add(gauge, "rocketmq_consumer_connections", "Consumers connected.", self._consumers())
+        add(gauge, "rocketmq_topic_number", "Topics.", [({}, len(self._topics.table))])
+        add(gauge, "rocketmq_consumer_group_number", "Consumer groups.", [({}, len(self._groups.table))])
+        add(gauge, "rocketmq_broker_permission", "Read 4, write 2.", [({}, self._settings.broker_permission)])
+        add(gauge, "rocketmq_processor_watermark", "Requests that wait.", (({"processor": p}, 0) for p in _PROCESSORS))
+        for name, help_text, value in _as_far_as_known("storage", self._storage()):
+            add(gauge, name, help_text, [(_STORAGE, value)])
+        for name, help_text, rows in _as_far_as_known("timers", self._timer_gauges()):
+            add(gauge, name, help_text, ((_STORAGE | row, value) for row, value in rows))
+        for name, counts in (("enqueue", self._timers.enqueued), ("dequeue", self._timers.dequeued)):
+            by_topic = ((_STORAGE | {"topic": topic}, count) for topic, count in counts.items())
+            add(counter, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic)
+        for name, help_text, histograms in _as_far_as_known("histograms", self._histograms()):
+            if not histograms:
+                continue
+            labels = sorted({key for row, _ in histograms for key in row} | self._labels.keys())
+            family = HistogramMetricFamily(name, help_text, labels=labels)
+            for row, counted in histograms:
+                text = self._labels | row
+                family.add_metric([text.get(label, "") for label in labels], counted.buckets(), counted.total)
+            found.append(family)
+        return found
+
+    # -- histograms ------------------------------------------------------------------------------------------------
+
+    def _histograms(self) -> Iterator[tuple[str, str, list[tuple[dict[str, str], Histogram]]]]:
+        times, stats = self.times, self._stats
+        yield "rocketmq_message_size", "Bytes of messages stored.", list(self._message_sizes())
+        yield (
+            "rocketmq_rpc_latency_milliseconds",
+            "How long requests took, in ms.",
+            [(times.names(key), row) for key, row in times.rows.items()],
+        )
+        yield (
+            "rocketmq_topic_create_execution_time_milliseconds",
+            "How long it took to make a topic, in ms.",
+            [({"invocation_status": _status(ok), "is_system": _text(own)}, h) for (ok, own), h in times.topics.items()],
+        )
+        yield (
+            "rocketmq_consumer_group_create_execution_time_milliseconds",
+            "How long it took to make a group, in ms.",
+            [({"invocation_status": _status(ok)}, row) for ok, row in times.groups.items()],
+        )
+        yield (
+            "rocketmq_finish_message_latency_milliseconds",
+            "From birth to commit of a transaction, in s.",
+            [({"topic": topic}, row) for topic, row in stats.finished.items()],
+        )
+        yield (
+            "rocketmq_delay_message_latency_seconds",
+            "From birth to the time a timer message asks for, in s.",
+            [(_STORAGE | {"topic": topic}, row) for topic, row in self._timers.delays.items()],
+        )
+
+    def _message_sizes(self) -> Iterator[tuple[dict[str, str], Histogram]]:
+        """Return message sizes by topic and kind, as `_into` has them."""
+        s = self._stats
+        none = TrafficStats()
+        self.sizes.collect()
+        for topic, stored in self.sizes.by_topic.items():
+            if topic in (topic_names.SCHEDULE_TOPIC, topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC) or _is_retry(
+                topic
+            ):
+                continue
+            plain = stored.without(s.delivered.get(topic, none).sizes, s.committed.get(topic, none).sizes)
+            if plain.count:
+                yield self._topic(topic, message_type=self._kind(topic)), plain
+        for kind, flows in (("delay", s.parked), ("transaction", s.prepared)):
+            for topic, flow in flows.items():
+                if not _is_retry(topic) and flow.sizes is not None:
+                    yield self._topic(topic, message_type=kind), flow.sizes
+
+    # -- timers ----------------------------------------------------------------------------------------------------
+
+    def _timer_gauges(self) -> Iterator[tuple[str, str, list[Row]]]:
+        if not self._settings.timers_enabled:
+            return
+        p = self._timers.progress()
+        yield "rocketmq_timer_enqueue_lag", "Timer messages not on the wheel yet.", [({}, p.unread)]
+        yield "rocketmq_timer_enqueue_latency_milliseconds", "Age of the oldest of those.", [({}, p.unread_ms)]
+        yield "rocketmq_timer_dequeue_lag", "Timer messages that are due.", [({}, p.due)]
+        yield "rocketmq_timer_dequeue_latency_milliseconds", "How late the first of those is.", [({}, p.late_ms)]
+        waiting = [({"topic": topic}, float(count)) for topic, count in self._timers.waiting().items()]
+        yield "rocketmq_timing_messages", "Timer messages that wait.", waiting
+        counts = self._timers.within(_TIMER_BOUNDS_S)
+        snapshot = [({"timer_bound_s": str(b)}, float(n)) for b, n in zip(_TIMER_BOUNDS_S, counts, strict=True)]
+        yield "rocketmq_timer_message_snapshot", "Timer messages due between bounds, from now.", snapshot
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _into(self) -> Iterator[tuple[dict[str, str], TrafficStats]]:
+        """Return what producers sent, by topic and kind; a delayed or half message counts under its real topic."""
+        s = self._stats
+        none = TrafficStats()
+        for topic, stored in s.by_topic.items():
+            if topic in (topic_names.SCHEDULE_TOPIC, topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC) or _is_retry(
+                topic
+            ):
+                continue
+            delivered, committed = s.delivered.get(topic, none), s.committed.get(topic, none)
+            plain = TrafficStats(
+                stored.messages - delivered.messages - committed.messages,
+                stored.bytes - delivered.bytes - committed.bytes,
+            )
+            if plain.messages > 0:
+                yield self._topic(topic, message_type=self._kind(topic)), plain
+        for kind, flows in (("delay", s.parked), ("transaction", s.prepared)):
+            for topic, flow in flows.items():
+                if not _is_retry(topic):
+                    yield self._topic(topic, message_type=kind), flow
+        delivered = _sum(s.delivered.values())
+        if delivered.messages:
+            yield self._topic(topic_names.SCHEDULE_TOPIC, message_type="delay"), delivered
+
+    def _out(self) -> Iterator[tuple[dict[str, str], TrafficStats]]:
+        for (topic, group), flow in self._stats.read.items():
+            yield self._topic(topic, group), flow
+        delivered = _sum(self._stats.delivered.values())
+        if delivered.messages:
+            yield self._topic(topic_names.SCHEDULE_TOPIC, SCHEDULE_GROUP), delivered
+
+    def _dead(self) -> Iterator[Row]:
+        for (topic, group), count in self._stats.dead.items():
+            yield self._topic(topic, group), count
+
+    def _ended(self, flows: dict[str, TrafficStats]) -> Iterator[Row]:
+        for topic, flow in flows.items():
+            yield self._topic(topic), flow.messages
+
+    def _kind(self, topic: str) -> str:
+        """Return the topic's message.type in lower case; FIFO is told by it alone, not message by message."""
+        config = self._topics.get(topic)
+        kind = config.attributes.get("message.type", "NORMAL") if config is not None else "NORMAL"
+        return "fifo" if kind == "FIFO" else "normal"
+
+    def _topic(self, topic: str, group: str | None = None, **more: str) -> dict[str, str]:
+        labels = {"topic": topic, "is_system": _text(topic_names.is_system_topic(topic)), **more}
+        return labels if group is None else labels | {"consumer_group": group}
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def _lag(self) -> Iterator[tuple[dict[str, str], tuple[float, float, float, float, float]]]:
+        """Yield (not committed, age of the oldest, pulled, not pulled, age of the oldest) by live group and topic."""
+        now = now_ms()
+        for name, group in self._clients.consumers.items():
+            if group.message_model == "BROADCASTING":
+                continue
+            for topic in group.subscriptions:
+                config = self._topics.get(topic)
+                if config is None:
+                    continue
+                lag = inflight = ready = 0
+                oldest = waiting = now
+                for queue_id in range(config.write_queue_nums):
+                    low, high = self._store.queue_range(topic, queue_id)
+                    committed = self._offsets.get(name, topic, queue_id)
+                    done = high if committed is None else min(max(committed, low), high)
+                    pulled = min(max(self._offsets.pulled(name, topic, queue_id), done), high)
+                    lag += high - done
+                    inflight += pulled - done
+                    ready += high - pulled
+                    if done < high:
+                        oldest = min(oldest, self._store.store_time_at(topic, queue_id, done))
+                    if pulled < high:
+                        waiting = min(waiting, self._store.store_time_at(topic, queue_id, pulled))
+                labels = self._topic(topic, name) | {"is_retry": _text(_is_retry(topic))}
+                yield labels, (lag, max(0, now - oldest), inflight, ready, max(0, now - waiting))
+
+    def _producers(self) -> Iterator[Row]:
+        counts: dict[tuple[str, str], set[str]] = {}
+        for members in self._clients.producers.values():
+            for client in members.values():
+                counts.setdefault((client.language, _version(client.version)), set()).add(client.client_id)
+        for (language, version), ids in counts.items():
+            yield {"language": language.lower(), "version": version, "protocol_type": "remoting"}, len(ids)
+
+    def _consumers(self) -> Iterator[Row]:
+        for name, group in self._clients.consumers.items():
+            counts: dict[tuple[str, str], int] = {}
+            for client in group.clients.values():
+                key = client.language, _version(client.version)
+                counts[key] = counts.get(key, 0) + 1
+            for (language, version), count in counts.items():
+                yield (
+                    {
+                        "consumer_group": name,
+                        "consume_mode": _CONSUME_MODES.get(group.consume_type, group.consume_type.lower()),
+                        "language": language.lower(),
+                        "version": version,
+                        "protocol_type": "remoting",
+                        "is_system": _text(name in SYSTEM_GROUPS),
+                    },
+                    count,
+                )
+
+    # -- storage ---------------------------------------------------------------------------------------------------
+
+    def _storage(self) -> Iterator[tuple[str, str, float]]:
+        store = self._store
+        yield "rocketmq_storage_size_bytes", "Bytes in the log.", store.written_position - store.min_position
+        behind = store.written_position - store.flushed_position
+        yield "rocketmq_storage_flush_behind_bytes", "Bytes not on the disk yet.", behind
+        yield "rocketmq_storage_dispatch_behind_bytes", "Bytes not in queues and index yet.", 0
+        oldest = earliest_ms(store)
+        kept = now_ms() - oldest if oldest > 0 else 0
+        yield "rocketmq_storage_message_reserve_time_milliseconds", "Age of the oldest message.", kept
+
+
+def _as_far_as_known(what: str, rows: Iterable[T]) -> list[T]:
+    """Return the rows up to the first that fails, e.g. for a queue with a broken file; the failure is logged."""
+    found = []
+    try:
+        for row in rows:
+            found.append(row)
+    except Exception:
+        log.exception("metrics of %s are not whole", what)
+    return found
+
+
+def _is_retry(topic: str) -> bool:
+    return topic.startswith((topic_names.RETRY_PREFIX, topic_names.DLQ_PREFIX))
+
+
+def _sum(flows: Iterable[TrafficStats]) -> TrafficStats:
+    total = TrafficStats()
+    for flow in flows:
+        total.add(flow.messages, flow.bytes)
+    return total
+
+
+def _status(done: bool) -> str:
+    return "success" if done else "failure"
+
+
+def _text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _version(number: int) -> str:
+    """Return a client's version as RocketMQ names it in labels: 513 is v5_5_0, from 4.0.0 on two for each release."""
+    if number < _V4:
+        return str(number)
+    major, rest = divmod(number - _V4, _PER_MAJOR)
+    return f"v{4 + major}_{rest // 20}_{rest % 20 // 2}"

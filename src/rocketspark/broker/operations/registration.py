@@ -1,0 +1,242 @@
+"""Keeps the broker known to every NameServer: at the start, every 30 s, on each change, and after a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import zlib
+from collections.abc import Awaitable, Callable, Iterable
+
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.table_saving import SMALL_ROWS, joined
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig
+from rocketspark.transport.connections import Connections
+
+log = LimitedLog("rocketspark.broker")
+
+RETRY_S = 1.0
+TIMEOUT_MS = 6000
+# Less than an admin client waits for its own request (5 s).
+SETTLE_S = 3.0
+
+
+class _Teller:
+    """Tells one NameServer of changed topics; changes that come meanwhile go together in the next request."""
+
+    def __init__(self, tell: Callable[[list[str]], Awaitable[None]]) -> None:
+        self._tell = tell
+        self._changed: dict[str, None] = {}
+        # The futures of the request under way and of the next one.
+        self._told: asyncio.Future[None] | None = None
+        self._next: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def add(self, topics: Iterable[str]) -> None:
+        """Add changed topics for the next request; none if one was deleted."""
+        self._changed.update(dict.fromkeys(topics))
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            # The longest wait, whether the NameServer answers or not: one timer for all who wait.
+            loop.call_later(SETTLE_S, _end, self._next)
+        if self.task is None:
+            self.task = asyncio.create_task(self._run())
+
+    @property
+    def latest(self) -> asyncio.Future[None] | None:
+        """Return a future that is done once all changes so far are told or that took too long; None if all are told."""
+        return self._next or self._told
+
+    async def _run(self) -> None:
+        try:
+            while self._next is not None:
+                self._told, self._next = self._next, None
+                changed, self._changed = self._changed, {}
+                await self._tell(list(changed))
+                _end(self._told)
+        finally:
+            for waited in (self._told, self._next):
+                if waited is not None:
+                    _end(waited)
+            self._told = self._next = self.task = None
+
+
+def _end(waited: asyncio.Future[None]) -> None:
+    if not waited.done():
+        waited.set_result(None)
+
+
+class Registration:
+    """Registers one broker at its NameServers; none of them can hold up another."""
+
+    def __init__(self, settings: BrokerSettings, topics: Topics, beside: BackgroundThread) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._beside = beside
+        self._connections = Connections(language="JAVA")
+        self._address = ""
+        self._tellers: dict[str, _Teller] = {}
+        # Topics made by a first send, to be looked for on the cluster's other brokers; and the task that does it.
+        self._automatic: list[str] = []
+        self._warning: asyncio.Task[None] | None = None
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def start(self, address: str) -> None:
+        """Register everywhere; a NameServer that is not there yet is tried again in the background."""
+        self._address = address
+        first = [asyncio.Event() for _ in self._settings.namesrvs()]
+        for namesrv, done in zip(self._settings.namesrvs(), first, strict=True):
+            self._keepers.append(asyncio.create_task(self._keep(namesrv, done)))
+        if first:
+            await asyncio.wait([asyncio.ensure_future(e.wait()) for e in first], timeout=TIMEOUT_MS / 1000)
+
+    async def _keep(self, namesrv: str, first: asyncio.Event) -> None:
+        interval_s = self._settings.registration_ms / 1000
+        failing = False
+        while True:
+            wait_s = interval_s
+            try:
+                body, crc = await self._whole()
+                ordered = await self._register(namesrv, body, crc)
+                self._topics.set_ordered(ordered)
+                failing = False
+            except RocketSparkError as e:
+                if not failing:
+                    log.warning("NameServer %s: %s; tried again every %.0f s", namesrv, e, RETRY_S)
+                failing = True
+                wait_s = min(RETRY_S, interval_s)
+            except Exception:
+                # After any error: a broker that stops registering is soon gone from all routes.
+                log.exception("NameServer %s: registration failed; tried again", namesrv)
+                failing = True
+                wait_s = min(RETRY_S, interval_s)
+            first.set()
+            peer = self._connections.open_peer(namesrv)
+            if peer is None:
+                await asyncio.sleep(wait_s)
+                continue
+            # A connection that ends means a NameServer that forgot this broker: register again soon.
+            try:
+                async with asyncio.timeout(wait_s):
+                    await peer.wait_closed()
+                await asyncio.sleep(min(0.1, wait_s))
+            except TimeoutError:
+                pass
+
+    def changed(self, configs: list[TopicConfig]) -> None:
+        """Tell every NameServer of changed topics at once."""
+        if not self._address:
+            return
+        for namesrv in self._settings.namesrvs():
+            teller = self._tellers.get(namesrv)
+            if teller is None:
+                teller = self._tellers[namesrv] = _Teller(functools.partial(self._tell, namesrv))
+            teller.add(config.topic_name for config in configs)
+
+    def created_automatically(self, topic: str) -> None:
+        """Warn that a topic was made on this broker alone, by its first send, if the cluster has other brokers."""
+        self._automatic.append(topic)
+        if self._warning is None:
+            self._warning = asyncio.create_task(self._warn_if_several())
+
+    async def _warn_if_several(self) -> None:
+        try:
+            while self._automatic:
+                topics, self._automatic = self._automatic, []
+                others = await self._others()
+                for topic in topics if others > 0 else ():
+                    log.warning(
+                        "topic %s was created automatically on this broker only; %d other broker(s) of the cluster do"
+                        " not have it: `rocketspark topic create %s` spreads it over all",
+                        topic,
+                        others,
+                        topic,
+                    )
+        finally:
+            self._warning = None
+
+    async def _others(self) -> int:
+        """Return the number of other brokers in the cluster by the first NameServer; 0 if it does not answer."""
+        for namesrv in self._settings.namesrvs()[:1]:
+            try:
+                peer = await self._connections.get(namesrv)
+                answer = await peer.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+                info = java_json.decode(answer.raise_for_code("cluster").body, bodies.ClusterInfo)
+            except RocketSparkError as e:
+                log.info("NameServer %s was not asked for the cluster: %s", namesrv, e)
+                return 0
+            return len(info.cluster_addr_table.get(self._settings.cluster_name, [])) - 1
+        return 0
+
+    async def settled(self) -> None:
+        """Wait until the NameServers have heard of every change so far, or do not answer."""
+        waited = [teller.latest for teller in self._tellers.values() if teller.latest is not None]
+        if waited:
+            await asyncio.wait(waited)
+
+    async def _tell(self, namesrv: str, topics: list[str]) -> None:
+        # With the version as it is now: all changes up to it are in this table, or were told before.
+        table = self._topics.wrapper([config for topic in topics if (config := self._topics.get(topic)) is not None])
+        body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=table))
+        try:
+            await self._register(namesrv, body, zlib.crc32(body))
+        except RocketSparkError as e:
+            log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
+        except Exception:
+            log.exception("NameServer %s was not told of a changed topic; it will be", namesrv)
+
+    async def _whole(self) -> tuple[bytes, int]:
+        """Return the registration of all topics, and its checksum."""
+        parts = self._topics.wrapper_json(lambda table: RegisterBrokerBody(topic_config_serialize_wrapper=table))
+
+        def make() -> tuple[bytes, int]:
+            body = joined(parts)
+            return body, zlib.crc32(body)
+
+        return make() if len(self._topics.table) <= SMALL_ROWS else await self._beside.run(make)
+
+    async def _register(self, namesrv: str, body: bytes, crc: int) -> list[str]:
+        """Register; return the topics that have an order table at the NameServer."""
+        s = self._settings
+        host, _, port = self._address.rpartition(":")
+        header = RegisterBrokerHeader(
+            broker_name=s.broker_name,
+            address=self._address,
+            cluster=s.cluster_name,
+            ha_address=f"{host}:{int(port) + 1}",
+            broker_id=s.broker_id,
+            acting_master=False,
+            compressed=False,
+            crc=crc & 0x7FFFFFFF,
+        )
+        peer = await self._connections.get(namesrv)
+        reply = await peer.request(RequestCode.REGISTER_BROKER, header, body, timeout_ms=TIMEOUT_MS)
+        reply.raise_for_code(f"register at NameServer {namesrv}")
+        return list(java_json.decode(reply.body, bodies.KvTable).table) if reply.body else []
+
+    async def stop(self) -> None:
+        """Leave every NameServer that can be reached."""
+        for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
+            if task is not None:
+                task.cancel()
+        if self._address:
+            s = self._settings
+            header = BrokerHeader(
+                broker_name=s.broker_name, address=self._address, cluster=s.cluster_name, broker_id=s.broker_id
+            )
+            for namesrv in s.namesrvs():
+                peer = self._connections.open_peer(namesrv)
+                if peer is None:
+                    continue
+                try:
+                    await peer.request(RequestCode.UNREGISTER_BROKER, header, timeout_ms=1000)
+                except RocketSparkError as e:
+                    log.info("NameServer %s was not told of the end: %s", namesrv, e)
+        await self._connections.close()

@@ -1,0 +1,4 @@
+"""Counters and histograms of the broker, plain numbers until a reader asks.
+
+Imports protocol. Start with stats.
+"""

@@ -1,0 +1,218 @@
+"""Histograms: counts by upper bounds. Rule: plain ints, made into metrics at a scrape.
+
+Bounds and labels: BrokerMetricsManager, RemotingMetricsManager, DefaultStoreMetricsManager, 5.5.0.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Awaitable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketspark.broker.topic_names import is_system_topic
+from rocketspark.errors import ServerError
+from rocketspark.protocol import frames
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.store.store import Store
+from rocketspark.transport.messages import Parts
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Handler, Routes, Run
+
+SIZE_BOUNDS = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
+# In ms.
+RPC_BOUNDS = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+CREATE_BOUNDS = (10, 100, 1000, 3000, 5000)
+# In s, whatever the metric's name says.
+FINISH_BOUNDS = (5, 60, 600, 3600, 43_200, 86_400)
+DELAY_BOUNDS = (60, 600, 3600, 43_200, 86_400, 259_200)
+# Requests without an answer yet: beyond so many on one connection the oldest are forgotten.
+LATER_MAX = 10_000
+
+_REQUESTS = {int(code): code.name.lower() for code in RequestCode}
+_RESPONSES = {int(code): code.name.lower() for code in ResponseCode}
+_GROUP_CREATION = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+_TOPIC_CREATION = RequestCode.UPDATE_AND_CREATE_TOPIC
+_PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+
+
+class Histogram:
+    """Counts of values by upper bound: those up to it and above the bound before; the last is beyond all bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total: float = 0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def add_all(self, values: npt.NDArray[Any]) -> None:
+        """Count many values."""
+        rows = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts = [a + int(b) for a, b in zip(self.counts, rows, strict=True)]
+        self.total += int(values.sum(dtype=np.int64))
+
+    def without(self, *others: Histogram | None) -> Histogram:
+        """Return this histogram minus the counts of the others."""
+        left = Histogram(self.bounds)
+        left.counts, left.total = list(self.counts), self.total
+        for other in others:
+            if other is not None:
+                left.counts = [max(0, a - b) for a, b in zip(left.counts, other.counts, strict=True)]
+                left.total -= other.total
+        return left
+
+    @property
+    def count(self) -> int:
+        """The number of values counted."""
+        return sum(self.counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return (bound, number of values up to it), as Prometheus has them."""
+        found, below = [], 0
+        for bound, here in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            below += here
+            found.append((bound if isinstance(bound, str) else f"{bound}.0", float(below)))
+        return found
+
+
+class MessageSizes:
+    """Record sizes by topic, read from the consume queues' units, at no cost to sends."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.by_topic: dict[str, Histogram] = {}
+        self._counted = {queue: store.queue_range(*queue)[1] for queue in self._queues()}
+
+    def _queues(self) -> list[tuple[str, int]]:
+        return [(topic, queue_id) for topic, ids in self._store.queues().items() for queue_id in ids]
+
+    def collect(self) -> None:
+        """Count the messages stored since the last call."""
+        for queue in self._queues():
+            low, high = self._store.queue_range(*queue)
+            counted = max(low, self._counted.get(queue, 0))
+            if counted >= high:
+                continue
+            self._counted[queue] = high
+            topic = self.by_topic.get(queue[0])
+            if topic is None:
+                topic = self.by_topic[queue[0]] = Histogram(SIZE_BOUNDS)
+            for sizes in self._store.record_sizes(*queue, counted, high - counted):
+                topic.add_all(sizes)
+
+
+class RequestTimes:
+    """Durations of requests, by request code and response. `watch` puts it around every handler."""
+
+    def __init__(self) -> None:
+        # By (request code, answer's code, answered later by a held pull).
+        self.rows: dict[tuple[int, int, bool], Histogram] = {}
+        self.topics: dict[tuple[bool, bool], Histogram] = {}
+        self.groups: dict[bool, Histogram] = {}
+
+    def watch(self, routes: Routes) -> None:
+        """Measure the requests that these routes serve from now on."""
+        for code, (_, header, handler) in list(routes.table.items()):
+            routes.add(code, self._timed(handler), header)
+        for code, run in list(routes.runs_by_code.items()):
+            routes.add_run(code, self._timed_run(code, run))
+
+    def _timed(self, handler: Handler) -> Handler:
+        def timed(peer: Peer, request: Request[Any], body: bytes) -> Answer:
+            began = perf_counter()
+            try:
+                answer = handler(peer, request, body)
+            except ServerError as e:
+                self._took(request, e.code, began)
+                raise
+            if answer is None:
+                if not request.flag & frames.ONEWAY_FLAG:
+                    self._later(peer, request, began)
+            elif isinstance(answer, bytes):
+                self._took(request, _code_of(answer), began)
+            elif isinstance(answer, Parts):
+                self._took(request, _code_of(answer.head), began)
+            else:
+                return self._awaited(answer, request, began)
+            return answer
+
+        return timed
+
+    def _timed_run(self, code: int, run: Run) -> Run:
+        def timed(peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
+            began, before = perf_counter(), len(out)
+            end = run(peer, data, at, out)
+            if len(out) > before:
+                # Each of them was answered when all were.
+                row = self.rows.setdefault((code, 0, False), Histogram(RPC_BOUNDS))
+                took_ms = (perf_counter() - began) * 1000
+                for _ in range(len(out) - before):
+                    row.add(took_ms)
+            return end
+
+        return timed
+
+    async def _awaited(
+        self, answer: Awaitable[bytes | Parts | None], request: Request[Any], began: float
+    ) -> bytes | Parts | None:
+        try:
+            data = await answer
+        except ServerError as e:
+            self._took(request, e.code, began)
+            raise
+        if data is not None:
+            self._took(request, _code_of(data.head if isinstance(data, Parts) else data), began)
+        return data
+
+    def _later(self, peer: Peer, request: Request[Any], began: float) -> None:
+        waiting = peer.awaited_answers
+        if waiting is None:
+            waiting = peer.awaited_answers = {}
+        elif len(waiting) >= LATER_MAX:
+            del waiting[next(iter(waiting))]
+        is_pull = request.code in _PULLS
+
+        def told(answer: bytes) -> None:
+            self._took(request, _code_of(answer), began, held=is_pull)
+
+        waiting[request.opaque] = told
+
+    def _took(self, request: Request[Any], code: int, began: float, *, held: bool = False) -> None:
+        took_ms = (perf_counter() - began) * 1000
+        key = request.code, code, held
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Histogram(RPC_BOUNDS)
+        row.add(took_ms)
+        if request.code == _TOPIC_CREATION:
+            kind = (code == 0, is_system_topic(request.ext.topic))
+            self.topics.setdefault(kind, Histogram(CREATE_BOUNDS)).add(took_ms)
+        elif request.code == _GROUP_CREATION:
+            self.groups.setdefault(code == 0, Histogram(CREATE_BOUNDS)).add(took_ms)
+
+    @staticmethod
+    def names(key: tuple[int, int, bool]) -> dict[str, str]:
+        """Return the labels of a row."""
+        request_code, code, held = key
+        return {
+            "protocol_type": "remoting",
+            "request_code": _REQUESTS.get(request_code, str(request_code)),
+            "response_code": _RESPONSES.get(code, str(code)),
+            "is_long_polling": "true" if held else "false",
+            "result": "success",
+        }
+
+
+def _code_of(answer: bytes) -> int:
+    """Return the code of one of our reply frames: it stands first."""
+    return int(answer[16 : answer.index(b",", 16, 32)])

@@ -1,0 +1,216 @@
+"""Flushing: threads that make writes durable, and the sends that wait for them.
+
+Rule: one flush serves all waiting sends (group commit), no queue delays it, and a failed one never counts as success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
+from rocketspark.store.store import Store
+
+log = logging.getLogger("rocketspark.broker")
+
+# (physical offset that must be durable, deadline in loop time, told True if it is)
+Waiting = tuple[int, float, Callable[[bool], None]]
+POPULATE_BUSY_S = 0.01
+POPULATE_IDLE_S = 0.2
+# Between tries of a flush that may work again.
+RETRY_S = 0.1
+
+
+class FlushService:
+    """Flushes the store in the background: the log in one thread, queues and indexes in another.
+
+    `interval_ms`: between flushes of the log when no send waits; `queue_interval_ms`: of queues and indexes;
+    `timeout_ms`: how long a send waits for its flush.
+    """
+
+    def __init__(self, store: Store, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
+        self._store = store
+        self.set_times(interval_ms=interval_ms, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
+        self._waiting: collections.deque[Waiting] = collections.deque()
+        self._wanted = threading.Event()
+        self._stop_wanted = threading.Event()
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.failed: StoreError | None = None
+        # Called with True when the limit of waiting sends is reached, with False when fewer wait again.
+        self.waiting_max = 10_000
+        self.crowded: Callable[[bool], None] = lambda too_many: None
+        self._is_crowded = False
+        # The latest error of each failing flush: it is logged once.
+        self._troubles: dict[str, type[Exception]] = {}
+
+    def set_times(self, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
+        """Change the times from the next flush on."""
+        self._interval_s = interval_ms / 1000
+        self._queue_interval_s = queue_interval_ms / 1000
+        self._timeout_s = timeout_ms / 1000
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._loop = asyncio.get_running_loop()
+        for target in (self._flush_forever, self._flush_queues_forever, self._populate_forever):
+            thread = threading.Thread(target=target, name=f"rocketspark-{target.__name__.strip('_')}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def reached(self, position: int, tell: Callable[[bool], None]) -> None:
+        """Call `tell(True)` once the log is durable up to `position`, `tell(False)` if that fails or takes too long."""
+        assert self._loop is not None
+        if self.failed is not None:
+            tell(False)
+            return
+        if not self._waiting:
+            self._sweeper = self._loop.call_later(self._timeout_s, self._time_out)
+        self._waiting.append((position, self._loop.time() + self._timeout_s, tell))
+        self._wanted.set()
+        if not self._is_crowded and len(self._waiting) >= self.waiting_max:
+            self._is_crowded = True
+            self.crowded(True)
+
+    def _thinned(self) -> None:
+        if self._is_crowded and len(self._waiting) < self.waiting_max:
+            self._is_crowded = False
+            self.crowded(False)
+
+    def _release(self, flushed: int) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= flushed:
+            self._answer(waiting.popleft()[2], True)
+        self._thinned()
+        if not waiting and self._sweeper is not None:
+            self._sweeper.cancel()
+
+    @staticmethod
+    def _answer(tell: Callable[[bool], None], durable: bool) -> None:
+        try:
+            tell(durable)
+        except Exception:
+            # A failing callback must not keep other sends waiting.
+            log.exception("a send that waited for its flush could not be answered")
+
+    def _time_out(self) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        while self._waiting and (self._waiting[0][1] <= now or self.failed is not None):
+            self._answer(self._waiting.popleft()[2], False)
+        self._thinned()
+        if self._waiting:
+            self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
+
+    def _flush_forever(self) -> None:
+        while not self._stopping and self.failed is None:
+            self._wanted.wait(self._interval_s)
+            self._wanted.clear()
+            try:
+                flushed = self._store.flush_log()
+            except Exception as e:
+                if not self._may_mend("the log", e):
+                    return
+                self._stop_wanted.wait(RETRY_S)
+                continue
+            self._mended("the log")
+            if self._waiting:
+                self._tell(self._release, flushed)
+
+    def _flush_queues_forever(self) -> None:
+        """Flush queues and indexes. Thousands take seconds, so no send waits: after a kill they come from the log."""
+        pause_s = self._queue_interval_s
+        while self.failed is None and not self._stop_wanted.wait(pause_s):
+            began = time.monotonic()
+            try:
+                self._store.flush_queues()
+                self._store.flush_indexes()
+                self._store.write_checkpoint()
+            except Exception as e:
+                if not self._may_mend("queues and indexes", e):
+                    return
+                pause_s = max(self._queue_interval_s, RETRY_S)
+                continue
+            self._mended("queues and indexes")
+            # The disk is the log's at least half of the time.
+            pause_s = max(self._queue_interval_s, time.monotonic() - began)
+
+    def _may_mend(self, what: str, error: Exception) -> bool:
+        """Tell whether to flush again after an error, which is logged once; otherwise writes are refused from here on.
+
+        On a full disk, and where no file descriptor is free, nothing is lost: the checkpoint stays where it is.
+        """
+        if isinstance(error, StoreFull) or (isinstance(error, StoreError) and error.retriable):
+            if self._troubles.get(what) is not type(error):
+                self._troubles[what] = type(error)
+                log.warning("%s cannot be flushed, tried again: %s", what, error)
+            return True
+        if not isinstance(error, StoreError):
+            # After an unknown error nothing counts as flushed.
+            log.error("%s cannot be flushed", what, exc_info=error)
+            error = StoreUnwritable(f"{what} cannot be flushed ({error!r}): see the log, then start again")
+        self._fail(error)
+        return False
+
+    def _mended(self, what: str) -> None:
+        if self._troubles.pop(what, None) is not None:
+            log.info("%s can be flushed again", what)
+
+    def _fail(self, error: StoreError) -> None:
+        # Sends that need no flush are refused too.
+        self._store.stop_writes(error if isinstance(error, StoreUnwritable) else StoreUnwritable(str(error)))
+        if self._stopping:
+            return  # Whoever closes the store is told.
+        log.error("the store cannot be flushed and takes no more messages: %s", error)
+        self.failed = error
+        self._wanted.set()
+        self._tell(self._time_out)
+
+    def _populate_forever(self) -> None:
+        written = -1
+        while not self._stopping:
+            try:
+                self._store.populate_ahead()
+                self._troubles.pop("room ahead", None)
+            except Exception as e:
+                # The append that needs the room reports it to its sender.
+                if self._troubles.get("room ahead") is not type(e):
+                    self._troubles["room ahead"] = type(e)
+                    log.warning("the log cannot be extended ahead: %s", e)
+            busy, written = self._store.written_position != written, self._store.written_position
+            self._stop_wanted.wait(POPULATE_BUSY_S if busy else POPULATE_IDLE_S)
+
+    def _tell(self, function: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.debug("the loop ended before a flush could be told")
+
+    def stop_threads(self) -> None:
+        """End the threads; blocks until they did."""
+        self._stopping = True
+        self._stop_wanted.set()
+        self._wanted.set()
+        for thread in self._threads:
+            thread.join(5)
+
+    def finish(self) -> None:
+        """Release the remaining waiting sends by one last flush, after `stop_threads`."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        flushed = -1
+        if self.failed is None:
+            try:
+                flushed = self._store.flush_log()
+            except StoreError as e:
+                log.error("the last flush failed: %s", e)
+        while self._waiting:
+            position, _, tell = self._waiting.popleft()
+            self._answer(tell, position <= flushed)

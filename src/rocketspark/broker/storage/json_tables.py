@@ -1,0 +1,78 @@
+"""The JSON tables of the config directory. Rule: the previous version is kept as .bak before a new one replaces it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.errors import ConfigError, ProtocolError, StoreError
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import DataVersion
+from rocketspark.store.files import config_files
+
+T = TypeVar("T")
+
+
+def now_ms() -> int:
+    """Return the wall clock in ms."""
+    return int(time.time() * 1000)
+
+
+def first_version() -> DataVersion:
+    """Return the version of a table that is new: it differs from that of a table that stood here before."""
+    return DataVersion(timestamp=now_ms())
+
+
+def next_version(version: DataVersion, changes: int = 1) -> DataVersion:
+    """Return the version after one or several changes, so that readers see a difference."""
+    return DataVersion(state_version=version.state_version, timestamp=now_ms(), counter=version.counter + changes)
+
+
+def sorted_json(value: Any) -> bytes:
+    """Return a table as JSON, keys sorted."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+class JsonFile(Generic[T]):
+    """One table in one file; `encode` writes RocketMQ's dialect where it is not plain JSON; `saves` notes attempts."""
+
+    def __init__(
+        self, path: Path, kind: type[T], encode: Callable[[T], bytes] = sorted_json, saves: SaveFailures | None = None
+    ) -> None:
+        self._path = path
+        self._saves = saves or SaveFailures()
+        self._kind = kind
+        self._encode = encode
+
+    def load(self) -> T | None:
+        """The table, from the file or else its .bak; None if neither exists. Raises ConfigError if both are broken."""
+        error: ProtocolError | None = None
+        for read in (config_files.read, config_files.read_backup):
+            text = read(str(self._path))
+            if not text or not text.strip():
+                continue
+            try:
+                return java_json.decode(text.encode(), self._kind)
+            except ProtocolError as e:
+                error = e
+        if error is not None:
+            raise ConfigError(f"{self._path} and its .bak cannot be read: {error}; mend or remove them") from error
+        return None
+
+    def save(self, value: T) -> None:
+        """Replace the file by the table."""
+        self.write(self._encode(value))
+
+    def write(self, text: bytes) -> None:
+        """Replace the file by the table's JSON. Raises StoreFull or StoreUnwritable."""
+        try:
+            config_files.write(str(self._path), text.decode(), sync_names=True)
+        except StoreError as e:
+            self._saves.failed(self._path.name, e)
+            raise
+        self._saves.worked(self._path.name)

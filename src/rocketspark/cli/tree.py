@@ -1,0 +1,94 @@
+"""The commands of `rocketspark`. Rule: arguments that no command could use are refused here, for all of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+
+from rocketspark.cli.commands import consume, outbox, pipeline, produce, quarantine, servers, topic
+from rocketspark.cli.commands.pipelines import spark_env
+from rocketspark.model.text import shown
+
+# Floats are seconds: some thirty years.
+SECONDS_MAX = 1_000_000_000
+COUNT_MAX = 1_000_000_000_000
+# The characters that Python puts for bytes of an argument that are no UTF-8.
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+app = typer.Typer(
+    name="rocketspark",
+    help="A message system that speaks Apache RocketMQ.\n\nStart one with `rocketspark server`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("server")(servers.server)
+app.command("namesrv")(servers.namesrv)
+app.command("broker")(servers.broker)
+app.add_typer(topic.app, name="topic")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(pipeline.app, name="pipeline")
+app.command("spark-env")(spark_env.spark_env)
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("rocketspark"))
+        raise typer.Exit
+
+
+def tree() -> Any:
+    """Return the commands, each of which checks its arguments before it begins."""
+    root = typer.main.get_command(app)
+    for command in leaves(root):
+        command.callback = _checked(command)
+    return root
+
+
+def leaves(command: Any) -> Iterator[Any]:
+    """Return the commands below the groups."""
+    below = getattr(command, "commands", None)
+    if not below:
+        yield command
+        return
+    for each in below.values():
+        yield from leaves(each)
+
+
+def _checked(command: Any) -> Callable[..., Any]:
+    act = command.callback
+    hints = {p.name: max(p.opts, key=len) if p.opts[0].startswith("-") else p.name.upper() for p in command.params}
+
+    @functools.wraps(act)
+    def checked(**values: Any) -> Any:
+        for name, value in values.items():
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if wrong := mistake(each):
+                    raise typer.BadParameter(wrong, param_hint=hints.get(name, name))
+        return act(**values)
+
+    return checked
+
+
+def mistake(value: object) -> str | None:
+    """Return what is wrong with an argument of any command; None if nothing is."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, float) and not abs(value) <= SECONDS_MAX:
+        return f"{value!r} is no number from {-SECONDS_MAX:,} to {SECONDS_MAX:,}"
+    if isinstance(value, int) and abs(value) > COUNT_MAX:
+        return f"a number of {value.bit_length()} bits is too large: {COUNT_MAX:,} is the most"
+    if type(value) is str and _SURROGATES.search(value):
+        return f"{shown(value, characters_max=60)!r} is no UTF-8 text"
+    return None

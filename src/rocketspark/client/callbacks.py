@@ -1,0 +1,104 @@
+"""Calls of an application's functions: listeners, hooks, callbacks.
+
+Rule: a call is over when all of it ran: a coroutine that a plain function returns (an `async def` under a plain
+decorator) is run, what would never run is an error. Whatever a call raises is its own failure, SystemExit and
+CancelledError too, as other work must not end with it; but Ctrl-C and the cancellation of the task that makes the
+call are passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from typing import Any
+
+from rocketspark.errors import UsageError
+
+log = logging.getLogger("rocketspark.client")
+
+# Interval at which a thread that waits for the loop checks that the loop still runs.
+LOOK_S = 1.0
+
+
+def passes_on(error: BaseException) -> bool:
+    """Tell whether what a call on the loop raised ends the task that made it."""
+    if isinstance(error, asyncio.CancelledError):
+        # Without a request to cancel this task, it is something of the application's that was cancelled.
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, (KeyboardInterrupt, GeneratorExit))
+
+
+def in_thread(returned: Any, loop: asyncio.AbstractEventLoop) -> Any:
+    """Return the final result of a call in a thread; an awaitable that it returned is run on `loop` and waited for.
+
+    Raises UsageError for a generator, which would never run.
+    """
+    if returned is None or returned is True or returned is False:
+        return returned
+    _check(returned)
+    if not inspect.isawaitable(returned):
+        return returned
+    awaited = _awaited(returned)
+    try:
+        running = asyncio.run_coroutine_threadsafe(awaited, loop)
+    except RuntimeError:  # The loop has ended.
+        awaited.close()
+        raise
+    while True:
+        try:
+            return running.result(LOOK_S)
+        except concurrent.futures.TimeoutError:
+            if running.done() or loop.is_closed():
+                raise
+
+
+async def on_loop(returned: Any) -> Any:
+    """Return the final result of a call on the loop, as `in_thread` does in a thread."""
+    while returned is not None and returned is not True and returned is not False:
+        _check(returned)
+        if not inspect.isawaitable(returned):
+            break
+        returned = await returned
+    return returned
+
+
+async def _awaited(returned: Awaitable[Any]) -> Any:
+    try:
+        return await on_loop(returned)
+    except SystemExit as e:
+        # It would end the loop.
+        raise RuntimeError(f"a coroutine asked the process to exit ({e})") from e
+
+
+async def every(interval_s: float, act: Callable[[], Awaitable[object]], what: str) -> None:
+    """Call `act` again and again until cancelled; what it raises is logged, and ends nothing."""
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await act()
+        except BaseException as e:
+            if passes_on(e):
+                raise
+            log.error("%s: that failed, and is tried again in %.0f s", what, interval_s, exc_info=e)
+
+
+async def end_all(tasks: Iterable[asyncio.Future[Any]], timeout_s: float) -> bool:
+    """Cancel tasks and wait until they have ended. Returns False if some did not within the time."""
+    left = {task for task in tasks if not task.done() and task is not asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=timeout_s)
+    return not left
+
+
+def _check(returned: Any) -> None:
+    # A generator that types.coroutine made can be awaited.
+    if isinstance(returned, AsyncGenerator) or (isinstance(returned, Generator) and not inspect.isawaitable(returned)):
+        raise UsageError(
+            "the function holds a `yield`: calling it made a generator and ran nothing; leave the yield out"
+        )

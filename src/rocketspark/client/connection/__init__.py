@@ -1,0 +1,4 @@
+"""A client's way to NameServers and brokers: its instance, its routes, the calls on one broker.
+
+Imports no producer and no consumer. Start with instance, then client_api.
+"""

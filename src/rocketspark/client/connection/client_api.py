@@ -1,0 +1,529 @@
+"""Calls on one broker or NameServer: a typed request out, a typed result back.
+
+Rule: nothing here chooses, retries or caches; every function takes the connection, and raises ServerError for a code
+that is not a result of the call, TransportError when no reply could be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+
+from rocketspark.errors import NotSent, RecordError, RouteNotFound
+from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
+from rocketspark.protocol import frames, headers
+from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
+from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
+from rocketspark.protocol.headers.admin import QuarantinedHeader
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.message import record
+from rocketspark.protocol.timers import RecallHeader, RecallReply
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.messages import request as request_frame
+from rocketspark.transport.peer import Peer
+
+TIMEOUT_MS = 3000.0
+TIMES_END_MS = (1 << 63) - 1
+# To which the bodies of one answer are inflated: 64 messages, as many as a broker finds, of 4 MiB, as a send may have.
+FOUND_INFLATED_BYTES = 64 * 4 << 20
+
+# Stand-ins in a frame's template begin here; those that a name holds are passed over.
+_STAND_INS = 1_912_345_601
+_encode_text = msgspec.json.Encoder().encode
+
+
+class PullResult(NamedTuple):
+    """A reply to a pull: `code` (found, not found, retry at once, offset moved), the bounds, the raw records."""
+
+    code: int
+    remark: str | None
+    header: PullReply
+    records: bytes
+
+
+class QueriedMessages(NamedTuple):
+    """Messages that a query found; `updated_ms`, `updated_position`: how far the index had come."""
+
+    messages: list[ReceivedMessage]
+    updated_ms: int = 0
+    updated_position: int = 0
+
+
+# -- NameServer ---------------------------------------------------------------------------------------------------
+
+
+async def fetch_route(namesrv: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> TopicRoute:
+    """Return the route of a topic. Raises RouteNotFound if the NameServer has none."""
+    reply = await namesrv.request(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        headers.RouteHeader(topic=topic, standard_json=True),
+        timeout_ms=timeout_ms,
+    )
+    if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+        raise RouteNotFound(topic, address=reply.address)
+    reply.raise_for_code(f"route of topic {topic!r}")
+    return bodies.decode_route(topic, reply.body)
+
+
+async def cluster_info(namesrv: Peer, *, timeout_ms: float = TIMEOUT_MS) -> bodies.ClusterInfo:
+    """Return every cluster and broker that the NameServer knows."""
+    reply = await namesrv.request(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_ms=timeout_ms)
+    reply.raise_for_code("cluster info")
+    return java_json.decode(reply.body, bodies.ClusterInfo)
+
+
+async def topic_list(namesrv: Peer, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
+    """Return names of all topics, unsorted."""
+    reply = await namesrv.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout_ms=timeout_ms)
+    reply.raise_for_code("topic list")
+    return java_json.decode(reply.body, bodies.TopicList).topic_list
+
+
+async def delete_topic_route(namesrv: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Remove a topic from the NameServer's routes."""
+    reply = await namesrv.request(
+        RequestCode.DELETE_TOPIC_IN_NAMESRV, headers.TopicHeader(topic=topic), timeout_ms=timeout_ms
+    )
+    reply.raise_for_code(f"delete topic {topic!r} at the NameServer")
+
+
+# -- sending ------------------------------------------------------------------------------------------------------
+
+
+class SendFrames:
+    """Frames of SEND_MESSAGE_V2 (or of a batch or a reply) to one queue, from a template.
+
+    Formatting a template costs a third of encoding a typed header; the template is made from such a header.
+    """
+
+    __slots__ = ("_template",)
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        *,
+        group: str,
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        oneway: bool = False,
+        default_topic: str = "TBW102",
+        default_queue_count: int = 4,
+        reconsume_times: int = 0,
+        max_reconsume_times: int | None = None,
+        unit_mode: bool = False,
+    ) -> None:
+        header = SendHeader(
+            producer_group=group,
+            topic=queue.topic,
+            default_topic=default_topic,
+            default_topic_queue_count=default_queue_count,
+            queue_id=queue.queue_id,
+            sys_flag=0,
+            born_time_ms=0,
+            flag=0,
+            reconsume_times=reconsume_times,
+            unit_mode=unit_mode,
+            max_reconsume_times=max_reconsume_times,
+            batch=code == RequestCode.SEND_BATCH_MESSAGE,
+            broker_name=queue.broker_name,
+        )
+        first = _STAND_INS
+        while (template := _template(header, code, first, oneway=oneway)) is None:
+            first += 4
+        self._template = template
+
+    def frame(self, opaque: int, body: bytes, properties: str, sys_flag: int, born_time_ms: int, flag: int) -> bytes:
+        """One whole frame. Raises FrameError if it is over 16 MiB."""
+        header = self._template % (sys_flag, born_time_ms, flag, _encode_text(properties), opaque)
+        return frames.join(header, body)
+
+
+def _template(header: SendHeader, code: int, first: int, *, oneway: bool) -> bytes | None:
+    """Return a frame with placeholders for the values that differ; None if its text holds a number from `first` to
+    `first` + 3 anyway.
+    """
+    sys_flag, born_time, flag, opaque = numbers = range(first, first + 4)
+    place = f"\ue000{first:x}\ue000"
+    header = msgspec.structs.replace(header, sys_flag=sys_flag, born_time_ms=born_time, flag=flag, properties=place)
+    frame = request_frame(code, header, opaque=opaque, flag=frames.ONEWAY_FLAG if oneway else 0)
+    text, properties = frame[8:].replace(b"%", b"%%"), _encode_text(place)
+    if text.count(properties) != 1 or any(text.count(b"%d" % number) != 1 for number in numbers):
+        return None
+    text = text.replace(properties, b"%b")
+    # In this order they stand in the header's fields.
+    for number in numbers:
+        text = text.replace(b"%d" % number, b"%d")
+    return text
+
+
+async def send_frame(
+    broker: Peer, opaque: int, frame: bytes, *, timeout_ms: float = TIMEOUT_MS
+) -> tuple[int, SendReply]:
+    """Send a frame of SendFrames whose `opaque` came from `broker.next_opaque`.
+
+    Returns the code (one of SEND_STORED) and where the message is stored.
+    """
+    if not broker.is_writable:
+        await _until_writable(broker, timeout_ms)
+    return stored(await broker.ask_encoded(opaque, frame, RequestCode.SEND_MESSAGE_V2, timeout_ms))
+
+
+def stored(reply: Reply) -> tuple[int, SendReply]:
+    """Read the reply to a send. Raises ServerError if the message is not stored."""
+    if reply.code not in SEND_STORED:
+        reply.raise_for_code("send")
+    return reply.code, reply.header(SendReply)
+
+
+async def _until_writable(broker: Peer, timeout_ms: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await broker.writable()
+    except TimeoutError:
+        text = f"{broker.address} does not read: the message was not sent"
+        raise NotSent(text, address=broker.address) from None
+
+
+async def send(
+    broker: Peer,
+    header: SendHeader,
+    body: bytes,
+    *,
+    code: int = RequestCode.SEND_MESSAGE_V2,
+    timeout_ms: float = TIMEOUT_MS,
+) -> tuple[int, SendReply]:
+    """Send one message whose header is made already. Returns as `send_frame` does."""
+    reply = await broker.request(code, header, body, timeout_ms=timeout_ms)
+    if reply.code not in SEND_STORED:
+        reply.raise_for_code("send")
+    return reply.code, reply.header(SendReply)
+
+
+async def send_batch(
+    broker: Peer, header: SendHeader, body: bytes, *, timeout_ms: float = TIMEOUT_MS
+) -> tuple[int, SendReply]:
+    """Send a batch; `body` from `protocol.batch.encode`. Returns as `send_frame` does."""
+    return await send(broker, header, body, code=RequestCode.SEND_BATCH_MESSAGE, timeout_ms=timeout_ms)
+
+
+async def send_back(
+    broker: Peer,
+    message: ReceivedMessage,
+    group: str,
+    *,
+    delay_level: int = 0,
+    max_reconsume_times: int = 16,
+    unit_mode: bool = False,
+    timeout_ms: float = TIMEOUT_MS,
+) -> None:
+    """Have a message delivered to its group again later, or moved to the dead letters once it used up its attempts.
+
+    `delay_level` 0: the broker takes 3 + attempts so far; below 0: to the dead letters at once.
+    """
+    header = headers.SendBackHeader(
+        physical_offset=message.physical_offset,
+        group=group,
+        delay_level=delay_level,
+        origin_message_id=message.offset_message_id,
+        origin_topic=message.topic,
+        unit_mode=unit_mode,
+        max_reconsume_times=max_reconsume_times,
+        broker_name=message.broker_name,
+    )
+    reply = await broker.request(RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"send back of message {message.message_id}")
+
+
+def end_transaction(broker: Peer, header: headers.EndTransactionHeader) -> None:
+    """Tell how a transaction ended; there is no reply. Raises NotSent on a closed connection."""
+    broker.oneway(RequestCode.END_TRANSACTION, header)
+
+
+async def recall(
+    broker: Peer, topic: str, handle: str, *, group: str | None = None, timeout_ms: float = TIMEOUT_MS
+) -> str:
+    """Take back a timer message; returns its unique id."""
+    header = RecallHeader(group=group, topic=topic, handle=handle)
+    reply = await broker.request(RequestCode.RECALL_MESSAGE, header, timeout_ms=timeout_ms)
+    return reply.raise_for_code(f"recall of a message of topic {topic!r}").header(RecallReply).message_id
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+PULL_RESULTS = (
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+
+
+async def pull(broker: Peer, header: PullHeader, *, timeout_ms: float = 30_000) -> PullResult:
+    """One pull. `records` are the broker's own bytes, for `protocol.record.decode_messages`."""
+    reply = await broker.request(RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"pull of {header.topic!r} queue {header.queue_id}", *PULL_RESULTS)
+    return PullResult(reply.code, reply.remark, reply.header(PullReply), reply.body)
+
+
+async def max_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> int:
+    """Return the offset that the queue's next message will get."""
+    header = headers.MaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
+    reply = await broker.request(RequestCode.GET_MAX_OFFSET, header, timeout_ms=timeout_ms)
+    return reply.raise_for_code(f"max offset of {queue}").header(headers.OffsetReply).offset
+
+
+async def min_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> int:
+    """Return the offset of the oldest message that is still there."""
+    header = headers.QueueHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
+    reply = await broker.request(RequestCode.GET_MIN_OFFSET, header, timeout_ms=timeout_ms)
+    return reply.raise_for_code(f"min offset of {queue}").header(headers.OffsetReply).offset
+
+
+async def search_offset(broker: Peer, queue: MessageQueue, time_ms: int, *, timeout_ms: float = TIMEOUT_MS) -> int:
+    """Return the offset of the first message stored at or after `time_ms`; the max offset if there is none."""
+    header = headers.SearchOffsetHeader(
+        topic=queue.topic, queue_id=queue.queue_id, time_ms=time_ms, broker_name=queue.broker_name
+    )
+    reply = await broker.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_ms=timeout_ms)
+    return reply.raise_for_code(f"offset by time of {queue}").header(headers.OffsetReply).offset
+
+
+async def earliest_store_time(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> int:
+    """Return the store time of the queue's oldest message, in ms; -1 if there is none."""
+    header = headers.QueueHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
+    reply = await broker.request(RequestCode.GET_EARLIEST_MSG_STORETIME, header, timeout_ms=timeout_ms)
+    return reply.raise_for_code(f"earliest store time of {queue}").header(headers.TimeReply).time_ms
+
+
+async def query_consumer_offset(
+    broker: Peer,
+    queue: MessageQueue,
+    group: str,
+    *,
+    zero_if_not_found: bool | None = None,
+    timeout_ms: float = TIMEOUT_MS,
+) -> int | None:
+    """Return the group's committed offset, None if there is none.
+
+    The broker answers 0 for a young queue without one, unless `zero_if_not_found` is false.
+    """
+    header = headers.QueryConsumerOffsetHeader(
+        group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        zero_if_not_found=zero_if_not_found,
+        broker_name=queue.broker_name,
+    )
+    reply = await broker.request(RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.QUERY_NOT_FOUND:
+        return None
+    return reply.raise_for_code(f"committed offset of {queue}").header(headers.OffsetReply).offset
+
+
+async def update_consumer_offset(
+    broker: Peer, queue: MessageQueue, group: str, offset: int, *, oneway: bool = False, timeout_ms: float = TIMEOUT_MS
+) -> None:
+    """Commit `offset`, the next one to consume. `oneway`: without waiting for the reply."""
+    header = headers.UpdateConsumerOffsetHeader(
+        group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset, broker_name=queue.broker_name
+    )
+    if oneway:
+        broker.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        return
+    reply = await broker.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"commit of {queue}")
+
+
+async def query_message(
+    broker: Peer,
+    topic: str,
+    key: str,
+    *,
+    count_max: int = 64,
+    begin_ms: int = 0,
+    end_ms: int = TIMES_END_MS,
+    unique: bool = False,
+    broker_name: str = "",
+    timeout_ms: float = TIMEOUT_MS,
+) -> QueriedMessages:
+    """Return messages by key (or by unique id, if `unique`) as the index has them: hashes collide, compare the real
+    keys.
+    """
+    header = headers.QueryMessageHeader(
+        topic=topic,
+        key=key,
+        count_max=count_max,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        kind="U" if unique else "K",
+        unique=unique,
+    )
+    reply = await broker.request(RequestCode.QUERY_MESSAGE, header, timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.QUERY_NOT_FOUND:
+        return QueriedMessages([])
+    reply.raise_for_code(f"query of topic {topic!r}")
+    index = reply.header(headers.QueryMessageReply)
+    return QueriedMessages(_looked_at(reply.body, broker_name), index.updated_ms, index.updated_position)
+
+
+async def view_message(
+    broker: Peer,
+    physical_offset: int,
+    *,
+    topic: str | None = None,
+    broker_name: str = "",
+    timeout_ms: float = TIMEOUT_MS,
+) -> ReceivedMessage:
+    """Return the message at a position of the broker's log."""
+    header = headers.ViewMessageHeader(topic=topic, physical_offset=physical_offset)
+    reply = await broker.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"view of the message at {physical_offset}")
+    messages = _looked_at(reply.body, broker_name)
+    if not messages:
+        raise RecordError(f"the broker answered the view of the message at {physical_offset} with none")
+    return messages[0]
+
+
+def _looked_at(stored: bytes, broker_name: str) -> list[ReceivedMessage]:
+    """Decode messages for a query: one whose body cannot be had says why, and the others are still returned."""
+    inflation = record.Inflation(FOUND_INFLATED_BYTES, check_crc=False, to_end=True)
+    return record.decode_messages(stored, broker_name, inflation)
+
+
+# -- groups -------------------------------------------------------------------------------------------------------
+
+
+async def heartbeat(broker: Peer, body: bodies.Heartbeat, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Tell the broker which groups this client is in."""
+    reply = await broker.request(RequestCode.HEART_BEAT, None, bodies.encode(body), timeout_ms=timeout_ms)
+    reply.raise_for_code("heartbeat")
+
+
+async def unregister(
+    broker: Peer,
+    client_id: str,
+    *,
+    producer_group: str | None = None,
+    consumer_group: str | None = None,
+    timeout_ms: float = TIMEOUT_MS,
+) -> None:
+    """Leave the groups named."""
+    header = headers.UnregisterClientHeader(
+        client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
+    )
+    reply = await broker.request(RequestCode.UNREGISTER_CLIENT, header, timeout_ms=timeout_ms)
+    reply.raise_for_code("unregister")
+
+
+async def consumer_list(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
+    """Return client ids of the group's members; empty if the broker knows none."""
+    header = headers.ConsumerListHeader(group=group)
+    reply = await broker.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_ms=timeout_ms)
+    # RocketMQ answers "no consumer for this group" with the general error code.
+    if reply.code == ResponseCode.SYSTEM_ERROR:
+        return []
+    reply.raise_for_code(f"members of group {group!r}")
+    return java_json.decode(reply.body, bodies.ConsumerList).consumer_id_list
+
+
+async def groups_of_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
+    """Return groups that subscribe to the topic, or have offsets there, on this broker."""
+    header = headers.TopicHeader(topic=topic)
+    reply = await broker.request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"groups of topic {topic!r}")
+    return java_json.decode(reply.body, bodies.GroupList).group_list
+
+
+async def lock(
+    broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
+) -> set[MessageQueue]:
+    """Lock queues for this client, for 60 s. Returns those that it holds now."""
+    body = _lock_body(group, client_id, queues)
+    reply = await broker.request(
+        RequestCode.LOCK_BATCH_MQ, headers.LockHeader(), bodies.encode(body), timeout_ms=timeout_ms
+    )
+    reply.raise_for_code(f"lock for group {group!r}")
+    return {q.queue() for q in java_json.decode(reply.body, bodies.LockReply).lock_ok_mq_set}
+
+
+async def unlock(
+    broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
+) -> None:
+    """Give up locks."""
+    body = _lock_body(group, client_id, queues)
+    reply = await broker.request(
+        RequestCode.UNLOCK_BATCH_MQ, headers.LockHeader(), bodies.encode(body), timeout_ms=timeout_ms
+    )
+    reply.raise_for_code(f"unlock for group {group!r}")
+
+
+def _lock_body(group: str, client_id: str, queues: list[MessageQueue]) -> bodies.LockRequest:
+    return bodies.LockRequest(
+        client_id=client_id, consumer_group=group, mq_set=[bodies.QueueBody.of(q) for q in queues]
+    )
+
+
+# -- topics -------------------------------------------------------------------------------------------------------
+
+
+async def create_topic(
+    broker: Peer,
+    topic: str,
+    *,
+    read_queue_count: int = 8,
+    write_queue_count: int = 8,
+    perm: int = 6,
+    order: bool = False,
+    topic_sys_flag: int = 0,
+    attributes: str = "",
+    timeout_ms: float = TIMEOUT_MS,
+) -> None:
+    """Create a topic on one broker, or change it.
+
+    `perm`: 4 read + 2 write; `topic_sys_flag`: 1 unit + 2 has unit subscriptions; `attributes`: "+name=value,-name".
+    """
+    header = headers.CreateTopicHeader(
+        topic=topic,
+        read_queue_count=read_queue_count,
+        write_queue_count=write_queue_count,
+        perm=perm,
+        topic_sys_flag=topic_sys_flag,
+        order=order,
+        attributes=attributes,
+        force=False,
+    )
+    reply = await broker.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"create topic {topic!r}")
+
+
+async def delete_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Remove a topic and its messages from one broker."""
+    reply = await broker.request(
+        RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicHeader(topic=topic), timeout_ms=timeout_ms
+    )
+    reply.raise_for_code(f"delete topic {topic!r}")
+
+
+async def list_quarantine(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> list[bodies.Quarantined]:
+    """List a broker's quarantine; nothing for a broker that has none, as RocketMQ's."""
+    reply = await broker.request(RequestCode.LIST_QUARANTINE, timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return []
+    reply.raise_for_code("list what is set aside")
+    return java_json.decode(reply.body, bodies.QuarantineTable).entries
+
+
+async def end_quarantine(broker: Peer, name: str, *, retry: bool, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Have a broker handle a message of its quarantine once more, or forget it."""
+    code = RequestCode.RETRY_QUARANTINED if retry else RequestCode.DROP_QUARANTINED
+    reply = await broker.request(code, QuarantinedHeader(name=name), timeout_ms=timeout_ms)
+    reply.raise_for_code(f"{'retry' if retry else 'drop'} {name!r}")
+
+
+async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.TopicConfig | None:
+    """Return a topic's settings on one broker, None if it is unknown there."""
+    reply = await broker.request(RequestCode.GET_TOPIC_CONFIG, headers.TopicHeader(topic=topic), timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    reply.raise_for_code(f"settings of topic {topic!r}")
+    return java_json.decode(reply.body, bodies.TopicConfig)

@@ -1,0 +1,370 @@
+"""A client's membership of a cluster: its id, its connections, its heartbeats.
+
+Rule: a connection to a broker begins with a heartbeat, so that the broker knows our groups before any other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from rocketspark.client.callbacks import passes_on
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection.broker_requests import BrokerRequests
+from rocketspark.client.connection.nameserver_discovery import fetch_addresses, where_to_look
+from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
+from rocketspark.client.hooks import HookSet
+from rocketspark.errors import ConfigError, NotSent, RocketSparkError, StateError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.json import bodies
+from rocketspark.transport.connections import Connections, parse_address
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+ROUTE_INTERVAL_MS = 30_000.0
+HEARTBEAT_INTERVAL_MS = 30_000.0
+LOOKUP_INTERVAL_S = 120.0
+_numbers = itertools.count(1)
+# The producer group in every heartbeat, as in those of Java clients: it sends back messages that were not consumed.
+INNER_GROUP = "CLIENT_INNER_PRODUCER"
+# Instances with a name of their own, while they are in use.
+_named: WeakSet[Instance] = WeakSet()
+
+
+def unique_name() -> str:
+    """Return a name that no other client has: process id, start time, number within the process."""
+    return f"{os.getpid()}#{time.time_ns()}#{next(_numbers)}"
+
+
+class Instance:
+    """A client id with its connections.
+
+    `producers`: groups it sends as; `consumers`: by group, what to put into the heartbeat; `asked`: what brokers ask.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None,
+        *,
+        namesrv_url: str | None = None,
+        instance_name: str | None = None,
+        client_ip: str | None = None,
+        unit_name: str | None = None,
+        unit_mode: bool = False,
+        namespace: str = "",
+        timeout_ms: float = client_api.TIMEOUT_MS,
+        route_interval_ms: float = ROUTE_INTERVAL_MS,
+        heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
+        use_tls: bool = False,
+        rpc_hooks: HookSet | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        security_token: str | None = None,
+        default_topic: str = DEFAULT_TOPIC,
+        default_queue_count: int = 4,
+    ) -> None:
+        if use_tls:
+            raise ConfigError("use_tls: clients of this version speak no TLS; leave it out")
+        self.namespace = namespace
+        self._name = instance_name or unique_name()
+        if unit_name:
+            self._name += f"@{unit_name}"
+        self._url = where_to_look(namesrv, namesrv_url, unit_name)
+        self._client_ip = client_ip
+        self._route_interval_s = route_interval_ms / 1000
+        self._heartbeat_interval_s = heartbeat_interval_ms / 1000
+        self.timeout_ms = timeout_ms
+        self.asked = BrokerRequests()
+        self.rpc_hooks = rpc_hooks if rpc_hooks is not None and rpc_hooks.requests else None
+        if access_key or secret_key:
+            # Last, so that it signs what other hooks add.
+            signed = HookSet()
+            signed.requests = [
+                *(rpc_hooks.requests if rpc_hooks else ()),
+                Signer(access_key or "", secret_key or "", security_token),
+            ]
+            self.rpc_hooks = signed
+        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=self.rpc_hooks)
+        self.routes = RouteCache(
+            [] if self._url else namesrv_addresses(namesrv),
+            timeout_ms=timeout_ms,
+            default_topic=default_topic,
+            default_queue_count=default_queue_count,
+            hooks=self.rpc_hooks,
+        )
+        self.client_id = ""
+        self.unit_mode = unit_mode
+        # The parts of the client id, and the process that uses it: one id is one client to a broker.
+        # A forked child has no use for its parent's connections.
+        self._id = (os.getpid(), instance_name, client_ip, unit_name)
+        self._places = {self._url} if self._url else set(self.routes.addresses)
+        self.producers: set[str] = set()
+        self._joined: set[str] = set()
+        self._closed = False
+        self._given: dict[str, Any] = {}
+        self.consumers: dict[str, Callable[[], bodies.ConsumerData]] = {}
+        self._greeted: dict[str, Peer] = {}
+        self._greeting: dict[str, asyncio.Task[Peer]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._introducing: set[asyncio.Task[None]] = set()
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, namesrv: str | None, asked: HookSet, /, **options: Any) -> Instance:
+        """Return the instance of that name at these NameServers, if there is one in this process, else a new one.
+
+        Raises ConfigError if the one of that name has other options.
+        """
+        made = cls(namesrv, rpc_hooks=asked, **options)
+        name = options.get("instance_name")
+        if not name:
+            return made
+        made._given = (cls.__init__.__kwdefaults__ or {}) | options | {"rpc_hooks": asked.requests}
+        for found in _named:
+            if found._id == made._id and found._places & made._places and not found._closed:
+                if found._given != made._given:
+                    text = f"instance_name {name!r} is in use by a client with other options, and one client id is one"
+                    raise ConfigError(f"{text} client to a broker: give both the same, or another name")
+                return found
+        _named.add(made)
+        return made
+
+    async def start(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Join as a producer or consumer group; the first one to start takes the id and begins with heartbeats.
+
+        Raises StateError if the group is in use here already, or the instance belongs to another event loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise StateError(f"instance {self._name!r} runs on another event loop: give this client another name")
+        if producer in self.producers or consumer in self._joined:
+            what = f"producer group {producer!r}" if producer else f"consumer group {consumer!r}"
+            raise StateError(f"{what} is in use in instance {self._name!r}: give it another group, or instance_name")
+        self._loop = loop
+        self._users += 1
+        if producer:
+            self.producers.add(producer)
+        if consumer:
+            self._joined.add(consumer)
+        starting = self._starting
+        if starting is None:
+            starting = self._starting = asyncio.ensure_future(self._start())
+            starting.add_done_callback(_look_at)
+        try:
+            await asyncio.shield(starting)
+        except BaseException:
+            if starting.done() and self._starting is starting:
+                self._starting = None
+            # In a task of its own: a second cancellation does not leave half of it.
+            await asyncio.shield(asyncio.ensure_future(self.close(producer=producer, consumer=consumer)))
+            raise
+
+    async def _start(self) -> None:
+        if self._url:
+            await self._look_up_namesrv()
+        self.routes.spread()
+        ip = self._client_ip or await _own_ip(self.routes.addresses[0])
+        self.client_id = f"{ip}@{self._name}"
+        self._tasks = [
+            asyncio.ensure_future(_every(self._route_interval_s, self.routes.refresh_all)),
+            asyncio.ensure_future(_every(self._heartbeat_interval_s, self.heartbeat_all)),
+        ]
+        if self._url:
+            self._tasks.append(asyncio.ensure_future(_every(LOOKUP_INTERVAL_S, self._look_up_namesrv)))
+
+    async def _look_up_namesrv(self) -> None:
+        """Fetch the NameServers' addresses. Raises NoNameServer if there are none from before either."""
+        assert self._url is not None
+        try:
+            self.routes.set_addresses(await fetch_addresses(self._url, self.timeout_ms))
+        except RocketSparkError as e:
+            if not self.routes.addresses:
+                raise
+            log.warning("%s; %s stay in use", e, ", ".join(self.routes.addresses))
+
+    def introduce(self, topics: Sequence[str]) -> None:
+        """Have the brokers of these topics know this client at once, and from now on; in the background."""
+        self.routes.want(topics)
+        task = asyncio.ensure_future(self._introduce(topics))
+        self._introducing.add(task)
+        task.add_done_callback(self._introducing.discard)
+
+    async def _introduce(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            try:
+                await self.routes.get(topic)
+            except RocketSparkError as e:
+                log.info("brokers of topic %s are not told of this client yet: %s", topic, e)
+        try:
+            await self.heartbeat_all()
+        except RocketSparkError as e:
+            log.info("brokers are not told of this client yet: %s", e)
+
+    async def check_namesrv(self) -> None:
+        """Raise NotSent unless a NameServer answers."""
+        await self.routes.ask(lambda peer: client_api.cluster_info(peer, timeout_ms=self.timeout_ms))
+
+    async def close(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Leave the group; the last one to close ends the heartbeats and closes all connections."""
+        self._users -= 1
+        last = self._users == 0
+        if last:
+            self._closed = True
+            own = [*self._tasks, *self._introducing, *([self._starting] if self._starting else [])]
+            for task in [*own, *self._greeting.values()]:
+                task.cancel()
+            await asyncio.gather(*own, return_exceptions=True)
+        await asyncio.gather(*(self._leave(a, producer, consumer) for a in list(self._greeted)), return_exceptions=True)
+        self.producers.discard(producer or "")
+        self._joined.discard(consumer or "")
+        self.consumers.pop(consumer or "", None)
+        if last:
+            await self.connections.close()
+            await self.routes.close()
+
+    async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
+        peer = self.connections.open_peer(address)
+        if peer is None:
+            return
+        with contextlib.suppress(RocketSparkError):
+            if producer or consumer:
+                await client_api.unregister(
+                    peer, self.client_id, producer_group=producer, consumer_group=consumer, timeout_ms=1000
+                )
+
+    # -- connections to brokers ----------------------------------------------------------------------------------
+
+    def open_broker(self, address: str) -> Peer | None:
+        """Return the connection to a broker that knows us already, if there is one."""
+        peer = self._greeted.get(address)
+        return peer if peer is not None and peer.is_open else None
+
+    async def broker(self, address: str) -> Peer:
+        """Return the connection to a broker, opened and begun with a heartbeat if need be. Raises NotSent."""
+        peer = self._greeted.get(address)
+        if peer is not None and peer.is_open:
+            return peer
+        task = self._greeting.get(address)
+        if task is None:
+            task = asyncio.ensure_future(self._greet(address))
+            self._greeting[address] = task
+            task.add_done_callback(lambda done: self._ended(address, done))
+        return await asyncio.shield(task)
+
+    def _ended(self, address: str, task: asyncio.Task[Peer]) -> None:
+        self._greeting.pop(address, None)
+        _look_at(task)
+
+    async def _greet(self, address: str) -> Peer:
+        peer = await self.connections.get(address)
+        await self._heartbeat(peer)
+        self._greeted[address] = peer
+        return peer
+
+    async def greet_all(self) -> None:
+        """Open a connection to every broker in the routes; one that cannot be reached is left out."""
+        missing = [a for a in self.routes.broker_addresses(slaves=False) if self.open_broker(a) is None]
+        for result in await asyncio.gather(*map(self.broker, missing), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, RocketSparkError):
+                raise result
+
+    def peer_in_use(self, queue: MessageQueue) -> Peer | None:
+        """Return the connection that `peer_of` returns, if it is open already."""
+        address = self.routes.readable(queue.broker_name)
+        return self.open_broker(address) if address else None
+
+    async def peer_of(self, queue: MessageQueue) -> Peer:
+        """Return the connection to a broker that a queue can be read from. Raises RouteNotFound, NotSent."""
+        address = await self.routes.find_readable(queue)
+        return self.open_broker(address) or await self.broker(address)
+
+    async def master_of(self, queue: MessageQueue) -> Peer:
+        """Return the connection to the master of a queue's broker. Raises RouteNotFound, NotSent."""
+        address = await self.routes.find_master(queue)
+        return self.open_broker(address) or await self.broker(address)
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------
+
+    def _heartbeat_body(self) -> bodies.Heartbeat:
+        consumers = [self.consumers[g]() for g in sorted(self.consumers)]
+        for consumer in consumers:
+            consumer.unit_mode = self.unit_mode
+        return bodies.Heartbeat(
+            client_id=self.client_id,
+            producer_data_set=[bodies.ProducerData(group_name=g) for g in (*sorted(self.producers), INNER_GROUP)],
+            consumer_data_set=consumers,
+        )
+
+    async def _heartbeat(self, peer: Peer) -> None:
+        if not self.producers and not self.consumers:
+            return
+        try:
+            await client_api.heartbeat(peer, self._heartbeat_body(), timeout_ms=self.timeout_ms)
+        except RocketSparkError as e:
+            log.warning("heartbeat to %s failed: %s", peer.address, e)
+            if not peer.is_open:
+                raise NotSent(f"{peer.address} ended the connection at once", address=peer.address) from e
+
+    async def heartbeat(self, address: str) -> None:
+        """Tell one broker our groups now. Raises NotSent if it cannot be reached."""
+        peer = self.open_broker(address)
+        if peer is None:
+            await self.broker(address)
+        else:
+            await self._heartbeat(peer)
+
+    async def heartbeat_all(self) -> None:
+        """Tell every broker in the routes our groups; one that cannot be reached is left for the next time."""
+        if not self.producers and not self.consumers:
+            return
+        addresses = self.routes.broker_addresses(slaves=bool(self.consumers))
+        for address, result in zip(
+            addresses, await asyncio.gather(*map(self.heartbeat, addresses), return_exceptions=True), strict=True
+        ):
+            if isinstance(result, RocketSparkError):
+                log.info("broker %s not reached for a heartbeat: %s", address, result)
+            elif isinstance(result, BaseException):
+                raise result
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Take a task's exception, so that asyncio does not log it when no caller waits for the task any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _every(interval_s: float, act: Callable[[], object]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await act()  # type: ignore[misc]
+        except RocketSparkError as e:
+            log.warning("%s", e)
+        except BaseException as e:
+            if passes_on(e):
+                raise
+            log.exception("a periodic task of the client failed; it goes on")
+
+
+async def _own_ip(address: str) -> str:
+    """Return the address this machine has towards a server; no packet is sent."""
+    loop = asyncio.get_running_loop()
+    try:
+        transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=parse_address(address))
+    except OSError:
+        return "127.0.0.1"
+    try:
+        return str(transport.get_extra_info("sockname")[0])
+    finally:
+        transport.close()

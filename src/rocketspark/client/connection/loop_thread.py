@@ -1,0 +1,347 @@
+"""The background loop that all synchronous clients of a process share.
+
+Rule: it ends with the last of them; if a loop call or a callback raises, its waiting thread gets the error and the loop
+goes on.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+from rocketspark.errors import StateError
+
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)
+
+log = logging.getLogger("rocketspark.client")
+
+# A task that does not heed its cancellation is left behind after this long.
+ENDING_S = 5.0
+
+
+class LoopCall(Protocol):
+    """A call to be run on the loop."""
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do the call; called on the loop."""
+
+    def refuse(self, error: BaseException) -> None:
+        """End the call, as the loop has ended."""
+
+
+class WaitingLoopCall(LoopCall, Protocol[R]):
+    """A loop call that a thread waits for: `lock` is held until `result` or `error` is there."""
+
+    @property
+    def lock(self) -> _thread.LockType: ...
+
+    @property
+    def result(self) -> R | None: ...
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    def cancel(self) -> None:
+        """Note that its thread waits no more; called on the loop."""
+
+
+class LoopThread:
+    """A thread with an event loop; `acquire` and `release` count its users."""
+
+    _shared: ClassVar[LoopThread | None] = None
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._inbox: deque[LoopCall] = deque()
+        self._awake = False
+        self._ended = False
+        self._stopping = False
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="rocketspark-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def thread(self) -> threading.Thread:
+        """Return the thread."""
+        return self._thread
+
+    @classmethod
+    def acquire(cls) -> LoopThread:
+        """Return the shared loop, started if there is none. `release` must follow."""
+        if sys.is_finalizing():
+            raise StateError("the interpreter is about to end: no client can start any more")
+        with cls._guard:
+            if cls._shared is None or not cls._shared._thread.is_alive():
+                cls._shared = cls()
+            cls._shared._users += 1
+            return cls._shared
+
+    def release(self) -> None:
+        """No longer used by the caller; the last one ends the thread."""
+        with self._guard:
+            self._users -= 1
+            if self._users:
+                return
+            if LoopThread._shared is self:
+                LoopThread._shared = None
+        self._stopping = True
+        if self.is_dead:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def is_dead(self) -> bool:
+        """Tell whether nothing can run on the loop any more: it ended, this process forked, or the interpreter is at
+        its end.
+        """
+        return self._ended or sys.is_finalizing()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            while not self._stopping:
+                try:
+                    self._loop.run_forever()
+                except BaseException:
+                    # SystemExit and KeyboardInterrupt of one task's or callback's would end all others with it.
+                    log.exception("what ran on the clients' own thread wanted to end it; it goes on")
+        finally:
+            self._ended = True
+            self._refuse_all()
+            try:
+                self._end_tasks()
+            except BaseException:
+                log.exception("the clients' own thread ended with an error")
+            finally:
+                self._refuse_all()
+                self._loop.close()
+
+    def _end_tasks(self) -> None:
+        # Tasks made in the last turn begin first: one that is cancelled before it begins runs no code at all.
+        self._loop.run_until_complete(asyncio.sleep(0))
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            _, deaf = self._loop.run_until_complete(asyncio.wait(left, timeout=ENDING_S))
+            for task in deaf:
+                log.warning("%r does not heed its cancellation: it is left behind", task)
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+
+    def put(self, loop_call: LoopCall) -> None:
+        """Have something run on the loop."""
+        # One wake-up for all that come before the loop looks: it costs more than a call itself.
+        self._inbox.append(loop_call)
+        if self._ended:
+            self._refuse_all()
+        elif not self._awake:
+            self._awake = True
+            try:
+                self._loop.call_soon_threadsafe(self._take)
+            except RuntimeError:  # The loop was closed in between.
+                self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        while self._inbox:
+            try:
+                loop_call = self._inbox.popleft()
+            except IndexError:  # Another thread took it.
+                return
+            _refuse(loop_call, StateError("the client was closed, or this process forked: make a new one"))
+
+    def _take(self) -> None:
+        self._awake = False
+        inbox = self._inbox
+        while inbox:
+            loop_call = inbox.popleft()
+            try:
+                loop_call.run(self._loop)
+            except BaseException as e:
+                _refuse(loop_call, e)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+        waiter: ThreadWaiter[T] = ThreadWaiter(coroutine)
+        return self.ask(waiter)
+
+    def ask(self, waiter: WaitingLoopCall[T]) -> T:
+        """Run a loop call that this thread waits for, and return its result; an interrupt cancels it."""
+        if threading.current_thread() is self._thread:
+            raise StateError(
+                "a synchronous client was called in a coroutine or callback that runs on its own thread, and would wait"
+                " for ever: use the Async client there"
+            )
+        try:
+            self.put(waiter)
+            if self.is_dead:
+                # Whoever is here at the end of the interpreter would wait for a thread that is stopped already.
+                self._refuse_all()
+            waiter.lock.acquire()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # The loop was closed in between: it was told.
+                self._loop.call_soon_threadsafe(waiter.cancel)
+            raise
+        if waiter.error is not None:
+            try:
+                raise waiter.error
+            finally:
+                del waiter
+        return cast(T, waiter.result)
+
+    def end_with(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a user's last coroutine, wait for it, and release.
+
+        It runs to its end also if the wait is interrupted. On the loop's own thread nothing is waited for.
+        """
+        if self.is_dead:
+            coroutine.close()
+            self.release()
+            return
+        if threading.current_thread() is self._thread:
+            self.end_later(coroutine)
+            return
+        farewell = LastLoopCall(coroutine)
+        try:
+            self.put(farewell)
+            farewell.lock.acquire()
+        except BaseException:
+            self._loop.call_soon_threadsafe(farewell.then, self.release)
+            raise
+        self.release()
+        if farewell.error is not None:
+            try:
+                raise farewell.error
+            finally:
+                del farewell
+
+    def end_later(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a user's last coroutine in the background, then release."""
+        farewell = LastLoopCall(coroutine)
+        farewell.then(self.release)
+        self.put(farewell)
+
+
+def _refuse(loop_call: LoopCall, error: BaseException) -> None:
+    try:
+        loop_call.refuse(error)
+    except BaseException:
+        log.exception("what was told of an error failed itself")
+
+
+def _forked() -> None:
+    """Close the parent's clients in a forked child, which has no background thread; new clients begin anew."""
+    LoopThread._guard = threading.Lock()
+    if LoopThread._shared is not None:
+        LoopThread._shared._ended = True
+        # The parent's: their callbacks are not to be called here as well.
+        LoopThread._shared._inbox.clear()
+        LoopThread._shared = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class ThreadWaiter(Generic[T]):
+    """A task's result that one thread waits for. A bare lock costs a fifth of a Future."""
+
+    __slots__ = ("_coroutine", "_given_up", "error", "lock", "result", "task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.lock = _thread.allocate_lock()
+        self.lock.acquire()
+        self.task: asyncio.Task[T] | None = None
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._given_up = False
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin the task."""
+        self.task = loop.create_task(self._coroutine)
+        self.task.add_done_callback(self._ended)
+
+    def close(self) -> None:
+        """Close the coroutine, if the task has not begun."""
+        self._coroutine.close()
+
+    def refuse(self, error: BaseException) -> None:
+        """Let the thread go on with an error."""
+        self._coroutine.close()
+        self.error = error
+        self.lock.release()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self.result, self.error = _outcome(task)
+        if task.cancelled() and not self._given_up:
+            self.error = StateError("the client was closed while this call was under way")
+        self.task = None
+        self.lock.release()
+
+    def cancel(self) -> None:
+        """Cancel the task, if it has begun."""
+        self._given_up = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class LastLoopCall(ThreadWaiter[None]):
+    """The last loop call of a user of the loop, which is never cancelled."""
+
+    __slots__ = ("_next", "_over")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        super().__init__(coroutine)
+        self._over = False
+        self._next: Callable[[], None] | None = None
+
+    def refuse(self, error: BaseException) -> None:
+        """End the call, as the loop has ended."""
+        super().refuse(error)
+        self._end()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        super()._ended(task)
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        if self._next is not None:
+            self._next()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Call `act` on the loop when the last loop call is over."""
+        if self._over:
+            act()
+        else:
+            self._next = act
+
+
+def _outcome(task: asyncio.Task[T]) -> tuple[T | None, BaseException | None]:
+    if task.cancelled():
+        return None, asyncio.CancelledError()
+    error = task.exception()
+    return (None, error) if error is not None else (task.result(), None)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

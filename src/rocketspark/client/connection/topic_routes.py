@@ -1,0 +1,254 @@
+"""A client's cache of topic routes and broker addresses, fetched from the NameServers.
+
+Rule: one fetch at a time per topic; a NameServer that does not answer passes its turn to the next; what is known stays
+in use while no NameServer answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from rocketspark.client.connection import client_api
+from rocketspark.errors import (
+    BrokerNotFound,
+    ConfigError,
+    NoNameServer,
+    NotSent,
+    RocketSparkError,
+    RouteNotFound,
+    TransportError,
+)
+from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute
+from rocketspark.transport.connections import Connections, parse_addresses
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import RpcHooks
+
+T = TypeVar("T")
+
+log = logging.getLogger("rocketspark.client")
+
+DEFAULT_TOPIC = "TBW102"
+NAMESRV_VARIABLES = ("ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR")
+
+
+def namesrv_addresses(namesrv: str | None) -> list[str]:
+    """Return the NameServers' addresses: those given as "host:port;host:port", else the environment's. Raises
+    ConfigError.
+    """
+    if namesrv:
+        return parse_addresses(namesrv)
+    for name in NAMESRV_VARIABLES:
+        if os.environ.get(name):
+            return parse_addresses(os.environ[name])
+    raise ConfigError(
+        f"no NameServer address: pass namesrv='host:port', or set {NAMESRV_VARIABLES[0]} in the environment"
+        " (or ROCKETMQ_NAMESRV_DOMAIN, a server that names them)"
+    )
+
+
+class RouteCache:
+    """Routes of the topics in use.
+
+    `default_topic`: whose brokers take a topic that does not exist yet, on at most `default_queue_count` queues each
+    (rule: DefaultMQProducer, 5.x).
+    """
+
+    def __init__(
+        self,
+        addresses: list[str],
+        *,
+        timeout_ms: float = client_api.TIMEOUT_MS,
+        default_topic: str = DEFAULT_TOPIC,
+        default_queue_count: int = 4,
+        hooks: RpcHooks | None = None,
+    ) -> None:
+        self.addresses: list[str] = []
+        self._turn = 0
+        self._whole_timeout_ms = timeout_ms
+        self._default_topic = default_topic
+        self._default_queue_count = default_queue_count
+        self.set_addresses(addresses)
+        self._connections = Connections(connect_timeout_ms=self._timeout_ms, hooks=hooks)
+        self._wanted: dict[str, None] = {}
+        self._routes: dict[str, TopicRoute] = {}
+        self._assumed: dict[str, TopicRoute] = {}
+        self._write_queues: dict[str, tuple[MessageQueue, ...]] = {}
+        self._brokers: dict[str, BrokerData] = {}
+        self._pull_settings: dict[str, asyncio.Task[TopicRoute]] = {}
+
+    def set_addresses(self, addresses: list[str]) -> None:
+        """Use these NameServers from now on. All of them get their turn within one time-out."""
+        self.addresses = addresses
+        self._timeout_ms = max(self._whole_timeout_ms / max(len(addresses), 1), 200)
+
+    def spread(self) -> None:
+        """Begin with any of the NameServers: many clients spread over them (rule: NettyRemotingClient, 5.x)."""
+        self._turn = random.randrange(max(len(self.addresses), 1))
+
+    async def ask(self, call: Callable[[Peer], Awaitable[T]]) -> T:
+        """Make a call on the first NameServer that answers. Raises NotSent if none does."""
+        cause: TransportError | None = None
+        addresses, turn = self.addresses, self._turn
+        # Each caller asks every NameServer once, without regard to other callers' results.
+        for step in range(len(addresses)):
+            address = addresses[(turn + step) % len(addresses)]
+            try:
+                return await call(await self._connections.get(address))
+            except TransportError as e:
+                cause = e
+                if self._turn == turn + step:
+                    self._turn += 1
+        names = ", ".join(self.addresses)
+        text = f"no NameServer answers ({names}): {cause}"
+        if "check the address" not in text:
+            text += "; check the address and that one runs"
+        raise NoNameServer(text, address=names) from cause
+
+    async def ask_all(self, call: Callable[[Peer], Awaitable[T]]) -> list[T]:
+        """Make a call on every NameServer: they don't talk to each other. Raises NotSent if one does not answer."""
+        return [await call(await self._connections.get(address)) for address in self.addresses]
+
+    def forget(self, topic: str) -> None:
+        """Drop a topic's route."""
+        self._routes.pop(topic, None)
+        self._assumed.pop(topic, None)
+        self._write_queues.pop(topic, None)
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """Return the route as last fetched, or None."""
+        return self._routes.get(topic)
+
+    async def get(self, topic: str) -> TopicRoute:
+        """Return the topic's route, fetched if it is not known. Raises RouteNotFound, NotSent."""
+        return self._routes.get(topic) or await self.refresh(topic)
+
+    async def refresh(self, topic: str) -> TopicRoute:
+        """Return the topic's route as it is now. Raises RouteNotFound, NotSent; then the known one stays."""
+        task = self._pull_settings.get(topic)
+        if task is None:
+            task = asyncio.ensure_future(self._fetch(topic))
+            self._pull_settings[topic] = task
+            task.add_done_callback(lambda done: self._ended(topic, done))
+        return await asyncio.shield(task)
+
+    def _ended(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
+        self._pull_settings.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # Looked at here, in case that nobody waits for it any more.
+
+    async def _fetch(self, topic: str) -> TopicRoute:
+        route = await self.ask(lambda peer: client_api.fetch_route(peer, topic, timeout_ms=self._timeout_ms))
+        self._learn(route)
+        self._routes[topic] = route
+        self._assumed.pop(topic, None)
+        self._write_queues[topic] = route.producer_queues()
+        return route
+
+    def want(self, topics: Iterable[str]) -> None:
+        """Keep up the routes of these topics as well, as soon as they can be had."""
+        self._wanted |= dict.fromkeys(topics)
+
+    def _learn(self, route: TopicRoute) -> None:
+        for broker in route.brokers:
+            self._brokers[broker.broker_name] = broker
+
+    def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return queues to send to as far as known now; none if `find_write_queues` is needed first."""
+        return self._write_queues.get(topic, ())
+
+    async def find_write_queues(self, topic: str, *, refresh: bool = False) -> tuple[MessageQueue, ...]:
+        """Return queues to send to, by the default topic's route if the topic does not exist yet.
+
+        Raises RouteNotFound if no broker would take it, NotSent if no NameServer answers and nothing is known.
+        """
+        known = self._write_queues.get(topic, ())
+        if known and not refresh:
+            return known
+        try:
+            queues = (await self.refresh(topic)).producer_queues()
+        except RouteNotFound:
+            try:
+                queues = await self._assume(topic)
+            except RouteNotFound:
+                self._write_queues.pop(topic, None)
+                raise RouteNotFound(topic) from None
+        except NotSent:
+            if known:
+                return known
+            raise
+        if not queues:
+            raise RouteNotFound(
+                topic, remark=f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
+            )
+        return queues
+
+    async def _assume(self, topic: str) -> tuple[MessageQueue, ...]:
+        default = await self.refresh(self._default_topic)
+        counts = [(q, min(self._default_queue_count, q.read_queue_count)) for q in default.queues]
+        queues = tuple(QueueData(q.broker_name, n, n, q.perm, q.topic_sys_flag) for q, n in counts)
+        route = TopicRoute(topic, default.brokers, queues)
+        self._routes.pop(topic, None)
+        self._assumed[topic] = route
+        self._write_queues[topic] = route.producer_queues()
+        return self._write_queues[topic]
+
+    def master(self, broker_name: str) -> str | None:
+        """Return "host:port" of a broker's master, if known."""
+        broker = self._brokers.get(broker_name)
+        return broker.master if broker else None
+
+    def readable(self, broker_name: str, broker_id: int = 0) -> str | None:
+        """Return "host:port" to read from: that member of the broker, else its master, else the lowest slave."""
+        broker = self._brokers.get(broker_name)
+        if broker is None or not broker.addresses:
+            return None
+        return broker.addresses.get(broker_id) or broker.addresses[min(broker.addresses)]
+
+    async def find_master(self, queue: MessageQueue) -> str:
+        """Return "host:port" of the master of a queue's broker. Raises RouteNotFound."""
+        return self.master(queue.broker_name) or await self._find(queue, self.master)
+
+    async def find_readable(self, queue: MessageQueue, broker_id: int = 0) -> str:
+        """Return "host:port" to read a queue from, as `readable` finds it. Raises RouteNotFound."""
+        found = self.readable(queue.broker_name, broker_id)
+        return found or await self._find(queue, lambda name: self.readable(name, broker_id))
+
+    async def _find(self, queue: MessageQueue, look: Callable[[str], str | None]) -> str:
+        await self.refresh(queue.topic)
+        address = look(queue.broker_name)
+        if address is None:
+            text = f"no broker {queue.broker_name!r} is known for topic {queue.topic!r}: check the name, or start it"
+            raise BrokerNotFound(queue.topic, remark=text)
+        return address
+
+    def broker_addresses(self, *, slaves: bool) -> list[str]:
+        """Return addresses of all brokers in the known routes, masters first."""
+        masters = [b.master for b in self._brokers.values() if b.master]
+        others = [a for b in self._brokers.values() for i, a in b.addresses.items() if i != 0] if slaves else []
+        return list(dict.fromkeys(masters + others))
+
+    async def refresh_all(self) -> None:
+        """Fetch the routes of all topics in use; those that cannot be had stay as they are. Forget brokers gone."""
+        for topic in dict.fromkeys([*self._routes, *self._assumed, *self._wanted]):
+            try:
+                await self.refresh(topic)
+            except RouteNotFound:
+                continue
+            except NotSent:
+                return
+            except RocketSparkError as e:
+                # Only this topic fails: its known route stays in use.
+                log.warning("the route of topic %s cannot be had: %s", topic, e)
+        routes = [*self._routes.values(), *self._assumed.values()]
+        self._brokers = {b.broker_name: b for route in routes for b in route.brokers}
+
+    async def close(self) -> None:
+        """Close the connections to the NameServers."""
+        for task in list(self._pull_settings.values()):
+            task.cancel()
+        await self._connections.close()

@@ -1,0 +1,80 @@
+"""The start and the close of a consumer.
+
+Rule: both are tasks of the consumer's own. A caller that gives up waiting for a start ends it, and all that it began is
+undone; one that gives up waiting for a close leaves it to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocketspark.client.options import ClientOptions
+from rocketspark.client.queries import Queries
+from rocketspark.errors import StateError
+
+
+class ConsumerLife(Queries):
+    """The base of push and pull consumers, which implement `_open` and `_end`."""
+
+    kind = "consumer"
+
+    def __init__(self, namesrv: str | None, options: ClientOptions, group: str) -> None:
+        super().__init__(namesrv, options)
+        self.group = group
+        self._opening: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        # True while the instance counts this consumer.
+        self._entered = False
+
+    async def _open(self) -> None:
+        """Begin; may be cancelled or fail anywhere: `_end` follows then."""
+        raise NotImplementedError
+
+    async def _end(self, through: bool) -> None:
+        """End all that `_open` began, as far as it came. `through`: the messages handed out last are finished."""
+        raise NotImplementedError
+
+    async def _start(self) -> None:
+        self._begin()
+        self._opening = asyncio.ensure_future(self._open())
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError as e:
+            await self._close(through=False)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise StateError(f"the {self.kind} was closed while it started: make a new one") from e
+        except BaseException:
+            await self._close(through=False)
+            raise
+
+    async def _close(self, *, through: bool) -> None:
+        if self._state == "new":
+            self._state = "closed"
+            return
+        self._state = "closed"
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._give_up_opening(through))
+        await asyncio.shield(self._ending)
+
+    async def _give_up_opening(self, through: bool) -> None:
+        opening = self._opening
+        if opening is not None and not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening])
+        await self._end(through)
+
+    async def _enter(self) -> None:
+        """Count as a user of the instance. Raises NotSent if no NameServer answers."""
+        await self._instance.start(consumer=self.group)
+        self._entered = True
+        await self._instance.check_namesrv()
+
+    async def _leave(self) -> None:
+        """Leave the instance, last of all: the broker is told, and connections without other users are closed."""
+        if self._tracer is not None:
+            await self._tracer.close()
+        if self._entered:
+            self._entered = False
+            await self._instance.close(consumer=self.group)

@@ -1,0 +1,324 @@
+"""Runs a consumer's listener: in threads, or as coroutines on the loop. Rule: never more at once than allowed.
+
+Listeners that are quick are run one after another by one thread, since a hop per message costs more than they do;
+the slower they are, the more threads take part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from rocketspark.client.callbacks import in_thread, on_loop, passes_on
+from rocketspark.client.consumer.puller import Puller
+from rocketspark.model import ReceivedMessage
+
+log = logging.getLogger("rocketspark.client")
+
+PACE_S = 0.002
+QUICK_PER_PACE = 4
+CANCELLED_PAUSE_S = 1.0
+
+
+# The argument of one listener call, a message or a list of one queue's, with the puller that read it. Plain tuples:
+# one is made for every message.
+Unit = tuple[Puller, Any]
+# Takes the units that are done, and those that failed. What was not begun, since its queue was given up, is in neither.
+Report = Callable[[list[Unit], list[Unit]], None]
+Listener = Callable[[Any], Any]
+
+
+class Listeners(Protocol):
+    """The base of both ways to run a listener."""
+
+    def put(self, units: Iterable[Unit]) -> None:
+        """Have units run; never waits."""
+
+    async def close(self) -> None:
+        """Begin no more, and return when all that began has ended and was reported."""
+
+
+class Overdue:
+    """Finds listener calls that run for longer than `limit_s`, by looking at them now and then: a call costs one
+    assignment.
+
+    Each finds its unit in `slots`, under a key of its thread or task; `expired` is called with a unit once.
+    """
+
+    def __init__(self, limit_s: float, expired: Callable[[Unit], None]) -> None:
+        self.slots: dict[int, Unit | None] = {}
+        self._limit_s = limit_s
+        self._expired = expired
+        self._seen: dict[int, tuple[Unit, float]] = {}
+        self._given_up: dict[int, Unit] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(min(limit_s / 4, 60), self._look)
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(min(self._limit_s / 4, 60), self._look)
+        now_s = self._loop.time()
+        before, self._seen = self._seen, {}
+        for key, unit in list(self.slots.items()):
+            if unit is None:
+                continue
+            known = before.get(key)
+            if known is None or known[0] is not unit:
+                known = (unit, now_s)
+            self._seen[key] = known
+            if now_s - known[1] >= self._limit_s and id(unit) not in self._given_up:
+                self._given_up[id(unit)] = unit
+                self._expired(unit)
+
+    def without(self, units: list[Unit]) -> list[Unit]:
+        """Return the units that were not given up; the others are settled already."""
+        if not self._given_up:
+            return units
+        return [u for u in units if self._given_up.pop(id(u), None) is None]
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._timer.cancel()
+
+
+class ThreadListeners:
+    """Runs a plain function in up to `count` threads. `report` is called on the loop."""
+
+    def __init__(self, listener: Listener, count: int, report: Report, overdue: Overdue) -> None:
+        self._listener = listener
+        self._count = count
+        self._report = report
+        self._overdue = overdue
+        self._loop = asyncio.get_running_loop()
+        self._units: deque[Unit] = deque()
+        self._guard = threading.Lock()
+        self._permits = threading.Semaphore(0)
+        self._active = 0
+        self._finished = 0
+        self._seen = 0
+        self._closing = False
+        self._threads: list[threading.Thread] = []
+        self._done: deque[Unit] = deque()
+        self._failed: deque[Unit] = deque()
+        self._told = False
+        self._left = 0
+        self._all_ended = asyncio.Event()
+        self._pacer: asyncio.TimerHandle | None = None
+
+    def put(self, units: Iterable[Unit]) -> None:
+        """Have units run; never waits."""
+        self._units.extend(units)
+        if not self._active:
+            self._activate(1)
+        if self._pacer is None and self._count > 1:
+            self._seen = self._finished
+            self._pacer = self._loop.call_later(PACE_S, self._pace)
+
+    def _activate(self, count: int) -> None:
+        with self._guard:
+            count = min(count, self._count - self._active)
+            self._active += count
+        while len(self._threads) < self._active:
+            number = len(self._threads) + 1
+            thread = threading.Thread(target=self._work, name=f"rocketspark-listener-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        for _ in range(count):
+            self._permits.release()
+
+    def _pace(self) -> None:
+        """Set how many threads take part: more while units wait and those at work are slow."""
+        self._pacer = None
+        if not self._units or self._closing:
+            return
+        finished, self._seen = self._finished - self._seen, self._finished
+        if finished < QUICK_PER_PACE * max(self._active, 1):
+            self._activate(max(self._active, 1))
+        self._pacer = self._loop.call_later(PACE_S, self._pace)
+
+    def _work(self) -> None:
+        units, done, failed, listener = self._units, self._done, self._failed, self._listener
+        slots, key = self._overdue.slots, threading.get_ident()
+        while True:
+            self._permits.acquire()
+            while True:
+                try:
+                    unit = units.popleft()
+                except IndexError:
+                    slots[key] = None
+                    with self._guard:
+                        if units:
+                            continue
+                        self._active -= 1
+                    break
+                puller, given = unit
+                slots[key] = unit
+                if not puller.dropped:
+                    # One call per report is timed: all of slow ones, few of quick ones.
+                    began_s = 0.0 if self._told else time.monotonic()
+                    try:
+                        returned = listener(given)
+                        if returned is not None and returned is not False:
+                            returned = in_thread(returned, self._loop)
+                        (failed if returned is False else done).append(unit)
+                    except BaseException as e:
+                        log_failure(given, e)
+                        failed.append(unit)
+                    if began_s:
+                        puller.counts.call((time.monotonic() - began_s) * 1000)
+                self._finished += 1
+                if not self._told:
+                    # One wake-up for all that end before the loop looks.
+                    self._told = True
+                    self._tell(self._take_outcomes)
+            if self._closing:
+                self._tell(self._thread_ended)
+                return
+
+    def _tell(self, act: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:
+            log.warning("a listener ended after its consumer was closed; its message will be delivered again")
+
+    def _take_outcomes(self) -> None:
+        self._told = False
+        self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
+
+    def _thread_ended(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._all_ended.set()
+
+    async def close(self) -> None:
+        """Begin no more, and return when all that began has ended and was reported."""
+        self._closing = True
+        self._overdue.close()
+        if self._pacer is not None:
+            self._pacer.cancel()
+        self._units.clear()
+        self._left = len(self._threads)
+        for _ in self._threads:
+            self._permits.release()
+        if self._threads:
+            await self._all_ended.wait()
+        for thread in self._threads:
+            thread.join()
+
+
+class TaskListeners:
+    """Runs a coroutine function, up to `count` at once, on the loop."""
+
+    def __init__(self, listener: Callable[[Any], Awaitable[Any]], count: int, report: Report, overdue: Overdue) -> None:
+        self._listener = listener
+        self._count = count
+        self._report = report
+        self._overdue = overdue
+        self._loop = asyncio.get_running_loop()
+        self._units: deque[Unit] = deque()
+        self._done: deque[Unit] = deque()
+        self._failed: deque[Unit] = deque()
+        self._told = False
+        self._closing = False
+        # Those that have not ended yet, and of these the ones that take units.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
+
+    def put(self, units: Iterable[Unit]) -> None:
+        """Have units run; never waits."""
+        self._units.extend(units)
+        self._engage()
+
+    def _engage(self) -> None:
+        for _ in range(min(self._count - len(self._working), len(self._units))):
+            task = asyncio.ensure_future(self._work())
+            self._tasks.add(task)
+            self._working.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._working.discard(task)
+
+    async def _work(self) -> None:
+        in_a_row = 0
+        task = asyncio.current_task()
+        assert task is not None
+        slots, key = self._overdue.slots, id(task)
+        try:
+            while self._units:
+                unit = self._units.popleft()
+                puller, given = unit
+                if puller.dropped:
+                    continue
+                slots[key] = unit
+                began_s = 0.0 if self._told else time.monotonic()
+                try:
+                    returned = await self._listener(given)
+                    if returned is not None and returned is not False:
+                        returned = await on_loop(returned)
+                    (self._failed if returned is False else self._done).append(unit)
+                except BaseException as e:
+                    if passes_on(e):
+                        # Perhaps the loop ends. If it does not, the unit failed, and others take part again.
+                        self._loop.call_later(CANCELLED_PAUSE_S, self._go_on, unit)
+                        raise
+                    log_failure(given, e)
+                    self._failed.append(unit)
+                if began_s:
+                    puller.counts.call((time.monotonic() - began_s) * 1000)
+                self._tell()
+                in_a_row += 1
+                if in_a_row % 32 == 0:
+                    # A listener that never waits must not keep the loop to itself.
+                    await asyncio.sleep(0)
+        finally:
+            slots.pop(key, None)
+            # At once: a unit that is put from now on must not count on this task.
+            self._working.discard(task)
+
+    def _tell(self) -> None:
+        if not self._told:
+            # One report for all that end before the loop comes to it.
+            self._told = True
+            self._loop.call_soon(self._take_outcomes)
+
+    def _go_on(self, unit: Unit) -> None:
+        if not self._closing:
+            self._failed.append(unit)
+            self._tell()
+            self._engage()
+
+    def _take_outcomes(self) -> None:
+        self._told = False
+        self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
+
+    async def close(self) -> None:
+        """Begin no more, and return when all that began has ended and was reported."""
+        self._closing = True
+        self._units.clear()
+        self._overdue.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._take_outcomes()
+
+
+def _drained(units: deque[Unit]) -> list[Unit]:
+    # Others only add: so many can be taken.
+    return [units.popleft() for _ in range(len(units))]
+
+
+def log_failure(given: ReceivedMessage | list[ReceivedMessage], error: BaseException) -> None:
+    """Log what a listener raised."""
+    first = given[0] if isinstance(given, list) else given
+    log.warning(
+        "the listener failed on message %s of topic %s (attempt %d); it will be delivered again",
+        first.message_id,
+        first.topic,
+        first.reconsume_times + 1,
+        exc_info=error,
+    )

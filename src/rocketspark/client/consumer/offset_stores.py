@@ -1,0 +1,180 @@
+"""Stores of a group's offsets: the brokers, or, for broadcasting, a file of each member's own.
+
+Rule: RemoteBrokerOffsetStore and LocalFileOffsetStore, 5.x; the file is Java's: folder/client id/group/offsets.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.instance import Instance
+from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.json.queue_offsets import decode_offsets, encode_offsets
+
+FOLDER = "~/.rocketmq_offsets"
+
+
+class OffsetStore(Protocol):
+    """Committed offsets of one group."""
+
+    async def load(self) -> None:
+        """Load the offsets, before any other call; raises ConfigError."""
+
+    async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
+        """Return the next offset to read, None if there is none. Raises ServerError or TransportError.
+
+        A broker answers 0 for a young queue without one, unless `zero_if_not_found` is false.
+        """
+
+    async def commit(
+        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
+    ) -> dict[MessageQueue, Exception]:
+        """Store these offsets; return the queues whose offset could not be stored, and why."""
+
+    def place(self, queue: MessageQueue) -> object:
+        """Return what stores the queue's offset now; another object than before may lack earlier commits."""
+
+
+class BrokerOffsets:
+    """Offsets stored by the brokers, shared by the whole group."""
+
+    def __init__(self, instance: Instance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+
+    async def load(self) -> None:
+        """Do nothing."""
+
+    async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
+        """Return the offset that the queue's broker has."""
+        peer = await self._instance.peer_of(queue)
+        return await client_api.query_consumer_offset(peer, queue, self._group, zero_if_not_found=zero_if_not_found)
+
+    async def commit(
+        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
+    ) -> dict[MessageQueue, Exception]:
+        """Send each offset to its broker, all at once: brokers that hang cost one time-out together."""
+        failed: dict[MessageQueue, Exception] = {}
+
+        async def tell(queue: MessageQueue, offset: int) -> None:
+            try:
+                peer = await self._instance.peer_of(queue)
+                await client_api.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
+            except Exception as e:
+                failed[queue] = e
+
+        await asyncio.gather(*(tell(queue, offset) for queue, offset in offsets.items()))
+        return failed
+
+    def place(self, queue: MessageQueue) -> object:
+        """Return the connection: a broker that was killed may have lost the last commits."""
+        return self._instance.peer_in_use(queue)
+
+
+class LocalOffsets:
+    """Offsets stored in a file of this client alone; the file before stays beside it as offsets.json.bak."""
+
+    def __init__(self, folder: str | None, instance: Instance, group: str) -> None:
+        self._root = Path(folder or FOLDER).expanduser()
+        self._instance = instance
+        self._group = group
+        self._table: dict[MessageQueue, int] = {}
+        # Of the threads that write: a commit that was given up may still be at it.
+        self._writing = threading.Lock()
+
+    @property
+    def path(self) -> Path:
+        """Return the file's path; known once the instance has its client id."""
+        return self._root / self._instance.client_id / self._group / "offsets.json"
+
+    async def load(self) -> None:
+        """Read the file, or the one before if it cannot be read. Raises ConfigError if neither can."""
+        await asyncio.to_thread(self._remove_leftovers)
+        self._table = await asyncio.to_thread(self._read)
+
+    def _remove_leftovers(self) -> None:
+        """Remove unfinished files of processes that were killed; a process that is alive may still write its own."""
+        for path in self.path.parent.glob("offsets.json.*.tmp"):
+            number = path.name.split(".")[2]
+            if number != str(os.getpid()) and not (number.isdigit() and _lives(int(number))):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _read(self) -> dict[MessageQueue, int]:
+        problem: Exception | None = None
+        for path in (self.path, self.path.with_name("offsets.json.bak")):
+            try:
+                return decode_offsets(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except (OSError, ProtocolError) as e:
+                problem = e
+        if problem is not None:
+            text = f"the offsets of group {self._group!r} in {self.path} cannot be read: {problem}"
+            raise ConfigError(f"{text}; mend the file, or remove it to begin as consume_from says")
+        return {}
+
+    async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
+        """Return the offset that the file has."""
+        return self._table.get(queue)
+
+    async def commit(
+        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
+    ) -> dict[MessageQueue, Exception]:
+        """Write a new file, which then takes the old one's place."""
+        if not offsets:
+            return {}
+        self._table |= offsets
+        try:
+            await asyncio.to_thread(self._write)
+        except OSError as e:
+            return dict.fromkeys(offsets, e)
+        return {}
+
+    def place(self, queue: MessageQueue) -> object:
+        """Return the file's path."""
+        return self._root
+
+    def _write(self) -> None:
+        with self._writing:
+            # Only now: the last of several commits writes the offsets of all.
+            data = encode_offsets(self._table.copy())
+            path = self.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A forked child, or another process of this client id, may write its own at the same time.
+            fresh = path.with_name(f"offsets.json.{os.getpid()}.tmp")
+            try:
+                with fresh.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(path, path.with_name("offsets.json.bak"))
+                os.replace(fresh, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    fresh.unlink()
+                raise
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return pid > 0

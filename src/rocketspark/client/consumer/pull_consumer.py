@@ -1,0 +1,546 @@
+"""The pull consumer: the application asks for messages. Rule: only messages that `poll` returned count as read; those
+that were only fetched ahead do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from rocketspark.client import validators
+from rocketspark.client.callbacks import end_all, every
+from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
+from rocketspark.client.consumer.consumer_status import PullConsumerStatus
+from rocketspark.client.consumer.lifecycle import ConsumerLife
+from rocketspark.client.consumer.message_iterator import MessageIterator, Run
+from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets
+from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.rebalance import END_S, ConsumeFrom, OnQueues, Rebalance, call_with_queues
+from rocketspark.client.hooks import Consuming, guarded
+from rocketspark.client.options import ClientOptions
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, StateError, UsageError
+from rocketspark.filters import sql92
+from rocketspark.model import MessageQueue, ReceivedMessage, namespace
+from rocketspark.model.subscription import SQL92, TAG
+from rocketspark.model.text import LONG_MAX
+
+log = logging.getLogger("rocketspark.client")
+
+# Polls in a row that may find messages without a turn of the loop.
+IN_A_ROW_MAX = 32
+WAIT_MAX_S = 1e8
+
+
+class AsyncPullConsumer(ConsumerLife):
+    """Reads messages on demand, on the running asyncio loop.
+
+    Args:
+        namesrv: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
+        group: the consumer group; its committed offsets are where reading begins.
+        consume_from: where a queue begins that the group never read: "last" (its end), "first", or a time in ms.
+        auto_commit: commit every `commit_interval_ms` what earlier polls returned, and at `close` all that was
+            returned. A context that is left by an exception does not commit what the last poll returned; nor does a
+            close while the task that called it runs on, was cancelled or failed.
+        broadcast: with `subscribe`, every member reads every queue; offsets are kept in a file below `offset_folder`,
+            by default ~/.rocketmq_offsets.
+        strategy: how members share queues: "average", "average_by_circle", "consistent_hash" or a function, see assign.
+        on_assigned, on_revoked: called with the queues that were taken, and with those that are about to be given up,
+            before what was read of them is committed; a plain function in a thread, a coroutine function on the loop.
+            Not called by `assign` and `close`.
+        rebalance_interval_ms, commit_interval_ms: how often shares are looked at and offsets committed.
+        watch_interval_ms: how often `watch_queues` looks [topicMetadataCheckIntervalMillis].
+        pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
+        backlog_count_max, backlog_bytes_max: how much of each queue is fetched ahead at most.
+        options: see ClientOptions.
+
+    Either `subscribe` to topics and share their queues with the group's other members, or `assign` queues.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        *,
+        consume_from: ConsumeFrom = "last",
+        auto_commit: bool = True,
+        broadcast: bool = False,
+        strategy: str | Strategy = "average",
+        on_assigned: OnQueues | None = None,
+        on_revoked: OnQueues | None = None,
+        pull_count_max: int = 256,
+        pull_bytes_max: int = 256 << 10,
+        backlog_count_max: int = 1000,
+        backlog_bytes_max: int = 100 << 20,
+        rebalance_interval_ms: float = 20_000,
+        commit_interval_ms: float = 5000,
+        watch_interval_ms: float = 30_000,
+        offset_folder: str | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if broadcast:
+            # The folder of its offsets is named after the client: it has to be the same the next time.
+            options.setdefault("instance_name", "DEFAULT")
+        if watch_interval_ms <= 0:
+            raise ConfigError("watch_interval_ms must be more than 0")
+        wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
+        super().__init__(namesrv, options, wrapped)
+        self._auto_commit = auto_commit
+        own = LocalOffsets(offset_folder, self._instance, self.group) if broadcast else None
+        self._offsets = own or BrokerOffsets(self._instance, self.group)
+        self._rebalance = Rebalance(
+            self._instance,
+            self.group,
+            consume_from=consume_from,
+            consume_type="CONSUME_ACTIVELY",
+            how=PullSettings(
+                count_max=pull_count_max,
+                bytes_max=pull_bytes_max,
+                backlog_count_max=backlog_count_max,
+                backlog_bytes_max=backlog_bytes_max,
+                send_subscription=True,
+                send_commits=False,
+            ),
+            deliver=self._deliver,
+            to_commit=self._to_commit,
+            rebalance_interval_ms=rebalance_interval_ms,
+            commit_interval_ms=commit_interval_ms if auto_commit else None,
+            with_retries=False,
+            strategy=strategy_of(strategy),
+            broadcast=broadcast,
+            offsets=self._offsets,
+            on_taken=self._bare_queues(on_assigned),
+            on_leaving=self._bare_queues(on_revoked),
+            continued=self._lent_on,
+        )
+        # By the names of RocketMQ's properties: what its tools show.
+        self._settings: dict[str, object] = {
+            "messageModel": "BROADCASTING" if broadcast else "CLUSTERING",
+            "consumeFromWhere": consume_from,
+            "allocateMessageQueueStrategy": strategy,
+            "autoCommit": auto_commit,
+            "autoCommitIntervalMillis": commit_interval_ms,
+            "pullBatchSize": pull_count_max,
+            "pullThresholdForQueue": backlog_count_max,
+            "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
+        }
+        self._fetched: deque[Run] = deque()
+        # The iterators in use; messages that they did not give out yet are not finished.
+        self.lent: list[MessageIterator] = []
+        self._arrived = asyncio.Event()
+        self._by_hand = False
+        self._one_assign = asyncio.Lock()
+        self._joined = False
+        self._joining: asyncio.Future[None] | None = None
+        self._watch_interval_s = watch_interval_ms / 1000
+        self._watches: set[asyncio.Task[None]] = set()
+        self._poller: asyncio.Task[Any] | None = None
+        self._in_a_row = 0
+        self._trace_as(self.group, "CONSUME")
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin. Raises StateError, NotSent if no NameServer answers."""
+        await self._start()
+
+    async def _open(self) -> None:
+        await self._enter()
+        await self._rebalance.load_offsets()
+        if self._tracer is not None:
+            self._tracer.start()
+        self._instance.asked.consumers[self.group] = PullConsumerStatus(self._rebalance, self._settings)
+        self._rebalance.keep_committing()
+        if self._rebalance.subscriptions and not self._by_hand:
+            self._joined = True
+            await self._rebalance.join()
+
+    async def close(self) -> None:
+        """Commit what was returned (with `auto_commit`), leave the group, close all. May be called again.
+
+        A caller that stops waiting does not stop it.
+        """
+        await self._close(through=self._is_through(asyncio.current_task()))
+
+    async def _end(self, through: bool) -> None:
+        if self._entered:
+            self._instance.asked.consumers.pop(self.group, None)
+        self._arrived.set()
+        joining = [] if self._joining is None else [self._joining]
+        await end_all([*self._watches, *joining], END_S)
+        await self._rebalance.stop_reading()
+        if self._auto_commit and self._entered:
+            if through:
+                self._settle()
+            await self._rebalance.commit()
+        await self._leave()
+
+    def _is_through(self, closing: asyncio.Task[Any] | None) -> bool:
+        """Tell whether the messages of the last poll are finished: not if another task polled, and still runs or
+        failed.
+        """
+        poller = self._poller
+        if poller is None or poller is closing:
+            return True
+        return poller.done() and not poller.cancelled() and getattr(poller, "_exception", None) is None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(through=kind is None and self._is_through(asyncio.current_task()))
+
+    # -- which queues --------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
+        """Subscribe to a topic's messages: all, those of "TagA || TagB", or those for which `sql` is true. Also while
+        running.
+
+        Its queues are shared within the group. `sql` is RocketMQ's SQL92 over properties; the broker has to allow it
+        (enablePropertyFilter). Raises StateError after `assign`, MessageIllegal for a topic that cannot be,
+        FilterIllegal for a wrong `sql`.
+        """
+        if self._by_hand:
+            raise StateError("this consumer has queues assigned by hand; subscribe with another one")
+        self._rebalance.subscribe(namespace.wrap(self._namespace, topic), *_filter(expression, sql))
+        # A start that is under way joins by itself.
+        if self._opening is not None and self._opening.done() and self._state == "started" and not self._joined:
+            self._joined = True
+            self._joining = asyncio.ensure_future(self._rebalance.join())
+
+    def unsubscribe(self, topic: str) -> None:
+        """End a topic's subscription. Also while running: its queues are given up then."""
+        self._rebalance.unsubscribe(namespace.wrap(self._namespace, topic))
+
+    async def assign(self, queues: Sequence[MessageQueue], expression: str = "*", *, sql: str | None = None) -> None:
+        """Read exactly these queues, from the committed offsets on, whoever else reads them.
+
+        Filters are those of `subscribe`. Raises StateError after `subscribe`, ServerError or TransportError if an
+        offset cannot be had.
+        """
+        self._check_started()
+        if self._joined:
+            raise StateError("this consumer has subscribed; assign queues with another one")
+        full = [self._full(q) for q in queues]
+        filtered = _filter(expression, sql)
+        self._by_hand = True
+        # The last one to ask decides.
+        async with self._one_assign:
+            self._check_started()
+            topics = {q.topic for q in full} | {q.topic for q in self._rebalance.pullers}
+            for topic in topics:
+                self._rebalance.set_filter(topic, *filtered)
+                share = [q for q in full if q.topic == topic]
+                for queue in share:
+                    if queue not in self._rebalance.pullers:
+                        await self._rebalance.take(queue)
+                        self._check_started()
+                await self._rebalance.own(topic, share)
+            self._check_started()
+
+    def assignment(self) -> list[MessageQueue]:
+        """Return the queues that are read now."""
+        return sorted(self._bare_queue(q) for q in self._rebalance.pullers)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Return all queues of a topic that can be read, ordered by broker and id. Raises RouteNotFound."""
+        self._check_started()
+        full = namespace.wrap(self._namespace, validators.check_topic(topic))
+        return [self._bare_queue(q) for q in (await self._instance.routes.get(full)).read_queues()]
+
+    async def watch_queues(self, topic: str, changed: Callable[[list[MessageQueue]], object]) -> None:
+        """Call `changed` with all queues of a topic whenever they differ from before, until `close`.
+
+        It is looked every `watch_interval_ms`; `changed` runs as `on_assigned` does. Raises RouteNotFound.
+        """
+        known = await self.queues(topic)
+        task = asyncio.ensure_future(self._watch(topic, known, changed))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _watch(
+        self, topic: str, known: list[MessageQueue], changed: Callable[[list[MessageQueue]], object]
+    ) -> None:
+        async def look() -> None:
+            nonlocal known
+            try:
+                await self._instance.routes.refresh(namespace.wrap(self._namespace, topic))
+                found = await self.queues(topic)
+            except RouteNotFound:
+                found = []
+            except RocketSparkError as e:
+                log.info("queues of topic %s are not known just now: %s", topic, e)
+                return
+            if found != known:
+                known = found
+                await call_with_queues(changed, found)
+
+        await every(self._watch_interval_s, look, f"the watch of topic {topic}")
+
+    def _bare_queues(self, given: OnQueues | None) -> OnQueues | None:
+        if given is None or not self._namespace:
+            return given
+        return lambda queues: call_with_queues(given, [self._bare_queue(q) for q in queues])
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+        if self._namespace:
+            for message in messages:
+                message.topic = namespace.unwrap(self._namespace, message.topic)
+        self._fetched.append((puller, messages))
+        self._arrived.set()
+
+    async def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:
+        """Return up to `count_max` messages; wait up to `timeout_ms` for the first, and return none after that.
+
+        Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed.
+        """
+        runs = await self._next(timeout_ms, count_max)
+        found = runs[0][1] if len(runs) == 1 else [message for _, messages in runs for message in messages]
+        if found and self._hooks.consumes:
+            self._show(found)
+        return found
+
+    async def lend(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> MessageIterator:
+        """As `poll`, for a caller that gives the messages out one by one; `take_back` must follow."""
+        message_iterator = MessageIterator(await self._next(timeout_ms, count_max))
+        self.lent.append(message_iterator)
+        if self._hooks.consumes and (messages := [m for _, messages in message_iterator.rest() for m in messages]):
+            self._show(messages)
+        return message_iterator
+
+    def take_back(self, message_iterator: MessageIterator) -> None:
+        """End an iterator: messages that it did not give out are read again, and not committed."""
+        if message_iterator not in self.lent:
+            return
+        for puller in message_iterator.held():
+            self._to_commit(puller)
+        self.lent.remove(message_iterator)
+        if self._state == "started":
+            for puller, messages in message_iterator.rest():
+                self._unread(puller.queue, puller, messages[0].queue_offset)
+
+    def _lent_on(self, before: Puller, after: Puller) -> None:
+        for message_iterator in self.lent:
+            message_iterator.follow(before, after)
+
+    async def _next(self, timeout_ms: float, count_max: int) -> list[Run]:
+        self._check_started()
+        if math.isnan(timeout_ms):
+            raise UsageError("timeout_ms is no number: give milliseconds, 0 or more")
+        self._settle()
+        self._poller = asyncio.current_task()
+        self._in_a_row += 1
+        if timeout_ms <= 0 or self._in_a_row >= IN_A_ROW_MAX:
+            # A caller that never waits must not keep the loop to itself: no puller would run.
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+        found = self._take(count_max)
+        end_s = time.monotonic() + min(timeout_ms / 1000, WAIT_MAX_S)
+        while not found and self._state == "started":
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._in_a_row = 0
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                break
+            found = self._take(count_max)
+        return found
+
+    def _show(self, messages: list[ReceivedMessage]) -> None:
+        # Hooks see messages that are handed out as consumed (rule: DefaultLitePullConsumerImpl, 5.x).
+        consuming = Consuming(group=self.group, messages=messages)
+        for each in self._hooks.consumes:
+            guarded(each.before_consume, consuming)
+        for each in self._hooks.consumes:
+            guarded(each.after_consume, consuming)
+
+    def _take(self, count_max: int) -> list[Run]:
+        taken: list[Run] = []
+        room = count_max
+        now_ms = int(time.time() * 1000)
+        while self._fetched and room > 0:
+            puller, messages = self._fetched.popleft()
+            if puller.dropped:
+                continue
+            if len(messages) > room:
+                self._fetched.appendleft((puller, messages[room:]))
+                messages = messages[:room]
+            room -= len(messages)
+            puller.process_queue.finish(messages)
+            puller.consumed_ms = now_ms
+            taken.append((puller, messages))
+        return taken
+
+    def _settle(self) -> None:
+        """Count all messages returned so far as finished, and those of iterators as far as they came."""
+        self.lent = [message_iterator for message_iterator in self.lent if not message_iterator.is_through]
+        held: dict[Puller, int] = {}
+        for message_iterator in self.lent:
+            for puller, offset in message_iterator.held().items():
+                held[puller] = min(offset, held.get(puller, offset))
+        for puller in self._rebalance.pullers.values():
+            lowest = puller.process_queue.lowest
+            barred = lowest if puller.barred is None else puller.barred
+            puller.done = min(lowest, barred, held.get(puller, lowest))
+
+    def _to_commit(self, puller: Puller) -> int:
+        """Return the offset to commit for a queue. Iterators go on without telling the consumer."""
+        held = [offsets[puller] for message_iterator in self.lent if puller in (offsets := message_iterator.held())]
+        if held:
+            # All below what they were lent was settled when they were.
+            puller.done = max(puller.done, min(held))
+        return puller.done
+
+    async def unread(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Take back messages that `poll` returned: they are read again, and not committed."""
+        self.unread_now(messages)
+
+    def unread_now(self, messages: Iterable[ReceivedMessage]) -> None:
+        """As `unread`."""
+        if self._state != "started":
+            return
+        lowest: dict[MessageQueue, int] = {}
+        for message in messages:
+            queue = self._queue_of(message)
+            lowest[queue] = min(message.queue_offset, lowest.get(queue, message.queue_offset))
+        for queue, offset in lowest.items():
+            puller = self._rebalance.pullers.get(queue)
+            if puller is not None:
+                self._unread(queue, puller, offset)
+
+    def _unread(self, queue: MessageQueue, puller: Puller, offset: int) -> None:
+        if self._rebalance.pullers.get(queue) is not puller or offset >= puller.process_queue.lowest:
+            return  # Another reads it now, or it comes anyway: this goes back alone.
+        done = min(puller.done, offset)
+        if self._rebalance.reads(queue):
+            after = self._rebalance.seek(queue, offset)
+            after.done = done
+            self._lent_on(puller, after)
+        else:
+            # The queue is about to be given up: the next member to read it begins there.
+            puller.done = done
+            puller.barred = offset if puller.barred is None else min(puller.barred, offset)
+
+    def _queue_of(self, message: ReceivedMessage) -> MessageQueue:
+        """Return the queue a message was read from: one of a retry topic shows the topic it came from at first."""
+        if message.read_from is not None:
+            return MessageQueue(message.read_from, message.broker_name, message.queue_id)
+        return self._full(MessageQueue(*message.queue))
+
+    def __aiter__(self) -> Self:
+        """Give out messages one by one, for as long as the consumer is open; each is done with when the next is asked
+        for.
+        """
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        while self._state == "started":
+            if messages := await self.poll(count_max=1):
+                return messages[0]
+        raise StopAsyncIteration
+
+    # -- positions -----------------------------------------------------------------------------------------------
+
+    def _puller(self, queue: MessageQueue) -> Puller:
+        self._check_started()
+        puller = self._rebalance.pullers.get(self._full(queue))
+        if puller is None:
+            raise StateError(f"{queue} is not read by this consumer: see assignment()")
+        return puller
+
+    async def position(self, queue: MessageQueue) -> int:
+        """Return the offset of the next message of a queue that `poll` would return. Raises StateError if it is not
+        read.
+        """
+        return self._puller(queue).process_queue.lowest
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Read a queue on from `offset`.
+
+        Raises StateError if it is not read by this consumer, or about to be given up; UsageError for a wrong offset.
+        """
+        self._puller(queue)
+        self._rebalance.seek(self._full(queue), _offset(offset))
+
+    async def seek_to_beginning(self, queue: MessageQueue) -> None:
+        """Read a queue from its oldest message on."""
+        await self.seek(queue, await self.begin_offset(queue))
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """The old name of `seek_to_beginning`."""
+        await self.seek_to_beginning(queue)
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Read only what comes from now on."""
+        await self.seek(queue, await self.end_offset(queue))
+
+    async def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
+        """Read a queue from the first message stored at or after `time_ms` on."""
+        await self.seek(queue, await self.offsets_for_time(queue, time_ms))
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None, *, wait: bool = True) -> None:
+        """Commit what `poll` returned so far; or the offsets given, each the next one to read.
+
+        Raises ServerError or TransportError if they are not taken; without `wait` no broker's reply is waited for.
+        """
+        self._check_started()
+        if offsets is None:
+            self._settle()
+            await self._rebalance.commit(strict=True, oneway=not wait)
+            return
+        given = {self._full(q): _offset(offset) for q, offset in offsets.items()}
+        failed = await self._offsets.commit(given, oneway=not wait)
+        for error in failed.values():
+            raise error
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Return the group's committed offset of a queue, None if there is none."""
+        return await self._offsets.committed(self._full(queue), zero_if_not_found=False)
+
+    async def begin_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the queue's oldest message."""
+        return await self.min_offset(queue)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """Return the offset that the queue's next message will get."""
+        return await self.max_offset(queue)
+
+    async def offsets_for_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """Return the offset of the first message stored at or after `time_ms`; the end if there is none."""
+        return await self.search_offset(queue, time_ms)
+
+    async def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch no more of these queues until `resume`; what was fetched already is still returned."""
+        for queue in queues:
+            self._puller(queue).process_queue.paused = True
+
+    async def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch from these queues again."""
+        for queue in queues:
+            self._puller(queue).process_queue.paused = False
+
+
+def _filter(expression: str, sql: str | None) -> tuple[str, str]:
+    if sql is None:
+        return expression, TAG
+    if expression != "*":
+        raise UsageError("give a tag expression or sql, not both")
+    sql92.compile(sql)
+    return sql, SQL92
+
+
+def _offset(given: int) -> int:
+    """Check an offset that an application gave. Raises UsageError for one that cannot be."""
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= LONG_MAX:
+        return given
+    raise UsageError(f"{given!r} is no offset: a whole number from 0 to {LONG_MAX} is needed")

@@ -1,0 +1,297 @@
+"""Reads one queue ahead of its consumer. Rule: whatever a broker answers, it goes on, from where the answer says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rocketspark.client.callbacks import passes_on
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consumer.process_queue import ProcessQueue
+from rocketspark.client.observe.consume_stats import TopicCounts
+from rocketspark.client.validators import RETRY_PREFIX
+from rocketspark.errors import FilterIllegal, NotSent, RecordError, RocketSparkError, RouteNotFound, ServerError
+from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
+from rocketspark.model.subscription import TAG
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.message import properties, record, sysflags
+
+log = logging.getLogger("rocketspark.client")
+
+# A broker holds a pull for `suspend_ms`; no reply for this much longer means that none will come.
+REPLY_SPARE_MS = 15_000
+TROUBLE_PAUSE_S = 1.0
+REFUSED_PAUSE_S = 3.0
+UNHELD_PAUSE_S = 0.05
+# Bytes of bodies inflated at a time: the bodies of a small reply may inflate to more than memory holds.
+INFLATED_BYTES = 8 << 20
+# A body that is not what its CRC says may have suffered on its way: so often it is asked for again.
+BROKEN_REPLIES_MAX = 3
+# RocketMQ's number of 4.1.0: an older broker would take any other expression for tags (rule: PullAPIWrapper, 5.x).
+SQL_VERSION = 232
+GROUP_UNKNOWN = frozenset(
+    (
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    )
+)
+
+
+class PullSettings(NamedTuple):
+    """Settings of a puller.
+
+    `count_max`, `bytes_max`: of one pull (a broker has limits of its own); `suspend_ms`: how long a broker holds a
+    pull that finds nothing; `backlog_count_max`, `backlog_bytes_max`: per queue; `topic_count_max`, `topic_bytes_max`:
+    of a topic's queues here together, 0 for no bound; `span_max`: see ProcessQueue; `send_subscription`: put the filter
+    into each pull instead of relying on the heartbeat; `send_commits`: put the offset to commit into each pull.
+    """
+
+    count_max: int = 256
+    bytes_max: int = 256 << 10
+    suspend_ms: int = 15_000
+    backlog_count_max: int = 1000
+    backlog_bytes_max: int = 100 << 20
+    topic_count_max: int = 0
+    topic_bytes_max: int = 0
+    span_max: int = 0
+    send_subscription: bool = False
+    send_commits: bool = True
+
+
+class Puller:
+    """A puller: reads one queue ahead of its consumer.
+
+    `deliver(puller, messages)` gets what was read, in order; `moved(puller, offset)` is called instead if the broker
+    wants it read from elsewhere: the puller ends then, and a new one is to be made. `counts`: what it adds to;
+    `began_ms`, `pulled_ms`, `consumed_ms`: when it began, last asked, last was done with messages, in ms since 1970.
+    `set_aside(puller, messages)` gets those whose body cannot be had; without it they are delivered with the others.
+    For its owner: `leaving`, its queue is being given up; `barred`, what was taken back from there on while it is.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        group: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        offset: int,
+        how: PullSettings,
+        deliver: Callable[[Puller, list[ReceivedMessage]], None],
+        moved: Callable[[Puller, int], None],
+        counts: TopicCounts | None = None,
+        set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.group = group
+        self.subscription = subscription
+        self.process_queue = ProcessQueue(
+            offset, count_max=how.backlog_count_max, bytes_max=how.backlog_bytes_max, span_max=how.span_max
+        )
+        self.dropped = False
+        self.leaving = False
+        self.barred: int | None = None
+        self.committed = -1
+        self.committed_at: object = None
+        self.done = offset
+        self._instance = instance
+        self._how = how
+        self._deliver = deliver
+        self._moved = moved
+        self._set_aside = set_aside
+        self._broken_replies = 0
+        self.counts = counts or TopicCounts()
+        self.pulled_ms = 0
+        self.began_ms = self.consumed_ms = int(time.time() * 1000)
+        self._broker_id = 0
+        self._pull_ms = 0.0
+        self._is_retry = queue.topic.startswith(RETRY_PREFIX)
+        self._by_sql = subscription.expression_type != TAG
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to read; the task ends after `stop`. Whoever begins it ends it."""
+        self._task = asyncio.ensure_future(self._run())
+        return self._task
+
+    def stop(self) -> None:
+        """Pull no more; messages that were pulled still count."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def drop(self) -> None:
+        """End for good: messages still in the process queue count as not read."""
+        self.dropped = True
+        self.stop()
+
+    async def _run(self) -> None:
+        asking: asyncio.Task[client_api.PullResult] | None = None
+        process_queue, how = self.process_queue, self._how
+        try:
+            while True:
+                try:
+                    if asking is None:
+                        await process_queue.room()
+                        asking = asyncio.ensure_future(self._pull(process_queue.next_offset))
+                    asked_s = time.monotonic()
+                    pulled = await asking
+                    asking = None
+                    if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
+                        self._move(pulled)
+                        return
+                    self._broker_id = pulled.header.suggested_broker_id
+                    if pulled.code != ResponseCode.SUCCESS:
+                        stays = process_queue.next_offset == pulled.header.next_offset
+                        process_queue.next_offset = pulled.header.next_offset
+                        if stays and time.monotonic() - asked_s < UNHELD_PAUSE_S:
+                            # A broker that does not hold pulls must not be asked in a tight loop.
+                            await asyncio.sleep(UNHELD_PAUSE_S)
+                        continue
+                    if len(process_queue) + how.count_max < how.backlog_count_max and process_queue.has_room:
+                        # The broker looks for the next ones while these are decoded.
+                        asking = asyncio.ensure_future(self._pull(pulled.header.next_offset))
+                        await asyncio.sleep(0)
+                    await self._take(pulled)
+                except BaseException as e:
+                    if asking is not None:
+                        asking.cancel()
+                        asking = None
+                    if passes_on(e):
+                        raise
+                    await self._rest(e)
+        finally:
+            if asking is not None:
+                asking.cancel()
+
+    async def _pull(self, offset: int) -> client_api.PullResult:
+        how, process_queue = self._how, self.process_queue
+        sys_flag = sysflags.PULL_SUSPEND
+        commit = process_queue.lowest if how.send_commits else 0
+        if commit > 0:
+            sys_flag |= sysflags.PULL_COMMIT_OFFSET
+        if how.send_subscription:
+            sys_flag |= sysflags.PULL_SUBSCRIPTION
+        address = await self._instance.routes.find_readable(self.queue, self._broker_id)
+        if address != self._instance.routes.master(self.queue.broker_name):
+            # Offsets are the master's (rule: PullAPIWrapper, 5.x).
+            sys_flag &= ~sysflags.PULL_COMMIT_OFFSET
+        header = PullHeader(
+            group=self.group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=offset,
+            count_max=how.count_max,
+            sys_flag=sys_flag,
+            commit_offset=commit,
+            suspend_ms=how.suspend_ms,
+            subscription=self.subscription.expression if how.send_subscription else None,
+            subscription_version=self.subscription.version,
+            expression_type=self.subscription.expression_type,
+            bytes_max=how.bytes_max,
+            broker_name=self.queue.broker_name,
+        )
+        peer = self._instance.open_broker(address) or await self._instance.broker(address)
+        if self._by_sql and 0 < peer.remote_version < SQL_VERSION:
+            text = f"broker {self.queue.broker_name} (version {peer.remote_version}) is older than 4.1.0 and knows no"
+            raise FilterIllegal(f"{text} {self.subscription.expression_type} filters: upgrade it, or filter by tags")
+        asked_s = time.monotonic()
+        self.pulled_ms = int(time.time() * 1000)
+        pulled = await client_api.pull(peer, header, timeout_ms=how.suspend_ms + REPLY_SPARE_MS)
+        self._pull_ms = (time.monotonic() - asked_s) * 1000
+        return pulled
+
+    async def _take(self, pulled: client_api.PullResult) -> None:
+        """Hand on the messages of a pull; bodies are inflated piece by piece, as there is room for them."""
+        inflation = record.Inflation(INFLATED_BYTES, check_crc=self._broken_replies < BROKEN_REPLIES_MAX)
+        while True:
+            messages = record.decode_messages(pulled.records, self.queue.broker_name, inflation)
+            whole = inflation.at >= len(pulled.records)
+            last = messages[-1].queue_offset + 1 if messages else self.process_queue.next_offset
+            self._hand_on(messages, inflation, pulled.header.next_offset if whole else last)
+            if whole:
+                self._broken_replies = 0
+                return
+            inflation.inflated, inflation.spoiled = 0, []
+            await self.process_queue.room()
+
+    def _hand_on(self, messages: list[ReceivedMessage], inflation: record.Inflation, next_offset: int) -> None:
+        tags = self.subscription.tags
+        if tags and not self._is_retry:
+            # The broker compares hashes, which may collide.
+            messages = [m for m in messages if m.tag in tags]
+        # A broker may answer with a batch that began before the offset asked for.
+        if messages and messages[0].queue_offset < self.process_queue.next_offset:
+            messages = [m for m in messages if m.queue_offset >= self.process_queue.next_offset]
+        if self._is_retry:
+            for message in messages:
+                message.read_from = self.queue.topic
+                message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
+        self.process_queue.add(messages, inflated=inflation.inflated > 0)
+        # Only now: messages below it count as read.
+        self.process_queue.next_offset = next_offset
+        if not messages:
+            return
+        self.counts.pull(self._pull_ms, len(messages))
+        if inflation.spoiled and self._set_aside is not None:
+            spoiled = [m for m in messages if m.body_error is not None]
+            messages = [m for m in messages if m.body_error is None]
+            if spoiled:
+                self._set_aside(self, spoiled)
+        if messages:
+            self._deliver(self, messages)
+
+    def _move(self, pulled: client_api.PullResult) -> None:
+        offset = pulled.header.next_offset
+        log.warning(
+            "%s: the broker moves group %s from offset %d to %d (%s)",
+            self.queue,
+            self.group,
+            self.process_queue.next_offset,
+            offset,
+            pulled.remark,
+        )
+        self._moved(self, offset)
+        self.dropped = True
+
+    async def _rest(self, error: BaseException) -> None:
+        pause_s = TROUBLE_PAUSE_S
+        # A slave that was suggested may be down, or know less than its master does.
+        self._broker_id = 0
+        if isinstance(error, ServerError) and error.code in GROUP_UNKNOWN:
+            log.info("%s: the broker does not know group %s yet: %s", self.queue, self.group, error)
+            await self._introduce(error.address)
+        elif isinstance(error, ServerError) and not isinstance(error, RouteNotFound):
+            log.warning("%s: pull refused: %s", self.queue, error)
+            pause_s = REFUSED_PAUSE_S
+        elif isinstance(error, FilterIllegal):
+            log.error("%s is not read in group %s: %s", self.queue, self.group, error)
+            pause_s = REFUSED_PAUSE_S
+        elif isinstance(error, RecordError):
+            log.error("%s: what the broker sent cannot be decoded, it is asked for again: %s", self.queue, error)
+            self._broken_replies += 1
+            pause_s = REFUSED_PAUSE_S
+        elif isinstance(error, RocketSparkError):
+            log.info("%s: pull failed: %s", self.queue, error)
+            if isinstance(error, NotSent):
+                await self._look_again()
+        else:
+            log.error("%s: pull failed", self.queue, exc_info=error)
+        await asyncio.sleep(pause_s)
+
+    async def _introduce(self, address: str) -> None:
+        try:
+            await self._instance.heartbeat(address)
+        except RocketSparkError as e:
+            log.info("heartbeat to %s failed: %s", address, e)
+
+    async def _look_again(self) -> None:
+        # The broker may have come back at another address.
+        try:
+            await self._instance.routes.refresh(self.queue.topic)
+        except RocketSparkError as e:
+            log.info("no new route of topic %s: %s", self.queue.topic, e)

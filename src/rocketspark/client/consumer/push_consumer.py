@@ -1,0 +1,467 @@
+"""The push consumer: messages are handed to a listener as they come.
+
+Rule: a message leaves the process queue only when the listener took it or a broker has it again for a later attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from itertools import chain, groupby, repeat
+from operator import itemgetter
+from typing import Any, TypeVar, Unpack
+
+from rocketspark.client import validators
+from rocketspark.client.callbacks import end_all
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.instance import INNER_GROUP
+from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
+from rocketspark.client.consumer.consumer_status import PushConsumerStatus
+from rocketspark.client.consumer.lifecycle import ConsumerLife
+from rocketspark.client.consumer.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.offset_stores import LocalOffsets
+from rocketspark.client.consumer.ordered_listeners import OrderedListeners
+from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.queue_locks import QueueLocks
+from rocketspark.client.consumer.rebalance import END_S, ConsumeFrom, Rebalance
+from rocketspark.client.hooks import hooked, is_coroutine_function
+from rocketspark.client.options import ClientOptions
+from rocketspark.errors import ConfigError, ServerError, StateError, UsageError
+from rocketspark.filters import sql92
+from rocketspark.model import MessageQueue, ReceivedMessage, namespace
+from rocketspark.model.subscription import SQL92
+from rocketspark.model.text import INT_MAX
+from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.message import properties
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+F = TypeVar("F", bound=Callable[[Any], Any])
+
+AGAIN_S = 5.0
+REFUSED_MAX = 3
+FIRST_RETRY_LEVEL = 3
+
+
+class AsyncPushConsumer(ConsumerLife):
+    """Hands messages to a listener, on the running asyncio loop; several consumers of one group share the queues.
+
+    Args:
+        namesrv: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
+        group: the consumer group.
+        consume_from: where a queue begins that the group never read: "last" (its end), "first", or a time in ms.
+        ordered: each queue's messages are handed over one call at a time, in order; a call that fails is repeated after
+            `suspend_ms` before anything later of its queue, and the broker's lock keeps other members away.
+        broadcast: every member gets every message; offsets are kept in a file below `offset_folder`, by default
+            ~/.rocketmq_offsets; what fails is not delivered again.
+        strategy: how members share queues: "average", "average_by_circle", "consistent_hash" or a function, see assign.
+        threads: how many calls of the listener may run at once, in threads or as coroutines.
+        batch_max: over 1, the listener gets lists of up to that many messages of one queue.
+        max_reconsume_times: attempts after which a message goes to the group's dead letters; None or -1: 16, and never
+            for `ordered`. One whose body does not inflate goes there at once.
+        consume_timeout_ms: messages of a call that takes longer are delivered again elsewhere; not for `ordered`.
+        pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
+        backlog_count_max, backlog_bytes_max: how much of each queue is held here at most; `topic_count_max`,
+            `topic_bytes_max`: of a topic's queues together, 0 for no bound; `span_max`: fetch no more while the oldest
+            message in work is that many offsets behind (not for `ordered`).
+        rebalance_interval_ms, commit_interval_ms: how often shares are looked at and offsets committed.
+        close_timeout_ms: how long `close` waits for listeners that run.
+        options: see ClientOptions.
+
+    Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        *,
+        consume_from: ConsumeFrom = "last",
+        ordered: bool = False,
+        broadcast: bool = False,
+        strategy: str | Strategy = "average",
+        threads: int = 20,
+        batch_max: int = 1,
+        max_reconsume_times: int | None = None,
+        suspend_ms: float = 1000,
+        consume_timeout_ms: float = 900_000,
+        pull_count_max: int = 256,
+        pull_bytes_max: int = 256 << 10,
+        backlog_count_max: int = 1000,
+        backlog_bytes_max: int = 100 << 20,
+        topic_count_max: int = 0,
+        topic_bytes_max: int = 0,
+        span_max: int = 2000,
+        rebalance_interval_ms: float = 20_000,
+        commit_interval_ms: float = 5000,
+        close_timeout_ms: float = 30_000,
+        offset_folder: str | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if threads < 1 or batch_max < 1:
+            raise ConfigError("threads and batch_max must be 1 or more")
+        if consume_timeout_ms <= 0:
+            raise ConfigError("consume_timeout_ms must be more than 0")
+        if broadcast:
+            # The folder of its offsets is named after the client: it has to be the same the next time.
+            options.setdefault("instance_name", "DEFAULT")
+        wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
+        super().__init__(namesrv, options, wrapped)
+        self._ordered = ordered
+        self._broadcast = broadcast
+        self._threads = threads
+        self._batch_max = batch_max
+        if max_reconsume_times is not None and not -1 <= max_reconsume_times <= INT_MAX:
+            raise ConfigError(f"max_reconsume_times {max_reconsume_times} is not from -1 (the default) to {INT_MAX}")
+        # Java's default is -1, and means the same.
+        unset = max_reconsume_times is None or max_reconsume_times == -1
+        self._attempts_max = (-1 if ordered else 16) if unset else max_reconsume_times or 0
+        self._suspend_ms = suspend_ms
+        self._consume_timeout_s = consume_timeout_ms / 1000
+        self._close_timeout_s = close_timeout_ms / 1000
+        self._locks = QueueLocks(self._instance, self.group) if ordered and not broadcast else None
+        self._rebalance = Rebalance(
+            self._instance,
+            self.group,
+            consume_from=consume_from,
+            consume_type="CONSUME_PASSIVELY",
+            how=PullSettings(
+                count_max=pull_count_max,
+                bytes_max=pull_bytes_max,
+                backlog_count_max=backlog_count_max,
+                backlog_bytes_max=backlog_bytes_max,
+                topic_count_max=topic_count_max,
+                topic_bytes_max=topic_bytes_max,
+                span_max=0 if ordered else span_max,
+                send_commits=not broadcast,
+            ),
+            deliver=self._deliver,
+            rebalance_interval_ms=rebalance_interval_ms,
+            commit_interval_ms=commit_interval_ms,
+            with_retries=not broadcast,
+            strategy=strategy_of(strategy),
+            broadcast=broadcast,
+            offsets=LocalOffsets(offset_folder, self._instance, self.group) if broadcast else None,
+            locks=self._locks,
+            settled=self._settled if ordered else None,
+            set_aside=self._set_aside,
+        )
+        self._trace_as(self.group, "CONSUME")
+        # By the names of RocketMQ's properties: what its tools show.
+        self._settings: dict[str, object] = {
+            "messageModel": "BROADCASTING" if broadcast else "CLUSTERING",
+            "consumeFromWhere": consume_from,
+            "consumeThreadMax": threads,
+            "consumeMessageBatchMaxSize": batch_max,
+            "maxReconsumeTimes": self._attempts_max,
+            "suspendCurrentQueueTimeMillis": suspend_ms,
+            "consumeTimeout": consume_timeout_ms / 60_000,
+            "pullBatchSize": pull_count_max,
+            "pullBatchSizeInBytes": pull_bytes_max,
+            "pullThresholdForQueue": backlog_count_max,
+            "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
+            "persistConsumerOffsetInterval": commit_interval_ms,
+            "allocateMessageQueueStrategy": strategy,
+        }
+        self._listener: Callable[[Any], Any] | None = None
+        self._listeners: Listeners | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+        # Once false, what fails now stays uncommitted, and comes again elsewhere.
+        self._takes_back = True
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
+        """Subscribe to a topic's messages: all, those of "TagA || TagB", or those for which `sql` is true. Also while
+        running.
+
+        `sql` is RocketMQ's SQL92 over properties, such as "price > 10 AND region = 'eu'"; the broker has to allow it
+        (enablePropertyFilter). Raises MessageIllegal for a topic that cannot be, FilterIllegal for a wrong `sql`.
+        """
+        full = namespace.wrap(self._namespace, topic)
+        if sql is None:
+            self._rebalance.subscribe(full, expression)
+            return
+        if expression != "*":
+            raise UsageError("give a tag expression or sql, not both")
+        sql92.compile(sql)
+        self._rebalance.subscribe(full, sql, SQL92)
+
+    def unsubscribe(self, topic: str) -> None:
+        """End a topic's subscription. Also while running."""
+        self._rebalance.unsubscribe(namespace.wrap(self._namespace, topic))
+
+    def pause(self) -> None:
+        """Fetch no more until `resume`; what was fetched already is still handed over."""
+        self._rebalance.pause_all(True)
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._rebalance.pause_all(False)
+
+    def listen(self, listener: F) -> F:
+        """Set the function that gets each message (a list of messages if `batch_max` is over 1).
+
+        A plain function runs in a thread, a coroutine function on the loop. If it returns False or raises, its
+        messages are delivered again later; anything else means that they are done. A coroutine that a plain function
+        returns is run first. Usable as a decorator. Raises UsageError for a generator function, which would not run.
+        """
+        if self._state != "new":
+            raise StateError("the listener is set before the consumer starts")
+        if inspect.isgeneratorfunction(listener) or inspect.isasyncgenfunction(listener):
+            raise UsageError(
+                "a listener that holds a `yield` is a generator: calling it runs nothing; leave the yield out"
+            )
+        self._listener = listener
+        return listener
+
+    async def start(self) -> None:
+        """Join the group and begin to read; returns once this member has its first share of the queues.
+
+        Raises StateError, NotSent if no NameServer answers.
+        """
+        if self._listener is None:
+            raise StateError("no listener: call listen(function) before start")
+        await self._start()
+
+    async def _open(self) -> None:
+        assert self._listener is not None
+        listener, hooks = self._listener, self._hooks.consumes
+        if hooks:
+            listener = hooked(listener, self.group, hooks, asyncio.get_running_loop())
+        self._listeners = self._make_listeners(listener)
+        await self._enter()
+        await self._rebalance.load_offsets()
+        if self._tracer is not None:
+            self._tracer.start()
+        self._instance.asked.consumers[self.group] = PushConsumerStatus(
+            self._rebalance,
+            self._settings,
+            self._listener,
+            ordered=self._ordered,
+            batched=self._batch_max > 1,
+            bare=self._bare,
+        )
+        self._rebalance.keep_committing()
+        await self._rebalance.join()
+
+    def _make_listeners(self, listener: Callable[[Any], Any]) -> Listeners:
+        if not self._ordered:
+            kind = TaskListeners if is_coroutine_function(listener) else ThreadListeners
+            return kind(listener, self._threads, self._finished, Overdue(self._consume_timeout_s, self._expired))
+        locks = self._locks
+        ordered = OrderedListeners(
+            listener,
+            self._threads,
+            self._finished,
+            suspend_ms=self._suspend_ms,
+            attempts_max=self._attempts_max,
+            may_run=locks.holds if locks is not None else _always,
+            give_up=self._give_up,
+        )
+        if locks is not None:
+            locks.changed = ordered.wake
+        return ordered
+
+    async def _settled(self, puller: Puller) -> None:
+        if isinstance(self._listeners, OrderedListeners):
+            await self._listeners.settled(puller)
+
+    async def close(self) -> None:
+        """Let listeners that run end, commit, leave the group, close the connections. May be called again.
+
+        A caller that stops waiting does not stop it.
+        """
+        await self._close(through=True)
+
+    async def _end(self, through: bool) -> None:
+        if self._entered:
+            self._instance.asked.consumers.pop(self.group, None)
+        await self._rebalance.stop_reading()
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await self._settle()
+        except TimeoutError:
+            log.warning("group %s: a listener still runs; its messages will be delivered again", self.group)
+        self._takes_back = False
+        await end_all(self._returning, END_S)
+        if self._entered:
+            await self._rebalance.leave()
+        await self._leave()
+
+    async def _settle(self) -> None:
+        if self._listeners is not None:
+            await self._listeners.close()
+        while self._returning:
+            await asyncio.wait(self._returning)
+
+    async def queues(self) -> list[MessageQueue]:
+        """Return the queues this member reads now, those of its retry topic too; after the first rebalance."""
+        self._check_started()
+        await self._rebalance.balanced.wait()
+        self._check_started()
+        return sorted(self._bare_queue(q) for q in self._rebalance.pullers)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _deliver(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+        assert self._listeners is not None
+        if self._namespace:
+            for message in messages:
+                message.topic = namespace.unwrap(self._namespace, message.topic)
+        n = self._batch_max
+        given = messages if n == 1 else [messages[i : i + n] for i in range(0, len(messages), n)]
+        self._listeners.put(zip(repeat(puller), given))
+
+    def _set_aside(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+        """Send messages that no attempt can give to the listener to the dead letter queue, so that they hold up no
+        others.
+        """
+        for message in messages:
+            where = f"offset {message.queue_offset} of {puller.queue}"
+            log.error("%s is not given to the listener, but set aside: %s", where, message.body_error)
+            puller.counts.failed += 1
+            if self._broadcast:
+                puller.process_queue.finish([message])
+            else:
+                self._own(self._bury(puller, message))
+
+    async def _bury(self, puller: Puller, message: ReceivedMessage) -> None:
+        refused = 0
+        while self._state == "started" and not puller.dropped:
+            try:
+                peer = await self._instance.master_of(puller.queue)
+                await self._send_back(peer, self._wrapped(message), delay_level=-1)
+            except Exception as e:
+                text = "offset %d of %s is not taken as a dead letter: %s"
+                log.warning(text, message.queue_offset, puller.queue, e)
+                refused += isinstance(e, ServerError)
+                if refused < REFUSED_MAX:
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                # For ever in work it would hold up what comes after it. Its broker has it as long as its queue.
+                log.error("offset %d of %s is passed over", message.queue_offset, puller.queue)
+            puller.process_queue.finish([message])
+            return
+
+    def _own(self, returning: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(returning)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    def _wrapped(self, message: ReceivedMessage) -> ReceivedMessage:
+        """Return a message whose topic has its namespace, as brokers name it."""
+        if not self._namespace:
+            return message
+        full = copy.copy(message)
+        full.topic = namespace.wrap(self._namespace, message.topic)
+        return full
+
+    def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
+        now_ms = int(time.time() * 1000)
+        for puller, units in groupby(done, key=itemgetter(0)):
+            given = [unit[1] for unit in units]
+            if self._batch_max > 1:
+                given = list(chain.from_iterable(given))
+            puller.process_queue.finish(given)
+            puller.counts.taken += len(given)
+            puller.consumed_ms = now_ms
+        for puller, given in failed:
+            puller.counts.failed += 1 if self._batch_max == 1 else len(given)
+            puller.consumed_ms = now_ms
+            if puller.dropped or not self._takes_back:
+                continue
+            if self._broadcast:
+                # Nobody else would get it again (rule: ConsumeMessageConcurrentlyService, 5.x).
+                puller.process_queue.finish([given] if self._batch_max == 1 else given)
+                continue
+            for message in [given] if self._batch_max == 1 else given:
+                self._own(self._return(puller, message))
+
+    def _expired(self, unit: Unit) -> None:
+        _puller, given = unit
+        first = given if self._batch_max == 1 else given[0]
+        text = "the listener takes more than %.0f s for message %s of topic %s; it is delivered again later"
+        log.warning(text, self._consume_timeout_s, first.message_id, first.topic)
+        self._finished([], [unit])
+
+    async def _give_up(self, puller: Puller, messages: list[ReceivedMessage]) -> bool:
+        """Send messages that failed too often in order to the dead letter queue. False if the broker does not take
+        them.
+        """
+        try:
+            peer = await self._instance.master_of(puller.queue)
+            for message in messages:
+                await self._send_back(peer, self._wrapped(message), delay_level=-1)
+        except Exception as e:
+            log.warning("messages of %s are not taken as dead letters, they are tried again: %s", puller.queue, e)
+            return False
+        return True
+
+    async def _send_back(self, peer: Peer, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        await client_api.send_back(
+            peer,
+            message,
+            self.group,
+            delay_level=delay_level,
+            max_reconsume_times=self._attempts_max,
+            unit_mode=self._instance.unit_mode,
+        )
+
+    async def _return(self, puller: Puller, message: ReceivedMessage) -> None:
+        """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
+        full = self._wrapped(message)
+        try:
+            peer = await self._instance.peer_of(puller.queue)
+            await self._send_back(peer, full)
+        except Exception as e:
+            log.info("message %s was not taken back, it is sent anew: %s", message.message_id, e)
+            try:
+                await self._send_anew(full)
+            except Exception as e:
+                log.warning("message %s is tried again here in %.0f s: %s", message.message_id, AGAIN_S, e)
+                if self._state != "started":
+                    return  # It stays uncommitted, so that it comes again.
+                message.reconsume_times += 1
+                asyncio.get_running_loop().call_later(AGAIN_S, self._again, puller, message)
+                return
+        puller.process_queue.finish([message])
+
+    def _again(self, puller: Puller, message: ReceivedMessage) -> None:
+        if self._state == "started" and not puller.dropped and self._listeners is not None:
+            self._listeners.put([(puller, message if self._batch_max == 1 else [message])])
+
+    async def _send_anew(self, message: ReceivedMessage) -> None:
+        topic = validators.RETRY_PREFIX + self.group
+        times = message.reconsume_times + 1
+        pairs = {k: v for k, v in message.properties.items() if k not in (properties.MIN_OFFSET, properties.MAX_OFFSET)}
+        pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
+        pairs[properties.RETRY_TOPIC] = message.topic
+        pairs[properties.RECONSUME_TIME] = str(times)
+        pairs[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max)
+        pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
+        queue = (await self._instance.routes.find_write_queues(topic))[0]
+        address = await self._instance.routes.find_master(queue)
+        header = SendHeader(
+            producer_group=INNER_GROUP,
+            topic=topic,
+            queue_id=queue.queue_id,
+            sys_flag=0,
+            born_time_ms=int(time.time() * 1000),
+            flag=message.flag,
+            properties=properties.encode(pairs),
+            reconsume_times=times,
+            max_reconsume_times=self._attempts_max,
+            unit_mode=self._instance.unit_mode,
+            broker_name=queue.broker_name,
+        )
+        await client_api.send(await self._instance.broker(address), header, message.body)
+
+
+def _always(queue: MessageQueue) -> bool:
+    return True

@@ -1,0 +1,538 @@
+"""A consumer's rebalance in its group: which queues this member reads, where they begin, how far they were read.
+
+Rule: a queue that is given up has its offset committed first; a queue that is taken begins at the committed offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
+
+from rocketspark.client import validators
+from rocketspark.client.callbacks import end_all, every, on_loop, passes_on
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consumer.allocate_queues import Strategy, average
+from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
+from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.queue_locks import QueueLocks
+from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.observe.consume_stats import SAMPLE_S, ConsumeStats
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, StateError
+from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
+from rocketspark.model.subscription import TAG
+from rocketspark.protocol.json import bodies
+
+log = logging.getLogger("rocketspark.client")
+
+# Gets queues; a plain function, called in a thread, or a coroutine function.
+OnQueues = Callable[[list[MessageQueue]], object]
+ConsumeFrom = Literal["last", "first"] | int
+TROUBLE_S = 1.0
+# Time for which a queue is left to the member that may still have it when members join.
+HANDOVER_S = 0.2
+JOIN_S = 3.0
+# Time that on_assigned and on_revoked may take to end when the consumer closes.
+END_S = 5.0
+# A topic that does not exist yet is looked for this often.
+MISSING_S = 3.0
+
+
+class Rebalance:
+    """The queues that one consumer reads.
+
+    `deliver(puller, messages)` gets what is read, `set_aside` those of it whose body cannot be had; `to_commit` says
+    how far a queue was read for good.
+    `consume_from`: where a queue without a committed offset begins: "last" (its end), "first", or the first message
+    stored at or after a time in ms; retry topics begin at 0. Without `join` the queues are those given to `own`, and
+    the brokers do not know of the member. `broadcast`: every queue is read, whoever else reads it. With `locks` a queue
+    is read only while it is locked, and given up only once `settled` returns. `on_taken` and `on_leaving` are told of
+    changes that rebalancing makes: afterwards, and before the offsets are committed. `continued` is told of a puller
+    that ended for a new filter, and of the one that goes on.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        group: str,
+        *,
+        consume_from: ConsumeFrom,
+        consume_type: str,
+        how: PullSettings,
+        deliver: Callable[[Puller, list[ReceivedMessage]], None],
+        to_commit: Callable[[Puller], int] = lambda puller: puller.process_queue.lowest,
+        rebalance_interval_ms: float,
+        commit_interval_ms: float | None,
+        with_retries: bool,
+        strategy: Strategy = average,
+        broadcast: bool = False,
+        offsets: OffsetStore | None = None,
+        locks: QueueLocks | None = None,
+        settled: Callable[[Puller], Awaitable[None]] | None = None,
+        set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None,
+        on_taken: OnQueues | None = None,
+        on_leaving: OnQueues | None = None,
+        continued: Callable[[Puller, Puller], None] | None = None,
+    ) -> None:
+        if consume_from not in ("last", "first") and not isinstance(consume_from, int):
+            raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
+        self.instance = instance
+        self.group = group
+        self.pullers: dict[MessageQueue, Puller] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self._consume_from = consume_from
+        self._consume_type = consume_type
+        self._how = how
+        self._deliver = deliver
+        self.to_commit = to_commit
+        self.rates = ConsumeStats()
+        self._rebalance_interval_s = rebalance_interval_ms / 1000
+        self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
+        self._strategy = strategy
+        self._broadcast = broadcast
+        self._offsets = offsets or BrokerOffsets(instance, group)
+        self.locks = locks
+        self._settled = settled
+        self._set_aside = set_aside
+        self._on_taken = on_taken
+        self._on_leaving = on_leaving
+        self._continued = continued
+        self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._resets: set[asyncio.Task[None]] = set()
+        self._one_reset = asyncio.Lock()
+        # Every puller's task until it has ended, also of those that were dropped.
+        self._reading: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._paused = False
+        self._notice = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._known_members: set[str] = set()
+        self.balanced = asyncio.Event()
+        self.joined = False
+        if with_retries:
+            topic = validators.RETRY_PREFIX + self.group
+            self.subscriptions[topic] = subscribe(topic, version=int(time.time() * 1000))
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str = "*", kind: str = TAG) -> None:
+        """Subscribe to a topic's messages by tag or SQL92 expression; from the next rebalance on."""
+        self.set_filter(topic, expression, kind)
+        self._notice.set()
+
+    def set_filter(self, topic: str, expression: str, kind: str = TAG) -> None:
+        """Set the filter of a topic, also for its queues that are being read."""
+        validators.check_topic(topic)
+        before = self.subscriptions.get(topic)
+        wanted = subscribe(topic, expression, version=int(time.time() * 1000), kind=kind)
+        if before is not None and (before.expression, before.expression_type) == (wanted.expression, kind):
+            return
+        self.subscriptions[topic] = wanted
+        for queue, puller in list(self.pullers.items()):
+            # Read on with the new filter; pullers that begin later have it anyway.
+            if queue.topic == topic and self.reads(queue):
+                after = self.seek(queue, puller.process_queue.lowest)
+                after.done = puller.done
+                if self._continued is not None:
+                    self._continued(puller, after)
+
+    def unsubscribe(self, topic: str) -> None:
+        """End a topic's subscription; its queues are given up at the next rebalance."""
+        self.subscriptions.pop(topic, None)
+        self._notice.set()
+
+    def pause_all(self, paused: bool) -> None:
+        """Stop or resume pulling, also for queues that are taken later."""
+        self._paused = paused
+        for puller in self.pullers.values():
+            puller.process_queue.paused = paused
+
+    async def join(self) -> None:
+        """Become a member: tell the brokers, take a share of the queues, and keep both up to date.
+
+        Returns after the first try to take a share, or after 3 s.
+        """
+        self.joined = True
+        self.instance.consumers[self.group] = self._heartbeat
+        self.instance.asked.watchers[self.group] = self._notice.set
+        if self.locks is not None:
+            self._tasks.append(asyncio.ensure_future(self.locks.keep(lambda: self.pullers)))
+        self._tasks.append(asyncio.ensure_future(self._balance()))
+        try:
+            async with asyncio.timeout(JOIN_S):
+                await self.balanced.wait()
+        except TimeoutError:
+            log.warning("group %s: no broker answered within %.0f s; it is tried on", self.group, JOIN_S)
+
+    def keep_committing(self) -> None:
+        """Commit offsets at every interval, and count the messages consumed meanwhile."""
+        self._tasks.append(asyncio.ensure_future(self._sample()))
+        if self._commit_interval_s:
+            commits = every(self._commit_interval_s, lambda: self.commit(oneway=True), f"offsets of group {self.group}")
+            self._tasks.append(asyncio.ensure_future(commits))
+
+    async def stop_reading(self) -> None:
+        """Fetch no more; what was fetched can still be finished and committed. Nothing is begun after this."""
+        self._closed = True
+        if self.joined:
+            self.instance.asked.watchers.pop(self.group, None)
+        for puller in self.pullers.values():
+            puller.stop()
+        if not await end_all([*self._tasks, *self._resets, *self._reading], END_S):
+            log.warning("group %s: a function that was told of queues still runs", self.group)
+        # Whoever waits for the first share is told that none comes.
+        self.balanced.set()
+
+    async def leave(self) -> None:
+        """Commit everything and give up the locks, after the last call of the listener."""
+        if self._leaving:
+            await asyncio.wait(list(self._leaving.values()), timeout=1)
+            await end_all(self._leaving.values(), END_S)
+        await self.commit()
+        if self.locks is not None:
+            # Some may have been locked and not begun.
+            await self.locks.release({*self.pullers, *self.locks.wanted})
+
+    async def load_offsets(self) -> None:
+        """Load the offsets, before the first queue is taken. Raises ConfigError if they cannot be read."""
+        await self._offsets.load()
+
+    def _heartbeat(self) -> bodies.ConsumerData:
+        where = {"last": "CONSUME_FROM_LAST_OFFSET", "first": "CONSUME_FROM_FIRST_OFFSET"}
+        return bodies.ConsumerData(
+            group_name=self.group,
+            consume_type=self._consume_type,
+            message_model="BROADCASTING" if self._broadcast else "CLUSTERING",
+            consume_from_where=where.get(str(self._consume_from), "CONSUME_FROM_TIMESTAMP"),
+            subscription_data_set=[bodies.SubscriptionBody.of(s) for _, s in sorted(self.subscriptions.items())],
+        )
+
+    # -- shares --------------------------------------------------------------------------------------------------
+
+    async def _balance(self) -> None:
+        told: dict[str, Subscription] = {}
+        again_s = TROUBLE_S
+        while True:
+            self._notice.clear()
+            try:
+                if told != self.subscriptions:
+                    told = dict(self.subscriptions)
+                    await self._learn_routes()
+                    await self.instance.heartbeat_all()
+                whole = await self.rebalance()
+            except BaseException as e:
+                if passes_on(e):
+                    raise
+                log.exception("rebalance of group %s failed; it is tried again", self.group)
+                whole = False
+            self.balanced.set()
+            wait_s = self._rebalance_interval_s if whole else again_s
+            again_s = TROUBLE_S if whole else min(2 * again_s, MISSING_S, self._rebalance_interval_s)
+            try:
+                # Not wait_for: before Python 3.12 it may swallow a cancellation.
+                async with asyncio.timeout(wait_s):
+                    await self._notice.wait()
+            except TimeoutError:
+                pass
+
+    async def _learn_routes(self) -> None:
+        for topic in self.subscriptions:
+            try:
+                await self.instance.routes.get(topic)
+            except RocketSparkError as e:
+                if not topic.startswith(validators.RETRY_PREFIX):
+                    log.warning("group %s: %s", self.group, e)
+
+    async def rebalance(self) -> bool:
+        """Take and give up queues so that they are this member's share. Returns False if a topic has to be looked at
+        again.
+        """
+        whole = True
+        shares: dict[str, list[MessageQueue]] = {}
+        newcomers = False
+        for topic in list(self.subscriptions):
+            try:
+                known = self.instance.routes.known(topic) is not None
+                route = await self.instance.routes.get(topic)
+                if not known:
+                    # Its brokers may be new to us.
+                    await self.instance.heartbeat_all()
+                queues = sorted(route.read_queues())
+                if self._broadcast:
+                    shares[topic] = queues
+                    continue
+                members = await self._members(route)
+                if members is None:
+                    whole = False
+                    continue
+                newcomers = newcomers or (len(members) > 1 and not self._known_members.issuperset(members))
+                self._known_members = set(members)
+                shares[topic] = self._strategy(self.instance.client_id, queues, members)
+                await self._leave_all_but(topic, shares[topic])
+            except RouteNotFound:
+                whole = False
+            except RocketSparkError as e:
+                log.info("rebalance of topic %s in group %s: %s", topic, self.group, e)
+                whole = False
+        locked = self.locks.wanted if self.locks is not None else set()
+        for topic in {q.topic for q in (*self.pullers, *locked)} - set(self.subscriptions):
+            await self._leave_all_but(topic, [])
+            await self._release_all_but(topic, [])
+        if newcomers and self.locks is None and any(q not in self.pullers for share in shares.values() for q in share):
+            # Whoever has these queues now was told of the newcomers as well, and commits what it finished.
+            await asyncio.sleep(HANDOVER_S)
+        for topic, share in shares.items():
+            whole = await self.own(topic, share) and whole
+        return whole
+
+    async def _members(self, route: TopicRoute) -> list[str] | None:
+        """Return the group's members, sorted; None while the broker asked does not list this client."""
+        brokers = [b for b in route.brokers if b.addresses]
+        random.shuffle(brokers)
+        for broker in brokers:
+            address = broker.addresses[min(broker.addresses)]
+            try:
+                peer = await self.instance.broker(address)
+                members = await client_api.consumer_list(peer, self.group)
+                if self.instance.client_id not in members:
+                    await self.instance.heartbeat(address)
+                    members = await client_api.consumer_list(peer, self.group)
+            except RocketSparkError as e:
+                log.info("members of group %s: %s", self.group, e)
+                continue
+            if self.instance.client_id in members:
+                return sorted(members)
+        return None
+
+    async def own(self, topic: str, share: list[MessageQueue]) -> bool:
+        """Read exactly these queues of a topic. Returns False if one of them could not be begun yet."""
+        await self._leave_all_but(topic, share)
+        await self._release_all_but(topic, share)
+        wanted = [q for q in share if q not in self.pullers]
+        whole = not any(q in self._leaving for q in share)
+        if self.locks is not None and wanted:
+            locked = await self.locks.acquire(wanted)
+            whole = whole and len(locked) == len(wanted)
+            wanted = [q for q in wanted if q in locked]
+        taken = []
+        for queue in wanted:
+            try:
+                if await self.take(queue):
+                    taken.append(queue)
+            except RocketSparkError as e:
+                log.info("group %s cannot begin %s yet: %s", self.group, queue, e)
+                whole = False
+        self._share_bounds(topic)
+        if taken and self._on_taken is not None and self.joined:
+            await call_with_queues(self._on_taken, taken)
+        return whole
+
+    async def _leave_all_but(self, topic: str, share: list[MessageQueue]) -> None:
+        leaving = [f for q, f in self.pullers.items() if q.topic == topic and q not in share and not f.leaving]
+        for puller in leaving:
+            puller.leaving = True
+            puller.drop()
+        try:
+            if leaving and self._on_leaving is not None and self.joined:
+                await call_with_queues(self._on_leaving, [f.queue for f in leaving])
+            for puller in leaving:
+                if self._settled is None:
+                    await self._give_up(puller)
+                else:
+                    self._leaving[puller.queue] = asyncio.ensure_future(self._give_up(puller))
+        finally:
+            # However this ends, none of them stays here for ever; but when all ends, they are committed with the rest.
+            for puller in leaving:
+                if puller.queue not in self._leaving and not self._closed:
+                    self._forget(puller)
+
+    async def _release_all_but(self, topic: str, share: list[MessageQueue]) -> None:
+        """Release the locks of all the topic's queues but `share`, so that other members may lock them."""
+        if self.locks is not None:
+            asked = [q for q in self.locks.wanted if q.topic == topic and q not in share and q not in self.pullers]
+            await self.locks.release(asked)
+
+    async def _give_up(self, puller: Puller) -> None:
+        queue = puller.queue
+        try:
+            if self._settled is not None:
+                await self._settled(puller)
+            if self._commit_interval_s:
+                await self._commit([puller])
+            if self.locks is not None:
+                await self.locks.release([queue])
+            self._forget(puller)
+            log.info("group %s gave up %s", self.group, queue)
+        finally:
+            if self._leaving.pop(queue, None) is not None:
+                if not self._closed:
+                    self._forget(puller)
+                self._notice.set()
+
+    def _forget(self, puller: Puller) -> None:
+        if self.pullers.get(puller.queue) is puller:
+            del self.pullers[puller.queue]
+
+    def _share_bounds(self, topic: str) -> None:
+        """Divide the bounds of a topic evenly among its queues here."""
+        how = self._how
+        if not how.topic_count_max and not how.topic_bytes_max:
+            return
+        mine = [f for q, f in self.pullers.items() if q.topic == topic]
+        for puller in mine:
+            count_max = how.topic_count_max // len(mine) if how.topic_count_max else how.backlog_count_max
+            bytes_max = how.topic_bytes_max // len(mine) if how.topic_bytes_max else how.backlog_bytes_max
+            puller.process_queue.set_bounds(max(count_max, 1), max(bytes_max, 1))
+
+    async def take(self, queue: MessageQueue) -> bool:
+        """Begin to read a queue, unless it is not to be read any more. Raises RocketSparkError without a start."""
+        offset = await self.start_offset(queue)
+        # Others went on meanwhile.
+        if self._closed or queue in self.pullers or (self.joined and queue.topic not in self.subscriptions):
+            return False
+        self._begin(queue, offset)
+        log.info("group %s reads %s from offset %d", self.group, queue, offset)
+        return True
+
+    def _begin(self, queue: MessageQueue, offset: int) -> Puller:
+        """Begin to read a queue, here only: its puller before ends, and this object ends the new one."""
+        before = self.pullers.get(queue)
+        if before is not None:
+            before.drop()
+        subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
+        counts = self.rates.of(queue.topic)
+        puller = Puller(
+            self.instance,
+            self.group,
+            queue,
+            subscription,
+            offset,
+            self._how,
+            self._deliver,
+            self._moved,
+            counts,
+            self._set_aside,
+        )
+        self.pullers[queue] = puller
+        puller.process_queue.paused = before.process_queue.paused if before is not None else self._paused
+        task = puller.start()
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+        self._share_bounds(queue.topic)
+        return puller
+
+    def reads(self, queue: MessageQueue) -> bool:
+        """Tell whether a queue is read here and not about to be given up, to be begun anew or closed."""
+        puller = self.pullers.get(queue)
+        return puller is not None and not puller.dropped and not self._closed
+
+    def _moved(self, puller: Puller, offset: int) -> None:
+        if self.pullers.get(puller.queue) is puller and self.reads(puller.queue):
+            self.seek(puller.queue, offset)
+
+    def seek(self, queue: MessageQueue, offset: int) -> Puller:
+        """Read a queue on from another offset; what was fetched of it is forgotten.
+
+        Raises StateError if it is not read here, or about to be given up.
+        """
+        if not self.reads(queue):
+            raise StateError(f"{queue} is not read by this consumer, or about to be given up: see assignment()")
+        return self._begin(queue, offset)
+
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Read on from other offsets those of these queues that are owned here, and commit these offsets.
+
+        What was fetched is forgotten; in order, no call runs any more when the queue is begun anew.
+        """
+        if self._closed:
+            return
+        # A task of our own: the connection that asks for it may end first.
+        task = asyncio.ensure_future(self._reset(offsets))
+        self._resets.add(task)
+        task.add_done_callback(self._resets.discard)
+        await asyncio.shield(task)
+
+    async def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        async with self._one_reset:
+            mine = {q: self.pullers[q] for q in offsets if self.reads(q)}
+            for puller in mine.values():
+                puller.drop()
+            for queue, puller in mine.items():
+                try:
+                    if self._settled is not None:
+                        await self._settled(puller)
+                    failed = await self._offsets.commit({queue: offsets[queue]})
+                    if queue in failed:
+                        # It is committed with what is read next.
+                        log.warning("group %s: offset %d of %s is not committed", self.group, offsets[queue], queue)
+                finally:
+                    if self.pullers.get(queue) is puller and not puller.leaving and not self._closed:
+                        self._begin(queue, offsets[queue])
+            log.info("group %s was reset by a broker: %s", self.group, dict(offsets))
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self.rates.sample()
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    async def start_offset(self, queue: MessageQueue) -> int:
+        """Return the committed offset, else the one that `consume_from` means."""
+        peer = await self.instance.peer_of(queue)
+        # Asked first: what comes between the two questions is not missed.
+        end = await client_api.max_offset(peer, queue) if self._consume_from == "last" else 0
+        committed = await self._offsets.committed(queue)
+        if committed is not None and committed >= 0:
+            return committed
+        if queue.topic.startswith(validators.RETRY_PREFIX):
+            return 0
+        if self._consume_from == "last":
+            return end
+        if self._consume_from == "first":
+            return await client_api.min_offset(peer, queue)
+        return await client_api.search_offset(peer, queue, int(self._consume_from))
+
+    async def commit(self, *, oneway: bool = False, strict: bool = False) -> None:
+        """Commit every queue that was read on since the last commit, or whose broker may not know it any more.
+
+        `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
+        """
+        await self._commit(list(self.pullers.values()), oneway=oneway, strict=strict)
+
+    async def _commit(self, pullers: list[Puller], *, oneway: bool = False, strict: bool = False) -> None:
+        moved, places = {}, {}
+        for puller in pullers:
+            offset, place = self.to_commit(puller), self._offsets.place(puller.queue)
+            if offset != puller.committed or place is not puller.committed_at:
+                moved[puller] = offset
+                # As it is now: what takes its place meanwhile knows nothing of this.
+                places[puller] = place
+        failed = await self._offsets.commit({f.queue: offset for f, offset in moved.items()}, oneway=oneway)
+        for puller, offset in moved.items():
+            error = failed.get(puller.queue)
+            if error is None:
+                puller.committed = offset
+                puller.committed_at = places[puller]
+            elif not strict:
+                known = isinstance(error, (RocketSparkError, OSError))
+                text = "offset %d of %s is not committed: %s"
+                log.warning(text, offset, puller.queue, error, exc_info=None if known else error)
+        if strict:
+            for error in failed.values():
+                raise error
+
+
+async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> None:
+    """Call an application's function; what it raises is logged."""
+    try:
+        returned = function(queues) if is_coroutine_function(function) else await asyncio.to_thread(function, queues)
+        await on_loop(returned)
+    except BaseException as e:
+        if passes_on(e):
+            raise
+        log.exception("a function that is told of queues failed; it changes nothing")

@@ -1,0 +1,110 @@
+"""Latency fault tolerance: leaves slow or failed brokers alone for a while.
+
+Rule: MQFaultStrategy and LatencyFaultToleranceImpl; off unless asked for. Pure: times are handed in, in seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from rocketspark.errors import ConfigError
+
+
+class FaultTable(NamedTuple):
+    """A send that took at least `latencies_ms[i]` keeps its broker out for `pauses_ms[i]`; a failure counts as
+    a send of `failure_ms`.
+    """
+
+    latencies_ms: tuple[float, ...]
+    pauses_ms: tuple[float, ...]
+    failure_ms: float
+
+    def pause_ms(self, latency_ms: float) -> float:
+        """Return how long a broker is left alone after a send that took this long."""
+        for latency, pause in zip(reversed(self.latencies_ms), reversed(self.pauses_ms), strict=True):
+            if latency_ms >= latency:
+                return pause
+        return 0
+
+
+_4X = ((50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30_000, 60_000, 120_000, 180_000, 600_000))
+_5X = ((50, 100, 550, 1800, 3000, 5000, 15000), (0, 0, 2000, 5000, 6000, 10_000, 30_000))
+FAULT_TABLES = {"4.x": FaultTable(*_4X, 30_000), "5.x": FaultTable(*_5X, 10_000)}
+
+
+def table_of(given: str | FaultTable) -> FaultTable:
+    """Return the table of that name, or the one given. Raises ConfigError."""
+    table = FAULT_TABLES.get(given) if isinstance(given, str) else FaultTable(*given)
+    if table is None:
+        raise ConfigError(f"fault table {given!r}: {', '.join(FAULT_TABLES)} or a FaultTable is needed")
+    if len(table.latencies_ms) != len(table.pauses_ms) or list(table.latencies_ms) != sorted(table.latencies_ms):
+        raise ConfigError("a fault table needs rising latencies_ms, and as many pauses_ms")
+    return table
+
+
+class _Fault:
+    __slots__ = ("latency_ms", "until_s")
+
+    def __init__(self, latency_ms: float, until_s: float) -> None:
+        self.latency_ms = latency_ms
+        self.until_s = until_s
+
+
+class LatencyFaults:
+    """The send results of brokers by name. `unreachable`: brokers that the fault detector, if there is one, has to
+    probe.
+    """
+
+    def __init__(self, table: FaultTable) -> None:
+        self._table = table
+        self._known: dict[str, _Fault] = {}
+        self._turn = random.randrange(1 << 16)
+        self.unreachable: set[str] = set()
+
+    def sent(self, broker_name: str, latency_ms: float, now_s: float) -> None:
+        """Note that a send to the broker succeeded."""
+        pause_ms = self._table.pause_ms(latency_ms)
+        known = self._known.get(broker_name)
+        if known is not None:
+            known.latency_ms, known.until_s = latency_ms, now_s + pause_ms / 1000
+        elif pause_ms:
+            self._known[broker_name] = _Fault(latency_ms, now_s + pause_ms / 1000)
+        if self.unreachable:
+            self.unreachable.discard(broker_name)
+
+    def failed(self, broker_name: str, latency_ms: float, now_s: float, *, unreachable: bool) -> None:
+        """Note that a send failed after `latency_ms`. `unreachable`: no reply came, rather than an error reply."""
+        self._known[broker_name] = _Fault(latency_ms, now_s + self._table.pause_ms(self._table.failure_ms) / 1000)
+        if unreachable:
+            self.unreachable.add(broker_name)
+
+    def reached(self, broker_name: str) -> None:
+        """Note that the fault detector had a reply: the rest of the pause still counts."""
+        self.unreachable.discard(broker_name)
+
+    def is_available(self, broker_name: str, now_s: float) -> bool:
+        """Tell whether a send may go to the broker."""
+        known = self._known.get(broker_name)
+        return known is None or known.until_s <= now_s
+
+    def least_bad(self, broker_names: Iterable[str], now_s: float) -> str | None:
+        """Return one of the better half of the brokers that are left alone, each in turn; None if none is known."""
+        known = [(n, f) for n in dict.fromkeys(broker_names) if (f := self._known.get(n)) is not None]
+        if not known:
+            return None
+
+        def badness(item: tuple[str, _Fault]) -> tuple[bool, bool, float, float]:
+            name, fault = item
+            return name in self.unreachable, fault.until_s > now_s, fault.latency_ms, fault.until_s
+
+        known.sort(key=badness)
+        self._turn += 1
+        return known[self._turn % max(1, len(known) // 2)][0]
+
+    def keep(self, broker_names: Callable[[str], bool]) -> None:
+        """Forget brokers of which the function says false."""
+        for name in [n for n in self._known if not broker_names(n)]:
+            del self._known[name]
+            self.unreachable.discard(name)

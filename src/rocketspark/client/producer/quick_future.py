@@ -1,0 +1,111 @@
+"""A future that is cheap while no thread waits for it. Rule: each callback is called once, on either thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger("rocketspark.client")
+
+_PENDING, _FINISHED = "PENDING", "FINISHED"
+_guard = threading.Lock()
+
+
+def _forked() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class QuickFuture(Future[T]):
+    """A concurrent.futures.Future whose lock is made when a thread waits: to make and to use it costs more than a send.
+
+    It cannot be cancelled. `end` finishes it, and is called once. `executor`: what runs the callbacks, if not the
+    thread that ends it.
+    """
+
+    executor: Executor | None = None
+
+    def __init__(self) -> None:
+        # Not the base's: what it makes is made here, or later.
+        self._made: threading.Condition | None = None
+        self._state = _PENDING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[T]], Any]] = []
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            with _guard:
+                if self._made is None:
+                    self._made = threading.Condition()
+        return self._made
+
+    def cancel(self) -> bool:
+        """Return False: a send that was handed over cannot be taken back."""
+        return False
+
+    def done(self) -> bool:
+        """Tell whether it has ended."""
+        return self._state == _FINISHED
+
+    def end(self, result: T | None, error: BaseException | None) -> None:
+        """Set the outcome, and wake those who wait."""
+        self._result, self._exception = result, error
+        # A thread that makes the lock after this line sees the state; a lock made before is seen below.
+        self._state = _FINISHED
+        if self._made is not None:
+            with self._made:
+                for waiter in self._waiters:
+                    (waiter.add_result if error is None else waiter.add_exception)(self)
+                self._made.notify_all()
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:
+                break
+            self._call_here(callback)
+
+    def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
+        """Call `callback` with this future when it has ended; at once if it has."""
+        if self._state == _PENDING:
+            self._done_callbacks.append(callback)
+            if self._state == _PENDING:
+                return
+            try:
+                self._done_callbacks.remove(callback)
+            except ValueError:
+                return
+        self._call(callback)
+
+    def _call_here(self, callback: Callable[[Future[T]], Any]) -> None:
+        """Call it on the thread that ended the future, or by `executor`. SystemExit is only logged: others depend on
+        that thread.
+        """
+        try:
+            if self.executor is not None:
+                self.executor.submit(self._call, callback)
+                return
+        except RuntimeError:
+            log.warning("the callbacks' executor takes no more calls: one is called on the client's own thread")
+        try:
+            self._call(callback)
+        except BaseException:
+            log.exception("a callback of a send wanted to end the client's own thread; it goes on")
+
+    def _call(self, callback: Callable[[Future[T]], Any]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("a callback of a send failed; the send itself did not")

@@ -1,0 +1,338 @@
+"""Transactions: a message that consumers see only once the application's own transaction is committed.
+
+Rule: the local transaction runs only after its half message is stored safely; whatever then fails is settled by the
+broker's check (rule: TransactionMQProducer, 5.x).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar, Unpack
+
+import msgspec
+
+from rocketspark.client.callbacks import passes_on
+from rocketspark.client.connection import client_api
+from rocketspark.client.facade import arguments_of, blocking
+from rocketspark.client.hooks import Ending, guarded, is_coroutine_function
+from rocketspark.client.options import ProducerOptions
+from rocketspark.client.producer.prepared_message import make_message, pack
+from rocketspark.client.producer.producer import GROUP, AsyncProducer
+from rocketspark.client.results import SendResult, SendStatus
+from rocketspark.client.sync import ProducerFacade
+from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError
+from rocketspark.model import Message, MessageFields, ReceivedMessage
+from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
+from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+T = TypeVar("T")
+
+
+class TransactionState(StrEnum):
+    """The outcome of a local transaction. UNKNOWN: not known yet, the broker will ask."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+_OUTCOMES = {
+    TransactionState.COMMIT: sysflags.TRANSACTION_COMMIT,
+    TransactionState.ROLLBACK: sysflags.TRANSACTION_ROLLBACK,
+    TransactionState.UNKNOWN: 0,
+}
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """The transaction that `execute` gets. `id`: of the half message, the `message_id` that `check` is asked about."""
+
+    id: str
+    argument: Any
+    sent: SendResult
+
+
+class TransactionResult(msgspec.Struct, frozen=True):
+    """The result of a transaction. `error`: what `execute` raised, which left the state UNKNOWN."""
+
+    sent: SendResult
+    state: TransactionState
+    error: BaseException | None = None
+
+
+class TransactionListener(Protocol):
+    """The application's side of transactions; plain functions, or coroutine functions for the asyncio producer."""
+
+    def execute(self, message: Message, transaction: Transaction) -> Any:
+        """Run the local transaction; returns its TransactionState. Anything else, or an exception, means UNKNOWN."""
+
+    def check(self, message: ReceivedMessage) -> Any:
+        """Look up how the local transaction of a half message ended; returns its TransactionState."""
+
+
+class Half(msgspec.Struct, frozen=True):
+    """A half message that is stored, with the transaction of its listener."""
+
+    message: Message
+    topic: str
+    transaction: Transaction
+
+
+class AsyncTransactionProducer(AsyncProducer):
+    """Sends messages in transactions, on the running asyncio loop.
+
+    Args:
+        listener: an object with `execute` and `check`; plain functions run in threads, coroutine functions on the loop.
+        check_threads: how many checks may run at once in threads.
+        others: see AsyncProducer; `group` names who is asked about unknown transactions, so give it a name of its own.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = GROUP,
+        *,
+        listener: TransactionListener,
+        check_threads: int = 4,
+        **others: Unpack[ProducerOptions],
+    ) -> None:
+        for name in ("execute", "check"):
+            if not callable(getattr(listener, name, None)):
+                raise ConfigError(f"the transaction listener {listener!r} has no method {name!r}")
+        if check_threads < 1:
+            raise ConfigError("check_threads must be 1 or more")
+        super().__init__(namesrv, group, **others)
+        self._listener = listener
+        self._check_threads = check_threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def _start(self) -> None:
+        self._pool = ThreadPoolExecutor(self._check_threads, thread_name_prefix="rocketspark-transactions")
+        await super()._start()
+        # Not earlier: another producer of the group may be in use here, and this one fails to start.
+        self._instance.asked.checks[self.group] = self._check
+
+    async def _close(self) -> None:
+        """Close the producer; the broker asks another producer of the group about transactions left open."""
+        try:
+            await super()._close()
+        finally:
+            if self._instance.asked.checks.get(self.group) == self._check:
+                del self._instance.asked.checks[self.group]
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    async def send_in_transaction(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        argument: Any = None,
+        check_after_s: int = 0,
+        timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> TransactionResult:
+        """Send a half message, run the listener's `execute`, and commit or roll back as it says.
+
+        `argument` is handed to `execute`; `check_after_s`: the broker asks no earlier. If the half message is stored
+        with another status than SEND_OK, it is rolled back without `execute`. The commit itself goes out without a
+        reply: if it is lost, the broker's check brings it about. Raises as `send` does; nothing was begun then.
+        """
+        half = await self.send_half(
+            message, body, argument=argument, check_after_s=check_after_s, timeout_ms=timeout_ms, **fields
+        )
+        state, error = TransactionState.ROLLBACK, None
+        if half.transaction.sent.status is SendStatus.SEND_OK:
+            state, error = await self._execute(half)
+        return await self.end(half, state, error)
+
+    async def send_half(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        argument: Any = None,
+        check_after_s: int = 0,
+        timeout_ms: float | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> Half:
+        """Send a half message, the first step of `send_in_transaction`: consumers don't see the message before `end`
+        commits it.
+        """
+        message = make_message(message, body, fields)
+        if message.delay_level or message.delay_ms or message.deliver_at_ms:
+            raise MessageIllegal("a message in a transaction cannot be delayed", topic=message.topic)
+        out = pack(message, self.packing)
+        text = f"{properties.TRANSACTION}\x01true\x02{properties.PRODUCER_GROUP}\x01{self.group}\x02"
+        if check_after_s:
+            text += f"{properties.CHECK_IMMUNITY_S}\x01{check_after_s:d}\x02"
+        out = msgspec.structs.replace(
+            out,
+            properties=out.properties + text,
+            sys_flag=out.sys_flag | sysflags.TRANSACTION_PREPARED,
+        )
+        sent = await self.send_packed(out, message.sharding_key, None, timeout_ms)
+        # A copy: the application's stays as it is.
+        message = msgspec.structs.replace(message, transaction_id=out.message_id)
+        return Half(message, out.topic, Transaction(out.message_id, argument, sent))
+
+    async def end(self, half: Half, state: TransactionState, error: BaseException | None = None) -> TransactionResult:
+        """End a transaction, the last step of `send_in_transaction`; what fails here is left to the broker's check."""
+        sent = half.transaction.sent
+        header = EndTransactionHeader(
+            topic=half.topic,
+            producer_group=self.group,
+            half_offset=sent.queue_offset,
+            physical_offset=parse_offset_message_id(sent.offset_message_id)[2],
+            outcome=_OUTCOMES[state],
+            message_id=sent.message_id,
+            transaction_id=sent.transaction_id,
+            broker_name=sent.queue.broker_name,
+        )
+        try:
+            peer = await self._send_attempts.connect(self._in_namespace(sent.queue), self._send_attempts.end_s(None))
+            client_api.end_transaction(peer, header)
+            self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
+        except RocketSparkError as e:
+            log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
+        return TransactionResult(sent, state, error)
+
+    # -- the listener --------------------------------------------------------------------------------------------
+
+    async def _execute(self, half: Half) -> tuple[TransactionState, BaseException | None]:
+        try:
+            return _state(await self._call(self._listener.execute, half.message, half.transaction)), None
+        except Exception as e:
+            # KeyboardInterrupt and the like are not caught: they reach the caller, and the broker checks back.
+            report(half, e)
+            return TransactionState.UNKNOWN, e
+
+    async def _check(self, peer: Peer, question: CheckTransactionHeader, message: ReceivedMessage) -> None:
+        try:
+            state = _state(await self._call(self._listener.check, message))
+        except BaseException as e:
+            # Nobody else's business: a broker asked.
+            if passes_on(e):
+                raise
+            log.exception("the check of transaction %s failed; the broker will ask again", message.message_id)
+            state = TransactionState.UNKNOWN
+        header = EndTransactionHeader(
+            topic=message.topic,
+            producer_group=self.group,
+            half_offset=question.half_offset,
+            physical_offset=question.physical_offset,
+            outcome=_OUTCOMES[state],
+            from_check=True,
+            message_id=message.message_id or question.message_id or "",
+            transaction_id=question.transaction_id,
+            broker_name=question.broker_name,
+        )
+        try:
+            client_api.end_transaction(peer, header)
+            self._tell_end(peer, header, message.topic, message.tag, " ".join(message.keys), state)
+        except RocketSparkError as e:
+            log.warning("the check of transaction %s was not answered: %s", message.message_id, e)
+
+    def _tell_end(
+        self,
+        peer: Peer,
+        header: EndTransactionHeader,
+        topic: str,
+        tag: str | None,
+        keys: str,
+        state: TransactionState,
+    ) -> None:
+        for hooks in self._hooks.ends:
+            ending = Ending(
+                group=self.group,
+                topic=topic,
+                address=peer.address,
+                message_id=header.message_id,
+                transaction_id=header.transaction_id or "",
+                tag=tag,
+                keys=keys,
+                state=state.value,
+                from_check=bool(header.from_check),
+            )
+            guarded(hooks.after_end, ending)
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if is_coroutine_function(function):
+            return await function(*arguments)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        try:
+            returned = await running
+        except asyncio.CancelledError as e:
+            if passes_on(e) or not running.cancelled():
+                raise
+            # It still waited for a thread; the caller did not cancel it.
+            raise StateError("the producer was closed before the local transaction ran or was looked up") from None
+        # A coroutine function under a plain decorator.
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+async def _awaited(returned: Awaitable[Any]) -> Any:
+    return await returned
+
+
+def _words(keys: str | Sequence[str]) -> str:
+    return keys if isinstance(keys, str) else " ".join(keys)
+
+
+def _state(returned: Any) -> TransactionState:
+    return returned if isinstance(returned, TransactionState) else TransactionState.UNKNOWN
+
+
+def report(half: Half, error: BaseException) -> None:
+    """Log what a local transaction raised."""
+    text = "the local transaction of message %s of topic %s failed; its state is unknown, the broker will ask"
+    log.error(text, half.transaction.id, half.topic, exc_info=error)
+
+
+class TransactionProducer(ProducerFacade[AsyncTransactionProducer]):
+    """Sends messages in transactions; `execute` runs in the calling thread. Otherwise as AsyncTransactionProducer.
+
+    >>> class Listener:
+    ...     def execute(self, message, transaction):
+    ...         return TransactionState.COMMIT
+    ...     def check(self, message):
+    ...         return TransactionState.COMMIT
+    >>> with TransactionProducer("127.0.0.1:9876", "payments", listener=Listener()) as producer:
+    ...     producer.send_in_transaction("orders", b"42 apples")
+    """
+
+    @arguments_of(AsyncTransactionProducer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(AsyncTransactionProducer(*args, **kwargs))
+
+    send_half = blocking(AsyncTransactionProducer.send_half)
+    end = blocking(AsyncTransactionProducer.end)
+
+    @arguments_of(AsyncTransactionProducer.send_in_transaction)
+    def send_in_transaction(self, *args: Any, **kwargs: Any) -> TransactionResult:
+        """As AsyncTransactionProducer.send_in_transaction; `execute` runs in this thread."""
+        execute = self._core._listener.execute
+        if is_coroutine_function(execute):
+            return self._loop.call(self._core.send_in_transaction(*args, **kwargs))
+        half: Half = self.send_half(*args, **kwargs)
+        state, error = TransactionState.ROLLBACK, None
+        if half.transaction.sent.status is SendStatus.SEND_OK:
+            try:
+                returned = execute(half.message, half.transaction)
+                if inspect.isawaitable(returned):
+                    returned = self._loop.call(_awaited(returned))
+                state = _state(returned)
+            except Exception as e:
+                report(half, e)
+                state, error = TransactionState.UNKNOWN, e
+        return self.end(half, state, error)

@@ -1,0 +1,165 @@
+"""Queries of topics, queues and stored messages, for producers and consumers (rule: MQAdmin, 5.x)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocketspark.client import validators
+from rocketspark.client.base import AsyncClient
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC
+from rocketspark.client.results import QueryResult
+from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
+from rocketspark.model import BrokerData, MessageQueue, ReceivedMessage, namespace
+from rocketspark.model.text import INT_MAX
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
+
+QUERY_TIMEOUT_MS = 6000.0
+
+
+class Queries(AsyncClient):
+    """The queries of a client that is started; each raises ServerError or TransportError if it gets no answer."""
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 4,
+        default_topic: str = DEFAULT_TOPIC,
+        topic_sys_flag: int = 0,
+        attributes: str = "",
+    ) -> None:
+        """Create a topic on every master that has `default_topic`, or change its queue counts and flag there.
+
+        `topic_sys_flag`: 1 the topic is a unit's (FLAG_UNIT), 2 units subscribe to it (FLAG_UNIT_SUB), 3 both;
+        `attributes`: "+name=value,…". Raises UsageError for a flag that cannot be, RouteNotFound if no broker is known.
+        """
+        self._check_started()
+        if not 0 <= topic_sys_flag <= INT_MAX:
+            raise UsageError(f"topic_sys_flag {topic_sys_flag} is not from 0 to {INT_MAX}")
+        topic = namespace.wrap(self._namespace, validators.check_target(topic))
+        route = await self._instance.routes.get(default_topic)
+        masters = [b.master for b in route.brokers if b.master]
+        if not masters:
+            raise RouteNotFound(default_topic)
+        for address in masters:
+            peer = await self._instance.broker(address)
+            await client_api.create_topic(
+                peer,
+                topic,
+                read_queue_count=queue_count,
+                write_queue_count=queue_count,
+                topic_sys_flag=topic_sys_flag,
+                attributes=attributes,
+            )
+        self._instance.routes.forget(topic)
+
+    async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
+        """Return the offset of a queue's first message stored at or after `time_ms`; the end if there is none."""
+        full = self._full(queue)
+        return await client_api.search_offset(await self._instance.peer_of(full), full, time_ms)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of a queue's oldest message."""
+        full = self._full(queue)
+        return await client_api.min_offset(await self._instance.peer_of(full), full)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Return the offset that a queue's next message will get."""
+        full = self._full(queue)
+        return await client_api.max_offset(await self._instance.peer_of(full), full)
+
+    async def earliest_store_time(self, queue: MessageQueue) -> int:
+        """Return the store time of a queue's oldest message, in ms since 1970; -1 if there is none."""
+        full = self._full(queue)
+        return await client_api.earliest_store_time(await self._instance.peer_of(full), full)
+
+    async def view_message(self, topic: str, message_id: str) -> ReceivedMessage:
+        """Return a message by its offset message id, else by its unique id. Raises ServerError if there is none."""
+        self._check_started()
+        try:
+            host, port, position = parse_offset_message_id(message_id)
+            peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            found = await client_api.view_message(peer, position, topic=namespace.wrap(self._namespace, topic))
+            return self._bare(found)
+        except RocketSparkError:
+            by_unique_id = await self._query(topic, message_id, unique=True, count_max=32)
+            if not by_unique_id:
+                text = f"no message {message_id} of topic {topic!r} is found; was it deleted, or is the id another's?"
+                raise ServerError(22, text) from None
+            return by_unique_id[0]
+
+    async def query_message(
+        self, topic: str, key: str, *, count_max: int = 32, begin_ms: int = 0, end_ms: int = client_api.TIMES_END_MS
+    ) -> QueryResult:
+        """Return messages with a key, stored in a time range, oldest first; at most `count_max`, 64 at most, per
+        broker.
+
+        A broker that is away is left out; if all others found nothing, what it failed with is raised.
+        """
+        return await self._query(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
+
+    async def _query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int,
+        begin_ms: int = 0,
+        end_ms: int = client_api.TIMES_END_MS,
+        unique: bool = False,
+    ) -> QueryResult:
+        self._check_started()
+        full = namespace.wrap(self._namespace, validators.check_topic(topic))
+        route = await self._instance.routes.get(full)
+
+        async def ask(broker: BrokerData) -> client_api.QueriedMessages:
+            for number in sorted(broker.addresses):
+                try:
+                    return await client_api.query_message(
+                        await self._instance.broker(broker.addresses[number]),
+                        full,
+                        key,
+                        count_max=count_max,
+                        begin_ms=begin_ms,
+                        end_ms=end_ms,
+                        unique=unique,
+                        broker_name=broker.broker_name,
+                        timeout_ms=QUERY_TIMEOUT_MS,
+                    )
+                except TransportError as e:
+                    failed = e  # Its slaves have the messages too.
+            raise failed
+
+        answers = await asyncio.gather(*(ask(b) for b in route.brokers if b.addresses), return_exceptions=True)
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        # The index knows hashes of keys.
+        messages = [m for a in found for m in a.messages if (m.message_id == key if unique else key in m.keys)]
+        for error in answers:
+            if isinstance(error, BaseException) and (not messages or not isinstance(error, RocketSparkError)):
+                raise error
+        messages.sort(key=lambda m: m.store_time_ms)
+        return QueryResult(
+            map(self._bare, messages),
+            index_time_ms=max((a.updated_ms for a in found), default=0),
+            index_position=max((a.updated_position for a in found), default=0),
+        )
+
+    def _full(self, queue: MessageQueue) -> MessageQueue:
+        self._check_started()
+        return self._in_namespace(queue)
+
+    def _in_namespace(self, queue: MessageQueue) -> MessageQueue:
+        if not self._namespace:
+            return queue
+        return MessageQueue(namespace.wrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+
+    def _bare_queue(self, queue: MessageQueue) -> MessageQueue:
+        if not self._namespace:
+            return queue
+        return MessageQueue(namespace.unwrap(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+
+    def _bare(self, message: ReceivedMessage) -> ReceivedMessage:
+        if self._namespace:
+            message.topic = namespace.unwrap(self._namespace, message.topic)
+        return message

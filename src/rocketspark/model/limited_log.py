@@ -1,0 +1,89 @@
+"""Log lines about peers. Rule: of each kind a few, then a count; values are `shown`.
+
+A server's log is then as large as its operator wants it, and holds one line per event, whatever the peers send.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+
+from rocketspark.model.text import shown
+
+_all: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
+
+LINES_MAX = 10
+PERIOD_S = 10.0
+
+
+class LimitedLog:
+    """A logger for lines that peers can cause: `lines_max` of each kind in `period_s`, then how many were left out.
+
+    A line's kind is its text without the values. Values that are no numbers are written through `shown`.
+    """
+
+    # Lines of all kinds and of all logs of the process.
+    left_out_count = 0
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lines_max: int = LINES_MAX,
+        period_s: float = PERIOD_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = logging.getLogger(name)
+        self._lines_max = lines_max
+        self._period_s = period_s
+        self._now = now
+        # By kind: when its period began, lines written in it, lines left out.
+        self._kinds: dict[str, tuple[float, int, int]] = {}
+        _all.add(self)
+
+    def info(self, text: str, *values: object) -> None:
+        """Log an event."""
+        self._write(logging.INFO, text, values)
+
+    def warning(self, text: str, *values: object) -> None:
+        """Log a problem that does not stop the work."""
+        self._write(logging.WARNING, text, values)
+
+    def error(self, text: str, *values: object) -> None:
+        """Log a failure."""
+        self._write(logging.ERROR, text, values)
+
+    def exception(self, text: str, *values: object) -> None:
+        """Log a failure with the traceback of the exception being handled."""
+        self._write(logging.ERROR, text, values, with_place=True)
+
+    def _write(self, level: int, text: str, values: tuple[object, ...], *, with_place: bool = False) -> None:
+        if not self._log.isEnabledFor(level):
+            return
+        now_s = self._now()
+        began_s, written, left_out = self._kinds.get(text, (now_s, 0, 0))
+        if now_s - began_s >= self._period_s:
+            if left_out:
+                self._log.log(level, "%d more lines like the next one were left out", left_out)
+            began_s, written, left_out = now_s, 0, 0
+        if written >= self._lines_max:
+            self._kinds[text] = (began_s, written, left_out + 1)
+            LimitedLog.left_out_count += 1
+            return
+        self._kinds[text] = (began_s, written + 1, left_out)
+        values = tuple(value if isinstance(value, int | float) else shown(value) for value in values)
+        if with_place:
+            _, error, place = sys.exc_info()
+            text += "\n%s%s"
+            values = (*values, "".join(traceback.format_tb(place)), f"{type(error).__name__}: {shown(error)}")
+        self._log.log(level, text, *values, stacklevel=3)
+
+
+def forget_all() -> None:
+    """Reset every log of this process, as if nothing had been written: each test wants its own lines."""
+    for log in _all:
+        log._kinds.clear()

@@ -1,0 +1,4 @@
+"""JSON bodies of requests and replies, and RocketMQ's dialect of JSON.
+
+Start with bodies.
+"""

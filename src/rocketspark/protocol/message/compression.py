@@ -1,0 +1,69 @@
+"""Compressed message bodies: RocketMQ's three kinds, told apart by the record's sysFlag."""
+
+from __future__ import annotations
+
+import zlib
+
+import lz4.frame
+import zstandard
+
+from rocketspark.errors import RecordError
+from rocketspark.protocol.message import sysflags
+
+KINDS = {
+    "zlib": sysflags.COMPRESSION_ZLIB,
+    "lz4": sysflags.COMPRESSION_LZ4,
+    "zstd": sysflags.COMPRESSION_ZSTD,
+}
+INFLATED_BYTES_MAX = 64 << 20
+_ZSTD_SLICE_BYTES = 1024
+
+
+def deflate(body: bytes, kind: str = "zlib", level: int = 5) -> tuple[bytes, int]:
+    """Return (compressed body, sysFlag bits to set). `kind`: zlib, lz4 or zstd."""
+    if kind == "zlib":
+        packed = zlib.compress(body, level)
+    elif kind == "lz4":
+        # Java's LZ4 reader takes independent blocks only; it drops a message whose blocks are linked.
+        packed = lz4.frame.compress(body, block_linked=False)
+    elif kind == "zstd":
+        packed = zstandard.ZstdCompressor(level=level).compress(body)
+    else:
+        raise ValueError(f"compression {kind!r} is not one of {', '.join(KINDS)}")
+    return packed, sysflags.COMPRESSED | KINDS[kind]
+
+
+def inflate(body: bytes, sys_flag: int) -> bytes:
+    """Return the body as sent. Raises RecordError if it does not inflate, is cut off, or is over 64 MiB."""
+    kind = sys_flag & sysflags.COMPRESSION_MASK
+    try:
+        if kind == sysflags.COMPRESSION_LZ4:
+            lz4_inflater = lz4.frame.LZ4FrameDecompressor()
+            inflated = bytes(lz4_inflater.decompress(body, INFLATED_BYTES_MAX + 1))
+            whole = lz4_inflater.eof
+        elif kind == sysflags.COMPRESSION_ZSTD:
+            inflated, whole = _inflate_zstd(body)
+        else:
+            inflater = zlib.decompressobj()
+            inflated = inflater.decompress(body, INFLATED_BYTES_MAX + 1)
+            whole = inflater.eof
+    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as e:
+        raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: {e}") from e
+    if len(inflated) > INFLATED_BYTES_MAX:
+        raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) inflates to more than {INFLATED_BYTES_MAX} bytes")
+    if not whole:
+        raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: it is cut off")
+    return inflated
+
+
+def _inflate_zstd(body: bytes) -> tuple[bytes, bool]:
+    """Return (the inflated body, whether the frame is complete), stopping soon after 64 MiB."""
+    inflater = zstandard.ZstdDecompressor().decompressobj()
+    # The decompressor takes no bound for its output, so the input is fed in small slices.
+    parts: list[bytes] = []
+    size = at = 0
+    while at < len(body) and size <= INFLATED_BYTES_MAX and not inflater.eof:
+        parts.append(inflater.decompress(body[at : at + _ZSTD_SLICE_BYTES]))
+        size += len(parts[-1])
+        at += _ZSTD_SLICE_BYTES
+    return (parts[0] if len(parts) == 1 else b"".join(parts)), inflater.eof

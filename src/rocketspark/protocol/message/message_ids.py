@@ -1,0 +1,106 @@
+"""Message ids: the broker's (address and physical offset) and the producer's unique one."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import secrets
+import struct
+import time
+from datetime import datetime
+from functools import lru_cache
+
+from rocketspark.errors import UsageError
+
+
+@lru_cache(maxsize=4096)
+def pack_host(host: str, port: int) -> bytes:
+    """ip (4 or 16 bytes) and i4 port, as stored in records."""
+    return ipaddress.ip_address(host).packed + port.to_bytes(4, "big")
+
+
+@lru_cache(maxsize=65536)
+def unpack_host(packed: bytes) -> str:
+    """Return the "ip:port" text of a stored host; IPv6 in brackets."""
+    ip = ipaddress.ip_address(packed[:-4])
+    port = int.from_bytes(packed[-4:], "big")
+    return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """Return the broker's id of a record: 32 hex digits, 56 with IPv6. `store_host` as stored."""
+    return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
+    """Return (ip, port, physical offset). Raises UsageError for anything else than such an id."""
+    try:
+        raw = bytes.fromhex(message_id)
+    except ValueError:
+        raw = b""
+    if len(raw) not in (16, 28):
+        raise UsageError(f"{message_id!r} is no offset message id: 32 or 56 hex digits are needed")
+    ip = ipaddress.ip_address(raw[:-12])
+    return str(ip), int.from_bytes(raw[-12:-8], "big"), int.from_bytes(raw[-8:], "big")
+
+
+class UniqueIds:
+    """Makes the producer's unique ids: ip, process, a constant, ms since the month began, counter.
+
+    One object per process is enough; it is thread-safe. `ip`: the 4 or 16 packed address bytes.
+    """
+
+    def __init__(self, ip: bytes = b"\x7f\x00\x00\x01", pid: int | None = None) -> None:
+        process = (os.getpid() if pid is None else pid) & 0xFFFF
+        # A random constant where Java has a class loader's hash: tells apart processes that share ip and pid.
+        self._prefix = (ip + struct.pack(">HI", process, secrets.randbits(32))).hex().upper()
+        # A step of it is one in C: no two threads get one number, and none waits for a lock.
+        self._numbers = itertools.count()
+        self._month_ms = (0, 0)
+
+    def next(self) -> str:
+        """Return a new id: 32 hex digits, 56 with IPv6."""
+        now_ms = int(time.time() * 1000)
+        start_ms, end_ms = self._month_ms
+        if not start_ms <= now_ms < end_ms:
+            start_ms, _ = self._month_ms = _month_of(now_ms)
+        return f"{self._prefix}%08X%04X" % ((now_ms - start_ms) & 0xFFFFFFFF, next(self._numbers) & 0xFFFF)
+
+
+class UniqueIdBlocks:
+    """Unique ids by the block, for many at a time. Its own random constant: no other has its ids."""
+
+    def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
+        process = struct.pack(">HI", os.getpid() & 0xFFFF, secrets.randbits(32))
+        self._prefix = (ip + process).hex().upper()
+        self._month_ms = (0, 0)
+        self._next = 0
+
+    def take(self, count: int) -> tuple[str, int]:
+        """Return (prefix, number): the ids are the prefix and `number`, `number + 1` … as 12 hex digits each.
+
+        A number is ms since the month began and a counter of 16 bits: a larger block takes numbers of the time ahead.
+        """
+        now_ms = int(time.time() * 1000)
+        start_ms, end_ms = self._month_ms
+        if not start_ms <= now_ms < end_ms:
+            start_ms, _ = self._month_ms = _month_of(now_ms)
+            self._next = 0
+        first = max((now_ms - start_ms) << 16, self._next)
+        self._next = first + count
+        return self._prefix, first
+
+
+def _month_of(now_ms: int) -> tuple[int, int]:
+    """Return begin and end of the month of this time, in ms."""
+    now = datetime.fromtimestamp(now_ms / 1000)
+    start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+    return int(start.timestamp() * 1000), int(after.timestamp() * 1000)
+
+
+unique_ids = UniqueIds()
+# A forked child must not repeat its parent's ids.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: unique_ids.__init__())  # type: ignore[misc]

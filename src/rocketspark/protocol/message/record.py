@@ -1,0 +1,452 @@
+"""The log record: what is stored, pulled, viewed and replicated, byte for byte. Rule: one layout, all in this file."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rocketspark.errors import RecordError
+from rocketspark.model import ReceivedMessage
+from rocketspark.model.text import whole_number
+from rocketspark.protocol.message import batch, compression, properties, sysflags
+from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_V1 = -626843481  # 0xDAA320A7: topic length in one byte
+MAGIC_V2 = -626843477  # 0xDAA320AB: topic length in two bytes
+MAGIC_BLANK = -875286124  # 0xCBD43194: rest of the file is unused
+BLANK_BYTES_MIN = 8
+CRC_MASK = 0x7FFFFFFF
+
+# size magic crc queue flag queueOffset position sysFlag bornTime bornHost storeTime storeHost reconsume prepared
+# bodyLength
+FIXED = {
+    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
+    sysflags.BORN_HOST_V6: struct.Struct(">iiiiiqqiq20sq8siqi"),
+    sysflags.STORE_HOST_V6: struct.Struct(">iiiiiqqiq8sq20siqi"),
+    sysflags.BORN_HOST_V6 | sysflags.STORE_HOST_V6: struct.Struct(">iiiiiqqiq20sq20siqi"),
+}
+FIXED_V4 = FIXED[0]
+HOST_FLAGS = sysflags.BORN_HOST_V6 | sysflags.STORE_HOST_V6
+RECORD_BYTES_MIN = FIXED_V4.size + 1 + 2
+
+# Offsets of single fields, the same for every record up to bornTime.
+AT_SIZE, AT_MAGIC, AT_CRC, AT_QUEUE_ID, AT_FLAG, AT_QUEUE_OFFSET, AT_POSITION, AT_SYS_FLAG, AT_BORN_TIME = (
+    0,
+    4,
+    8,
+    12,
+    16,
+    20,
+    28,
+    36,
+    40,
+)
+
+
+class Record(NamedTuple):
+    """Every field of a record as stored; hosts packed (ip and i4 port), properties as stored bytes."""
+
+    size: int
+    version: int
+    crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    position: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+    store_time_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_position: int
+    body: bytes
+    topic: bytes
+    properties: bytes
+
+
+def record_bytes(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:
+    """Return the size of a record with these parts; a topic over 127 bytes makes it v2."""
+    topic_length = 1 if topic_bytes <= 127 else 2
+    return FIXED[sys_flag & HOST_FLAGS].size + body_bytes + topic_length + topic_bytes + 2 + properties_bytes
+
+
+def after_body(topic: bytes, properties: bytes) -> bytes:
+    """Return the bytes after the body in a record of a topic of up to 127 bytes."""
+    return b"".join((len(topic).to_bytes(1, "big"), topic, len(properties).to_bytes(2, "big"), properties))
+
+
+def encode(
+    *,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    position: int,
+    body: bytes,
+    properties: bytes,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_time_ms: int = 0,
+    born_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00",
+    store_time_ms: int = 0,
+    store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00",
+    reconsume_times: int = 0,
+    prepared_position: int = 0,
+) -> bytes:
+    """One whole record. The host bits of `sys_flag` are set from the hosts' lengths."""
+    sys_flag &= ~HOST_FLAGS
+    if len(born_host) == 20:
+        sys_flag |= sysflags.BORN_HOST_V6
+    if len(store_host) == 20:
+        sys_flag |= sysflags.STORE_HOST_V6
+    v2 = len(topic) > 127
+    size = record_bytes(len(body), len(topic), len(properties), sys_flag)
+    fixed = FIXED[sys_flag & HOST_FLAGS].pack(
+        size,
+        MAGIC_V2 if v2 else MAGIC_V1,
+        zlib.crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_position,
+        len(body),
+    )
+    length = len(topic).to_bytes(2 if v2 else 1, "big")
+    return b"".join((fixed, body, length, topic, len(properties).to_bytes(2, "big"), properties))
+
+
+def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
+    """Return the record at byte `at`. Raises RecordError naming what is wrong: size, magic, lengths or CRC."""
+    view = memoryview(buffer)
+    if len(view) - at < RECORD_BYTES_MIN:
+        raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
+    sys_flag = int.from_bytes(view[at + AT_SYS_FLAG : at + AT_SYS_FLAG + 4], "big")
+    layout = FIXED[sys_flag & HOST_FLAGS]
+    if len(view) - at < layout.size:
+        raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
+    (
+        size,
+        magic,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_position,
+        body_length,
+    ) = layout.unpack_from(view, at)
+    if magic == MAGIC_V1:
+        topic_length_bytes = 1
+    elif magic == MAGIC_V2:
+        topic_length_bytes = 2
+    else:
+        raise RecordError(f"record at {at} has magic {magic & 0xFFFFFFFF:#x}")
+    if not RECORD_BYTES_MIN <= size <= len(view) - at:
+        raise RecordError(f"record at {at} states {size} bytes, {len(view) - at} are left")
+    end = at + size
+    body_at = at + layout.size
+    topic_at = body_at + body_length + topic_length_bytes
+    if body_length < 0 or topic_at + 2 > end:
+        raise RecordError(f"record at {at} states a body of {body_length} bytes in {size}")
+    body = bytes(view[body_at : body_at + body_length])
+    topic_length = int.from_bytes(view[body_at + body_length : topic_at], "big")
+    properties_at = topic_at + topic_length + 2
+    if properties_at > end:
+        raise RecordError(f"record at {at} states a topic of {topic_length} bytes, beyond its end")
+    properties_length = int.from_bytes(view[properties_at - 2 : properties_at], "big")
+    if properties_at + properties_length != end:
+        raise RecordError(f"record at {at}: its parts make {properties_at + properties_length - at} bytes, not {size}")
+    # A stored CRC of 0 is not checked (rule: CommitLog, 5.x).
+    if check_crc and crc and zlib.crc32(body) & CRC_MASK != crc:
+        raise RecordError(f"record at {at}: the body's CRC is not {crc}")
+    return Record(
+        size,
+        topic_length_bytes,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_position,
+        body,
+        bytes(view[topic_at : topic_at + topic_length]),
+        bytes(view[properties_at:end]),
+    )
+
+
+def sys_flag_of(stored: memoryview) -> int:
+    """Return the system flag of a record, without decoding the rest."""
+    return int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big")
+
+
+def properties_of(stored: memoryview) -> bytes:
+    """Return the properties of a whole record, as stored; its other variable parts are skipped."""
+    at = FIXED[int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big") & HOST_FLAGS].size
+    at += int.from_bytes(stored[at - 4 : at], "big")
+    length_bytes = 2 if int.from_bytes(stored[4:8], "big", signed=True) == MAGIC_V2 else 1
+    at += length_bytes + int.from_bytes(stored[at : at + length_bytes], "big") + 2
+    return bytes(stored[at:])
+
+
+def to_message(record: Record, broker_name: str = "") -> ReceivedMessage:
+    """Return the message an application sees: body inflated, tag, keys and ids taken from the properties."""
+    pairs = properties.decode(record.properties.decode("utf-8", "replace"))
+    body = record.body
+    if record.sys_flag & sysflags.COMPRESSED:
+        body = compression.inflate(body, record.sys_flag)
+    offset_id = offset_message_id(record.store_host, record.position)
+    keys = pairs.get(properties.KEYS)
+    return ReceivedMessage(
+        topic=record.topic.decode("utf-8", "replace"),
+        body=body,
+        tag=pairs.get(properties.TAGS),
+        keys=tuple(keys.split()) if keys else (),
+        properties=pairs,
+        broker_name=broker_name,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        physical_offset=record.position,
+        stored_bytes=record.size,
+        message_id=pairs.get(properties.UNIQUE_ID, offset_id),
+        offset_message_id=offset_id,
+        born_time_ms=record.born_time_ms,
+        born_host=unpack_host(record.born_host),
+        store_time_ms=record.store_time_ms,
+        store_host=unpack_host(record.store_host),
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_position=record.prepared_position,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+    )
+
+
+def decode_all(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
+    """Yield every record of a pull reply, one after another; raises RecordError at the first that is not whole."""
+    view = memoryview(buffer)
+    at = 0
+    while at < len(view):
+        record = decode(view, at, check_crc=check_crc)
+        at += record.size
+        yield record
+
+
+# Flags of records that decode_messages leaves to the general way.
+_NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
+
+
+def _late(message: ReceivedMessage, given: tuple[Any, ...]) -> None:
+    """Set the fields of a plain record that decode_messages leaves until they are first read."""
+    (
+        message.broker_name,
+        message.queue_id,
+        position,
+        message.sys_flag,
+        message.flag,
+        message.born_time_ms,
+        born_host,
+        message.store_time_ms,
+        store_host,
+        message.reconsume_times,
+        message.prepared_transaction_position,
+        stored,
+    ) = given
+    message.physical_offset = position
+    message.properties = pairs = properties.decode(stored.decode("utf-8", "replace"))
+    keys = pairs.get("KEYS")
+    message.tag = pairs.get("TAGS")
+    message.keys = tuple(keys.split()) if keys else ()
+    message.offset_message_id = offset_id = offset_message_id(store_host, position)
+    message.message_id = pairs.get("UNIQ_KEY", offset_id)
+    message.born_host = unpack_host(born_host)
+    message.store_host = unpack_host(store_host)
+
+
+class Inflation:
+    """The progress of decode_messages through a reply, in pieces bounded by their inflated bodies.
+
+    It begins at byte `at`, which becomes where it ended: the end, or a record before which the bodies had inflated to
+    `bytes_max` or more. `inflated`: to how many bytes those of compressed records did. A message whose body does not
+    inflate, or with `check_crc` false does not match its CRC, has it as stored, and a `body_error`; it is in
+    `spoiled` too. With `to_end` there is one piece: compressed bodies beyond `bytes_max` count as spoiled as well.
+    """
+
+    __slots__ = ("at", "bytes_max", "check_crc", "inflated", "spoiled", "to_end")
+
+    def __init__(self, bytes_max: int, *, check_crc: bool = True, to_end: bool = False) -> None:
+        self.at = 0
+        self.bytes_max = bytes_max
+        self.check_crc = check_crc
+        self.to_end = to_end
+        self.inflated = 0
+        self.spoiled: list[ReceivedMessage] = []
+
+    @property
+    def is_over(self) -> bool:
+        """True if bodies inflated to the limit."""
+        return self.inflated >= self.bytes_max
+
+    def messages(self, data: bytes, broker_name: str) -> list[ReceivedMessage]:
+        """Return the messages of the record at `at`. Raises RecordError if it is not whole."""
+        why: RecordError | None = None
+        try:
+            record = decode(data, self.at)
+        except RecordError as e:
+            if self.check_crc:
+                raise
+            record, why = decode(data, self.at, check_crc=False), e
+        if why is None and self.is_over and record.sys_flag & sysflags.COMPRESSED:
+            why = RecordError(f"it is not inflated: bodies before it make {self.inflated} bytes, ask for fewer at once")
+        if why is None:
+            try:
+                messages = _messages_of(record, broker_name)
+            except RecordError as e:
+                why = e
+        if why is not None:
+            kept = record.sys_flag
+            messages = [to_message(record._replace(sys_flag=kept & ~sysflags.COMPRESSED), broker_name)]
+            messages[0].sys_flag = kept
+            messages[0].body_error = str(why)
+            self.spoiled += messages
+        elif record.sys_flag & sysflags.COMPRESSED:
+            self.inflated += sum(len(message.body) for message in messages)
+        self.at += record.size
+        return messages
+
+
+def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation | None = None) -> list[ReceivedMessage]:
+    """Return the messages of a pull reply, inner batches unwrapped; with `inflation` as it says.
+
+    An inner message takes place, hosts and times from its batch record and counts on from its queue offset.
+    Raises RecordError at the first record that is not whole.
+    """
+    # Plain records are read in this one loop, most fields only when they are looked at; whatever is not plain, or looks
+    # wrong, goes through `decode`, which knows every case and every error.
+    data = buffer if type(buffer) is bytes else bytes(buffer)
+    messages: list[ReceivedMessage] = []
+    append, begun, unpack, crc32 = messages.append, ReceivedMessage.begun, FIXED_V4.unpack_from, zlib.crc32
+    topics: dict[bytes, str] = {}
+    at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_V4.size
+    while at < total:
+        if total - at > fixed + 3:
+            (
+                size,
+                magic,
+                crc,
+                queue_id,
+                flag,
+                queue_offset,
+                position,
+                sys_flag,
+                born_time_ms,
+                born_host,
+                store_time_ms,
+                store_host,
+                reconsume_times,
+                prepared_position,
+                body_length,
+            ) = unpack(data, at)
+            end = at + size
+            topic_at = at + fixed + body_length + 1
+            if (
+                magic == MAGIC_V1
+                and not sys_flag & _NOT_PLAIN
+                and position >= 0
+                and body_length >= 0
+                and topic_at + 2 <= end <= total
+            ):
+                properties_at = topic_at + data[topic_at - 1] + 2
+                body = data[at + fixed : topic_at - 1]
+                if (
+                    properties_at <= end
+                    and properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1]) == end
+                    and (not crc or crc32(body) & CRC_MASK == crc)
+                ):
+                    topic = data[topic_at : properties_at - 2]
+                    if topic not in topics:
+                        topics[topic] = topic.decode("utf-8", "replace")
+                    append(
+                        begun(
+                            topics[topic],
+                            body,
+                            queue_offset,
+                            size,
+                            _late,
+                            (
+                                broker_name,
+                                queue_id,
+                                position,
+                                sys_flag,
+                                flag,
+                                born_time_ms,
+                                born_host,
+                                store_time_ms,
+                                store_host,
+                                reconsume_times,
+                                prepared_position,
+                                data[properties_at:end],
+                            ),
+                        )
+                    )
+                    at = end
+                    continue
+        if inflation is None:
+            record = decode(data, at)
+            at += record.size
+            messages += _messages_of(record, broker_name)
+        else:
+            inflation.at = at
+            if inflation.is_over and not inflation.to_end:
+                return messages
+            messages += inflation.messages(data, broker_name)
+            at = inflation.at
+    if inflation is not None:
+        inflation.at = at
+    return messages
+
+
+def _messages_of(record: Record, broker_name: str) -> list[ReceivedMessage]:
+    message = to_message(record, broker_name)
+    if record.sys_flag & sysflags.INNER_BATCH and record.sys_flag & sysflags.NEED_UNWRAP:
+        return list(_unwrap(record, message))
+    return [message]
+
+
+def _unwrap(record: Record, outer: ReceivedMessage) -> Iterator[ReceivedMessage]:
+    given = outer.properties.get(properties.INNER_BASE)
+    base = record.queue_offset if given is None else whole_number(given)
+    if base is None:
+        raise RecordError(f"inner batch at position {record.position}: {properties.INNER_BASE} is no number")
+    for i, inner in enumerate(batch.decode(outer.body)):
+        yield to_message(
+            record._replace(
+                queue_offset=base + i,
+                flag=inner.flag,
+                body=inner.body,
+                properties=inner.properties,
+                sys_flag=record.sys_flag & ~(sysflags.INNER_BATCH | sysflags.NEED_UNWRAP | sysflags.COMPRESSED),
+            ),
+            outer.broker_name,
+        )

@@ -1,0 +1,121 @@
+"""A database that recipes keep their tables in. Rule: what differs between databases stands in their classes.
+
+SQL is written once, with `?` for values; statements are those that SQLite 3.24 and PostgreSQL 12 both know.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from rocketspark.errors import ConfigError, DatabaseFailed, StateError
+
+TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
+# Of the texts that are unique in a table: a database's index takes a bounded length.
+KEY_CHARACTERS_MAX = 500
+
+
+class Database(ABC):
+    """A database. `name`: its URL as it may be shown; `kind`: what stands before the URL's colon.
+
+    `wait_ms`: how long to wait for a lock that another transaction holds.
+    """
+
+    kind: str
+    # This database's spelling of types and clauses that the tables need.
+    words: dict[str, str]
+
+    def __init__(self, name: str, wait_ms: float) -> None:
+        self.name = name
+        self.wait_ms = wait_ms
+        _open.add(self)
+
+    def sql(self, text: str) -> str:
+        """Return a statement in this database's spelling."""
+        return text
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Give a connection in a transaction that commits at the end of the block, and rolls back if that raises.
+
+        Raises DatabaseFailed if it cannot begin, StateError if the block has ended the transaction itself.
+        """
+
+    @abstractmethod
+    def transaction_async(self) -> AbstractAsyncContextManager[Any]:
+        """As `transaction`, for coroutines; its connection is the database's own asynchronous one if it has any."""
+
+    @abstractmethod
+    def errors(self) -> AbstractContextManager[None]:
+        """Turn the driver's errors into DatabaseFailed, or ConfigError where a table is missing."""
+
+    @abstractmethod
+    def now_ms(self, connection: Any) -> int:
+        """Return the time that all who use this database agree on, in ms since 1970."""
+
+    @contextmanager
+    def work(self) -> Iterator[Any]:
+        """Give a connection for the recipes' own statements: errors become DatabaseFailed or ConfigError."""
+        with self.errors(), self.transaction() as connection:
+            yield connection
+
+    def run(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Any:
+        """Execute one statement; returns its cursor."""
+        return connection.execute(self.sql(text), values)
+
+    def create(self, statements: Sequence[str]) -> None:
+        """Create tables and indexes; the statements have IF NOT EXISTS."""
+        with self.work() as connection:
+            for text in statements:
+                connection.execute(text.format(**self.words))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+
+    @abstractmethod
+    def forked(self) -> None:
+        """Let go of the parent's connections in a forked child, so that the parent notices nothing."""
+
+    def _no_table(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self.name}: {str(error).splitlines()[0]}: make the tables first, with create_tables()")
+
+    def _ended(self) -> StateError:
+        return StateError(
+            f"{self.name}: the transaction was committed, rolled back or failed inside the block: do neither there, and"
+            " let errors pass"
+        )
+
+
+_open: WeakSet[Database] = WeakSet()
+
+
+def _let_go() -> None:
+    for database in list(_open):
+        database.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def shown(url: str) -> str:
+    """Return the URL without its password."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", re.sub(r"(password=)[^&]*", r"\1***", url))
+
+
+def check_table(name: str) -> str:
+    """Return the table name. Raises ConfigError unless letters, digits and _ make it up."""
+    if not TABLE.fullmatch(name):
+        raise ConfigError(f"table {name!r}: a letter, then up to 40 letters, digits and _ are needed")
+    return name
+
+
+def failed(name: str, error: Exception) -> DatabaseFailed:
+    """Turn a driver's error into DatabaseFailed."""
+    return DatabaseFailed(f"{name}: {' '.join(str(error).split()) or type(error).__name__}")

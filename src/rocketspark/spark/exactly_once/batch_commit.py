@@ -1,0 +1,367 @@
+"""One batch, exactly once: task attempts send it, the driver commits or aborts it.
+
+Rules: what decides is one record, which exists once for each batch; all that follows can be done again. Nothing is
+shared between the writers that Spark makes for planning, tasks and commit, but what the tasks' messages carry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import pyarrow as pa
+
+from rocketspark.errors import RocketSparkError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.exactly_once import commit_records, transaction_handles
+from rocketspark.spark.exactly_once.commit_records import (
+    JOB,
+    AttemptPart,
+    BatchVerdict,
+    CommitRecord,
+    TransactionalIdState,
+)
+from rocketspark.spark.exactly_once.commit_topic import CommitTopic
+from rocketspark.spark.exactly_once.end_transactions import EndTransactions
+from rocketspark.spark.exactly_once.failpoints import passing
+from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
+from rocketspark.spark.options import WriteOptions
+from rocketspark.spark.plain_errors import plain_errors
+
+log = logging.getLogger("rocketspark.spark")
+
+# JSON numbers that any reader takes.
+_CHECKSUM_END = 1 << 53
+
+
+class TakenOver(RocketSparkError):
+    """Raised when another writer with the same transactionalId has taken over the work of this one."""
+
+
+class TaskAttempt(msgspec.Struct, frozen=True):
+    """A task attempt: its batch and query, and its partition. A batch job: JOB, batch 0."""
+
+    query: str
+    batch: int | None
+    partition: int
+
+
+class SentAttempt(msgspec.Struct, frozen=True):
+    """A task attempt's report to the driver: the place of its manifest, None if its batch is committed already.
+
+    `rows`, `checksum`: of what it sent, or would have; `seen`: the end of the records when it began.
+    """
+
+    query: str
+    part: AttemptPart | None
+    rows: int
+    checksum: int
+    queues: tuple[tuple[str, str, int], ...]
+    seen: int
+
+
+@asynccontextmanager
+async def _opened(options: WriteOptions) -> AsyncIterator[CommitTopic]:
+    commit_log = CommitTopic(options)
+    await commit_log.start()
+    try:
+        yield commit_log
+    finally:
+        await commit_log.close()
+
+
+def open_log(options: WriteOptions) -> None:
+    """Make the commit topic if need be; on the driver, before any task runs. Raises RocketSparkError."""
+
+    async def make() -> None:
+        async with _opened(options) as commit_log:
+            await commit_log.make()
+
+    asyncio.run(make())
+
+
+# -- a task ---------------------------------------------------------------------------------------------------------
+
+
+def send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions, attempt: TaskAttempt) -> SentAttempt:
+    """Send a task's rows as half messages, and a manifest of them; nothing if their batch is committed already.
+
+    Raises SendFailed, MessageIllegal, ConfigError, RouteNotFound.
+    """
+    with plain_errors(), asyncio.Runner() as runner:
+        commit_log = CommitTopic(options)
+        runner.run(_start(commit_log))
+        try:
+            state = runner.run(commit_log.state())
+            if attempt.batch is not None:
+                verdict = state.judge(commit_log.name, attempt.query, attempt.batch)
+                if verdict is BatchVerdict.REPEAT:
+                    rows = checksum = 0
+                    for batch in batches:
+                        rows += batch.num_rows
+                        checksum += _checksum(batch)
+                    return SentAttempt(attempt.query, None, rows, checksum % _CHECKSUM_END, (), state.end)
+            sender = HalfMessageSender(
+                commit_log,
+                options,
+                attempt=uuid.uuid4().hex,
+                query=attempt.query,
+                batch=-1 if attempt.batch is None else attempt.batch,
+                partition=attempt.partition,
+            )
+            checksum = 0
+            for batch in batches:
+                runner.run(sender.send(batch))
+                checksum += _checksum(batch)
+            part = runner.run(sender.finish())
+            passing("task done")
+            queues = tuple((q.topic, q.broker_name, q.queue_id) for q in sender.queues)
+            return SentAttempt(attempt.query, part, part.rows, checksum % _CHECKSUM_END, queues, state.end)
+        finally:
+            runner.run(commit_log.close())
+
+
+def _checksum(batch: pa.RecordBatch) -> int:
+    """Return the checksum of all bodies, in whatever order they come."""
+    column = batch.column(batch.schema.get_field_index("body")).drop_null().cast(pa.binary())
+    return sum(map(zlib.crc32, column.to_pylist()))
+
+
+async def _start(commit_log: CommitTopic) -> None:
+    await commit_log.start()
+    await commit_log.find()
+
+
+# -- the driver -----------------------------------------------------------------------------------------------------
+
+
+def commit(messages: Sequence[SentAttempt], options: WriteOptions, batch: int | None) -> None:
+    """Commit a batch: record it, then end its half messages. `batch` None: that of a batch job.
+
+    Raises ConfigError if it does not belong here; RocketSparkError if it cannot be done now: then it is as it was, or
+    recorded, and a repeat goes on.
+    """
+
+    async def run() -> None:
+        async with _opened(options) as commit_log:
+            await commit_log.find()
+            await _Commit(commit_log, options, messages, 0 if batch is None else batch).run()
+
+    with plain_errors():
+        asyncio.run(run())
+
+
+class _Commit:
+    def __init__(
+        self, commit_log: CommitTopic, options: WriteOptions, messages: Sequence[SentAttempt], batch: int
+    ) -> None:
+        self._log = commit_log
+        self._options = options
+        self._batch = batch
+        self._messages = messages
+        self._parts = tuple(m.part for m in messages if m.part is not None and m.part.rows)
+        self._rows = sum(m.rows for m in messages)
+        self._checksum = sum(m.checksum for m in messages) % _CHECKSUM_END
+        queries = {m.query for m in messages}
+        self._query = queries.pop() if len(queries) == 1 else ""
+        self._since = min((m.seen for m in messages), default=None)
+
+    async def run(self) -> None:
+        state = await self._log.state(self._since)
+        if self._messages and state.end < max(m.seen for m in self._messages):
+            raise RocketSparkError(
+                f"the commit topic {self._log.topic} was removed, or an older copy of it restored, while batch"
+                f" {self._batch} was written: nothing of it is committed"
+            )
+        verdict = self._judge(state)
+        if verdict is BatchVerdict.NEW:
+            if any(m.part is None for m in self._messages):
+                raise RocketSparkError(
+                    f"the record of batch {self._batch} in {self._log.topic}, which its tasks saw, is gone"
+                )
+            if not self._parts:
+                return  # Nothing was written; nor would a repeat leave anything twice.
+            verdict, state = await self._record(state)
+        if state.last is not None and not state.ended:
+            await self._finish(state, fresh=verdict is BatchVerdict.NEW)
+        if verdict is BatchVerdict.REPEAT:
+            await self._drop_repeat(state)
+        await self._log.keep(state)
+        passing("ended")
+
+    def _judge(self, state: TransactionalIdState) -> BatchVerdict:
+        if dead := state.aborted & {part.attempt for part in self._parts}:
+            raise RocketSparkError(f"batch {self._batch} was aborted ({len(dead)} of its tasks): run it again")
+        return state.judge(self._log.name, self._query, self._batch)
+
+    async def _record(self, state: TransactionalIdState) -> tuple[BatchVerdict, TransactionalIdState]:
+        """Write the commit record, unless another one is found to stand; return the verdict on the batch now."""
+        name = uuid.uuid4().hex
+        bounds = await self._bounds()
+        while True:
+            # Manifests that the commit before covers are decided; so are all before its tasks began.
+            swept_from = state.last.swept_to if state.last is not None else 0
+            record = CommitRecord(
+                kind=commit_records.COMMIT,
+                at=state.end,
+                id=name,
+                query=self._query,
+                batch=self._batch,
+                rows=self._rows,
+                checksum=self._checksum,
+                time_ms=int(time.time() * 1000),
+                parts=self._parts,
+                swept_from=swept_from,
+                # An official broker shows a manifest a little later than it takes it.
+                swept_to=max(await self._log.manifests_end(), *(part.last + 1 for part in self._parts)),
+                bounds=bounds,
+            )
+            passing("before record")
+            offset = await self._log.append(record)
+            passing("record sent")
+            if offset != record.at:
+                # Something came in between: another writer's record, or a copy of this one whose reply was lost.
+                state = await self._log.state(min(record.at, self._since or 0), upto=offset + 1)
+                if state.last is None or state.last.id != name:
+                    verdict = self._judge(state)
+                    if verdict is BatchVerdict.REPEAT:
+                        return verdict, state
+                    continue
+            else:
+                state.add(offset, record)
+            passing("recorded")
+            return BatchVerdict.NEW, state
+
+    async def _bounds(self) -> tuple[tuple[str, str, int, int], ...]:
+        """Return the ends of the queues that the rows are for: none of them is committed yet."""
+        queues = sorted({queue for m in self._messages for queue in m.queues})
+        ends = await asyncio.gather(*(self._log.bounds(MessageQueue(*queue)) for queue in queues))
+        return tuple((*queue, end) for queue, (_, end) in zip(queues, ends, strict=True))
+
+    async def _finish(self, state: TransactionalIdState, *, fresh: bool) -> None:
+        """End the half messages of the last commit, and roll back those of attempts that are not part of it."""
+        assert state.last is not None
+        record, claim, seen = state.last, "", state.end
+        if not fresh and record.parts:
+            log.info("batch %d of transactionalId %s was recorded before: its ends go on", record.batch, self._log.name)
+            claim = uuid.uuid4().hex
+            seen = 1 + await self._log.append(CommitRecord(kind=commit_records.CLAIM, at=record.at, id=claim))
+
+        async def guard() -> None:
+            now = await self._log.state(record.at, upto=seen)
+            if now.last is None or now.last.at != record.at or now.ended or now.claim != claim:
+                raise TakenOver(
+                    f"another writer with transactionalId {self._log.name!r} has taken over: this one stops"
+                )
+
+        ends = EndTransactions(self._log, self._options, record.bounds, fresh=fresh, guard=guard)
+        if not fresh:
+            await ends.wait_for_others(record.parts)
+        done = await self._end_parts(ends, record)
+        if missing := [part.attempt for part in record.parts if done.get(part.attempt, 0) != part.rows]:
+            raise RocketSparkError(
+                f"batch {record.batch} is recorded, but manifests of {len(missing)} of its {len(record.parts)} tasks"
+                f" are gone from {self._log.topic}: the broker keeps messages for fileReservedTime hours"
+            )
+        passing("before ended")
+        state.end = 1 + await self._log.append(CommitRecord(kind=commit_records.ENDED, at=record.at, id=record.id))
+        state.ended = True
+
+    async def _end_parts(self, ends: EndTransactions, record: CommitRecord) -> dict[str, int]:
+        """Commit the recorded attempts, then roll back the others; return the rows committed by attempt."""
+        wanted = {part.attempt for part in record.parts}
+        done: dict[str, int] = {}
+        seen: set[tuple[str, int]] = set()
+        dead = False
+        first = min([record.swept_from, *(part.first for part in record.parts)])
+        async for stored in self._log.manifests(first, record.swept_to):
+            manifest = transaction_handles.decode(stored.body)
+            head = manifest.head
+            if head.attempt not in wanted:
+                dead = True
+            elif (head.attempt, head.sequence) not in seen:
+                # A manifest whose reply was lost stands there twice.
+                seen.add((head.attempt, head.sequence))
+                await ends.commit(manifest)
+                done[head.attempt] = done.get(head.attempt, 0) + head.rows
+        if dead:
+            async for stored in self._log.manifests(record.swept_from, record.swept_to):
+                manifest = transaction_handles.decode(stored.body)
+                if manifest.head.attempt not in wanted:
+                    await ends.roll_back(manifest)
+        return done
+
+    async def _drop_repeat(self, state: TransactionalIdState) -> None:
+        """Roll back the half messages of a repeat: the batch was committed before."""
+        last = state.last
+        if self._query == JOB:
+            if last is not None and last.rows != self._rows:
+                raise RocketSparkError(
+                    f"transactionalId {self._log.name!r} was used for a job of {last.rows} rows; this one has"
+                    f" {self._rows}, of which none is written: give each run of a job its own transactionalId"
+                )
+            if last is not None and last.checksum != self._checksum:
+                raise RocketSparkError(
+                    f"transactionalId {self._log.name!r} was used for a job with other rows; of this one none is"
+                    " written: give each run of a job its own transactionalId"
+                )
+            log.warning(
+                "transactionalId %s: its job was committed before; nothing is written again. Another job needs another"
+                " transactionalId",
+                self._log.name,
+            )
+        committed = {part.attempt for part in last.parts} if last is not None else set()
+        await roll_back(self._log, self._options, [p for p in self._parts if p.attempt not in committed])
+
+
+async def roll_back(commit_log: CommitTopic, options: WriteOptions, parts: Sequence[AttemptPart]) -> None:
+    """Roll back the half messages of task attempts that are not committed, and never will be."""
+    if not parts:
+        return
+
+    async def no_guard() -> None:
+        pass
+
+    wanted = {part.attempt for part in parts}
+    ends = EndTransactions(commit_log, options, (), fresh=True, guard=no_guard)
+    first, last = min(part.first for part in parts), max(part.last for part in parts)
+    async for stored in commit_log.manifests(first, last + 1):
+        manifest = transaction_handles.decode(stored.body)
+        if manifest.head.attempt in wanted:
+            await ends.roll_back(manifest)
+
+
+def abort(messages: Sequence[SentAttempt], options: WriteOptions) -> None:
+    """Roll back the tasks' half messages, unless they are recorded: Spark aborts too when a commit failed half-way.
+
+    What is not known here, as its task died, is rolled back when brokers ask. Never raises for a broker that is down.
+    """
+    parts = [m.part for m in messages if m.part is not None and m.part.rows]
+    if not parts:
+        return
+
+    async def run() -> None:
+        async with _opened(options) as commit_log:
+            await commit_log.find()
+            # From now on a commit that is under way cannot come about any more.
+            attempts = tuple(part.attempt for part in parts)
+            since = min(m.seen for m in messages)
+            state = await commit_log.state(since)
+            aborted = CommitRecord(kind=commit_records.ABORTED, at=state.end, id=uuid.uuid4().hex, attempts=attempts)
+            offset = await commit_log.append(aborted)
+            state = await commit_log.state(since, upto=offset + 1)
+            committed = {part.attempt for part in state.last.parts} if state.last is not None else set()
+            await roll_back(commit_log, options, [part for part in parts if part.attempt not in committed])
+            await commit_log.keep(state)
+
+    with plain_errors():
+        try:
+            asyncio.run(run())
+        except RocketSparkError as e:
+            log.warning("the half messages of an aborted batch are left to the broker's checks: %s", e)

@@ -1,0 +1,183 @@
+"""The commit records of a transactionalId, and the state they amount to. Pure.
+
+Rule: a commit record counts only where it says it stands. RocketMQ has no conditional append; but a record that names
+the queue offset it was made for, and landed elsewhere, came after something its writer had not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from rocketspark.errors import ConfigError, RocketSparkError
+
+# A batch job has no query and one batch.
+JOB = "job"
+COMMIT, ENDED, ABORTED, CLAIM = "commit", "ended", "aborted", "claim"
+
+
+class AttemptPart(msgspec.Struct, frozen=True):
+    """The part of one task attempt: its manifest's messages lie from `first` to `last` in the manifest queue."""
+
+    attempt: str
+    rows: int
+    first: int = 0
+    last: int = -1
+
+
+class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record of the commit queue, in JSON.
+
+    `kind` commit: batch `batch` of `query` consists of `parts`; it stands at queue offset `at`, or is void. Manifests
+    from `swept_from` up to `swept_to` of others are to be rolled back. `bounds`: topic, broker, queue id, and the
+    queue's end before any of its messages was committed; `checksum`: of all bodies, in any order.
+    ended: all messages of the commit at `at` are committed. aborted: `attempts` are not to be committed any more.
+    claim: its writer goes on with the ends of the commit at `at`; a writer that did so before stops.
+    """
+
+    kind: str
+    at: int
+    id: str
+    query: str = ""
+    batch: int = 0
+    rows: int = 0
+    checksum: int = 0
+    time_ms: int = 0
+    parts: tuple[AttemptPart, ...] = ()
+    swept_from: int = 0
+    swept_to: int = 0
+    bounds: tuple[tuple[str, str, int, int], ...] = ()
+    attempts: tuple[str, ...] = ()
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(CommitRecord)
+
+
+def encode(record: CommitRecord) -> bytes:
+    """Return the body of the record's message."""
+    return _encoder.encode(record)
+
+
+def decode(body: bytes) -> CommitRecord:
+    """Decode a record from its message's body. Raises RocketSparkError if it is none."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise RocketSparkError(f"the commit topic holds a message that is no record of ours: {e}") from None
+
+
+class LastCommit(msgspec.Struct, frozen=True):
+    """The last batch that ended and its query, which stay known after the records have expired."""
+
+    end: int
+    batch: int
+    query_hash: int
+
+
+class BatchVerdict(Enum):
+    """The verdict on a batch by the records: new, or committed before."""
+
+    NEW = "new"
+    REPEAT = "repeat"
+
+
+class TransactionalIdState(msgspec.Struct):
+    """The state of a transactionalId by its records. `end`: where the next record will stand; `last`: the last commit.
+
+    `claim`: the id of the last claim on the last commit's ends; `kept`: stands in for records that expired.
+    """
+
+    end: int = 0
+    last: CommitRecord | None = None
+    ended: bool = False
+    claim: str = ""
+    aborted: set[str] = msgspec.field(default_factory=set)
+    kept: LastCommit | None = None
+
+    def add(self, offset: int, record: CommitRecord) -> None:
+        """Take in the record at a queue offset; they come in order."""
+        self.end = offset + 1
+        if record.kind == COMMIT and record.at == offset:
+            self.last, self.ended, self.claim = record, False, ""
+        elif record.kind == ABORTED:
+            self.aborted.update(record.attempts)
+        elif self.last is not None and record.at == self.last.at:
+            if record.kind == ENDED:
+                self.ended = True
+            elif record.kind == CLAIM:
+                self.claim = record.id
+
+    def judge(self, name: str, query: str, batch: int) -> BatchVerdict:
+        """Tell whether a batch of a query is new or a repeat. Raises ConfigError if it cannot belong to this
+        transactionalId.
+        """
+        if self.last is not None:
+            last_query: str | None = self.last.query
+            last_batch = self.last.batch
+            # A batch without any task does not know its query.
+            same = not query or last_query == query
+        elif self.kept is not None:
+            last_query, last_batch = None, self.kept.batch
+            same = not query or self.kept.query_hash == query_hash(query)
+        else:
+            return BatchVerdict.NEW
+        if not same:
+            whose = "another query" if last_query is None else f"query {last_query}"
+            if last_query == JOB:
+                whose = "a batch job"
+            raise ConfigError(
+                f"transactionalId {name!r} belongs to {whose}, this is {'a batch job' if query == JOB else query}: give"
+                " each query, and each run of a batch job, a transactionalId of its own (a query with a new"
+                " checkpointLocation is another query)"
+            )
+        if batch < last_batch:
+            raise ConfigError(
+                f"transactionalId {name!r} has committed batch {last_batch} of this query, and this is batch {batch}:"
+                " its checkpoint is an older one than what was written; use the newest, or another transactionalId"
+            )
+        return BatchVerdict.REPEAT if batch == last_batch else BatchVerdict.NEW
+
+
+def state_of(records: Iterable[tuple[int, CommitRecord]], end: int = 0) -> TransactionalIdState:
+    """Compute the state from records in order, with their queue offsets."""
+    state = TransactionalIdState()
+    for offset, record in records:
+        state.add(offset, record)
+    state.end = max(state.end, end)
+    return state
+
+
+def holds_commit(records: Sequence[tuple[int, CommitRecord]]) -> bool:
+    """Tell whether a commit that counts is among the records: earlier ones no longer matter then."""
+    return any(record.kind == COMMIT and record.at == offset for offset, record in records)
+
+
+def query_hash(query: str) -> int:
+    """Return a number for a query id: 62 bits."""
+    number = 0
+    for byte in query.encode():
+        number = (number * 1_000_003 ^ byte) & (1 << 62) - 1
+    return number
+
+
+class HalfOutcome(Enum):
+    """The outcome of a half message that a broker asks about."""
+
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+
+
+def outcome_of(state: TransactionalIdState, batch: int) -> HalfOutcome:
+    """Answer a broker's question about a half message of a batch.
+
+    Never commit: the writer that recorded or repeats the commit does that, each message once (an official broker
+    commits as often as it is told). Once a batch has ended, a half message that is still open is not part of it.
+    """
+    if state.last is not None:
+        decided = batch < state.last.batch or (batch == state.last.batch and state.ended)
+    else:
+        decided = state.kept is not None and batch <= state.kept.batch
+    return HalfOutcome.ROLLBACK if decided else HalfOutcome.UNKNOWN

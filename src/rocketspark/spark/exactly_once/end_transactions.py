@@ -1,0 +1,308 @@
+"""END_TRANSACTION for many half messages. Rule: each is committed once, also by a broker that commits again when told
+again.
+
+An official broker commits as often as it is told. So where a reply was lost, the queues are read for what arrived, and
+only the rest is told again; a writer that takes over waits until no end of its predecessor can be under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.errors import NotSent, RocketSparkError
+from rocketspark.model import MessageQueue
+from rocketspark.model.text import whole_number
+from rocketspark.protocol import frames
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import EndTransactionHeader
+from rocketspark.protocol.headers.admin import RuntimeInfoHeader
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import KvTable
+from rocketspark.protocol.message import sysflags
+from rocketspark.spark.exactly_once.commit_records import AttemptPart
+from rocketspark.spark.exactly_once.commit_topic import PAUSE_S, CommitTopic
+from rocketspark.spark.exactly_once.failpoints import passing
+from rocketspark.spark.exactly_once.transaction_handles import HandleManifest
+from rocketspark.spark.options import WriteOptions
+from rocketspark.transport.messages import Reply
+from rocketspark.transport.messages import request as request_frame
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.spark")
+
+COMMIT, ROLLBACK = sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK
+IN_FLIGHT_MAX = 256
+# An official broker drops an end that waited for 3 s: after these nothing told before is carried out any more.
+DRAIN_S = 6.0
+# Interval at which the records are read for a writer that took over; well below DRAIN_S.
+GUARD_S = 1.0
+# In the broker's runtime table: it ends each transaction once, however often it is told.
+ENDS_ONCE = "transactionEndsOnce"
+# Part of the remark of a broker whose log no longer has the half message.
+HALF_GONE = "prepared transaction message"
+
+Bounds = Sequence[tuple[str, str, int, int]]
+_HALF, _POSITION, _OPAQUE = 1_912_345_601, 1_912_345_602, 1_912_345_604
+
+
+class _Round(NamedTuple):
+    """The rest after a round: rows to tell again, rows whose half message is gone; `unsure`: replies were lost."""
+
+    rows: NDArray[np.int64]
+    gone: NDArray[np.int64]
+    unsure: bool
+    cause: BaseException | None
+
+
+class EndTransactions:
+    """The ends of one batch's half messages.
+
+    `bounds`: the queues of the batch, and where they ended before any of it was committed; `fresh`: no writer told an
+    end of it before; `guard` is called from time to time on brokers that commit twice if told twice, and raises if
+    another writer has taken over.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitTopic,
+        options: WriteOptions,
+        bounds: Bounds,
+        *,
+        fresh: bool,
+        guard: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._log = commit_log
+        self._budget_s = options.commit_timeout_ms / 1000
+        self._timeout_ms = options.timeout_ms
+        self._fresh = fresh
+        self._bounds = bounds
+        self._guard = guard
+        self._guarded_s = time.monotonic()
+        self._once: dict[str, bool] = {}
+        # By broker: how far its queues were read for what arrived, and the physical offsets of what did.
+        self._at: dict[str, dict[MessageQueue, int]] = {}
+        self._arrived: dict[str, list[NDArray[np.int64]]] = {}
+        for topic, broker, queue_id, offset in bounds:
+            self._at.setdefault(broker, {})[MessageQueue(topic, broker, queue_id)] = offset
+
+    async def wait_for_others(self, parts: Sequence[AttemptPart]) -> None:
+        """Wait until the ends are carried out that another writer has told before, where that matters."""
+        anchors = {broker: MessageQueue(topic, broker, queue_id) for topic, broker, queue_id, _ in self._bounds}
+        once = await asyncio.gather(*(self._ends_once(anchor) for anchor in anchors.values()))
+        if parts and not all(once):
+            await asyncio.sleep(DRAIN_S)
+
+    async def commit(self, manifest: HandleManifest) -> None:
+        """Commit all half messages of a manifest. Raises RocketSparkError if it cannot be done now, or any more."""
+        await self._end(manifest, COMMIT)
+
+    async def roll_back(self, manifest: HandleManifest) -> None:
+        """Roll back all half messages of a manifest; what fails is left to the brokers' questions."""
+        try:
+            await self._end(manifest, ROLLBACK)
+        except RocketSparkError as e:
+            log.warning("half messages of a dead attempt are left to the broker's checks: %s", e)
+
+    async def _end(self, manifest: HandleManifest, outcome: int) -> None:
+        brokers = np.array([broker for _, broker, _ in manifest.head.queues])
+        of_row = brokers[manifest.targets] if len(brokers) else brokers
+        names = list(dict.fromkeys(of_row.tolist()))
+        works = (self._end_on(name, manifest, np.flatnonzero(of_row == name), outcome) for name in names)
+        for result in await asyncio.gather(*works, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _end_on(self, broker: str, manifest: HandleManifest, rows: NDArray[np.int64], outcome: int) -> None:
+        """End some rows of a manifest, all on one broker."""
+        anchor = manifest.queue(int(manifest.targets[rows[0]]))
+        once = outcome == ROLLBACK or await self._ends_once(anchor)
+        unsure = not once and not self._fresh
+        if unsure:
+            rows = await self._missing(broker, manifest, rows)
+        end_s = time.monotonic() + self._budget_s
+        while len(rows):
+            rows, gone, unsure, cause = await self._round(anchor, manifest, rows, outcome, once)
+            if len(gone) and outcome == COMMIT and len(gone := await self._missing(broker, manifest, gone)):
+                raise RocketSparkError(
+                    f"{len(gone)} rows of batch {manifest.head.batch} cannot be committed: broker {broker!r} no longer"
+                    " has their half messages open: they are older than fileReservedTime hours, damaged or rolled back"
+                )
+            if not len(rows):
+                return
+            if time.monotonic() >= end_s:
+                raise RocketSparkError(
+                    f"batch {manifest.head.batch} is recorded as committed, but {len(rows)} or more of its messages on"
+                    f" broker {broker!r} are not visible yet: {cause}; run it again, it goes on where it stopped"
+                )
+            if unsure and not once:
+                await asyncio.sleep(DRAIN_S)
+                rows = await self._missing(broker, manifest, rows)
+            else:
+                await asyncio.sleep(PAUSE_S)
+
+    async def _round(
+        self, anchor: MessageQueue, manifest: HandleManifest, rows: NDArray[np.int64], outcome: int, once: bool
+    ) -> _Round:
+        """Send the ends of these rows, until some fail."""
+        gone: list[int] = []
+        chunks = _chunks(manifest, rows, one_each=manifest.head.ordered)
+        peer = await self._log.again(lambda: self._log.instance.master_of(anchor), topic=anchor.topic)
+        frame = _template(self._log.topic, anchor, manifest.head.attempt, outcome)
+        for number, chunk in enumerate(chunks):
+            if not once:
+                await self._guarded()
+            asked = self._ask(peer, frame, manifest, chunk)
+            if outcome == COMMIT:
+                passing("ends sent")
+            failed, lost, cause = await self._replies(asked, gone)
+            if cause is not None:
+                left = np.sort(np.concatenate((failed, *chunks[number + 1 :])))
+                return _Round(left, _array(gone), lost, cause)
+            if outcome == COMMIT:
+                passing("some ends")
+        return _Round(rows[:0], _array(gone), False, None)
+
+    def _ask(
+        self, peer: Peer, frame: bytes, manifest: HandleManifest, chunk: NDArray[np.int64]
+    ) -> list[tuple[int, asyncio.Future[Reply]]]:
+        """Send the ends of these rows at once; return each with its reply."""
+        asked = []
+        for row in chunk.tolist():
+            opaque = peer.next_opaque()
+            header = frame % (int(manifest.half_offsets[row]), int(manifest.positions[row]), opaque)
+            try:
+                reply = peer.ask_encoded(opaque, frames.join(header), RequestCode.END_TRANSACTION, self._timeout_ms)
+            except NotSent as e:
+                reply = asyncio.get_running_loop().create_future()
+                reply.set_exception(e)
+            asked.append((row, reply))
+        return asked
+
+    async def _replies(
+        self, asked: list[tuple[int, asyncio.Future[Reply]]], gone: list[int]
+    ) -> tuple[NDArray[np.int64], bool, BaseException | None]:
+        """Await the replies: return rows to tell again, whether a reply was lost, and why; rows without a half message
+        go to `gone`.
+        """
+        failed: list[int] = []
+        cause: BaseException | None = None
+        lost = False
+        results = await asyncio.gather(*(reply for _, reply in asked), return_exceptions=True)
+        for (row, _), result in zip(asked, results, strict=True):
+            if isinstance(result, BaseException):
+                if not isinstance(result, RocketSparkError):
+                    raise result
+                lost = lost or not isinstance(result, NotSent)
+                failed.append(row)
+                cause = result
+            elif result.code == ResponseCode.SYSTEM_ERROR and HALF_GONE in (result.remark or ""):
+                gone.append(row)
+            elif result.code != 0:
+                failed.append(row)
+                cause = RocketSparkError(f"code {result.code} from {result.address}: {result.remark}")
+        return _array(failed), lost, cause
+
+    async def _guarded(self) -> None:
+        if time.monotonic() - self._guarded_s >= GUARD_S:
+            await self._guard()
+            self._guarded_s = time.monotonic()
+
+    # -- brokers that commit as often as they are told -----------------------------------------------------------
+
+    async def _ends_once(self, anchor: MessageQueue) -> bool:
+        """Tell whether the broker says that it ends each transaction once."""
+        known = self._once.get(anchor.broker_name)
+        if known is None:
+            known = self._once[anchor.broker_name] = (await self._runtime(anchor)).get(ENDS_ONCE) == "true"
+        return known
+
+    async def _runtime(self, anchor: MessageQueue) -> dict[str, str]:
+        """Return a broker's runtime table."""
+
+        async def ask() -> dict[str, str]:
+            peer = await self._log.instance.master_of(anchor)
+            reply = await peer.request(
+                RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoHeader(extensions=True), timeout_ms=self._timeout_ms
+            )
+            reply.raise_for_code(f"runtime of broker {anchor.broker_name!r}")
+            return java_json.decode(reply.body, KvTable).table
+
+        return await self._log.again(ask, topic=anchor.topic)
+
+    async def _shown(self, anchor: MessageQueue) -> None:
+        """Wait until queues show all that is in the broker's log now: an official one puts it there a little later."""
+        goal, met = -1, 0
+        while met < 2:  # Once more: both numbers are not of the very same time.
+            table = await self._runtime(anchor)
+            end, behind = (whole_number(table.get(name)) or 0 for name in ("commitLogMaxOffset", "dispatchBehindBytes"))
+            goal = end if goal < 0 else goal
+            met += end - behind >= goal
+            if met < 2:
+                await asyncio.sleep(PAUSE_S / 10)
+
+    async def _missing(self, broker: str, manifest: HandleManifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of a manifest that have not arrived in their queues."""
+        arrived = self._arrived.setdefault(broker, [])
+        if broker in self._at:
+            await self._shown(next(iter(self._at[broker])))
+        for queue, at in self._at.get(broker, {}).items():
+            _, end = await self._log.bounds(queue)
+            found = [
+                stored.prepared_position
+                async for stored in self._log.read(queue, at, end)
+                if stored.sys_flag & sysflags.TRANSACTION_MASK == COMMIT
+            ]
+            arrived.append(_array(found))
+            self._at[broker][queue] = end
+        merged = np.unique(np.concatenate(arrived)) if arrived else _array([])
+        self._arrived[broker] = [merged]
+        return rows[np.isin(manifest.positions[rows], merged, invert=True)]
+
+
+def _template(group: str, anchor: MessageQueue, attempt: str, outcome: int) -> bytes:
+    """Return the header of an END_TRANSACTION as a template of (half offset, physical offset, opaque); a third of a
+    typed one's cost.
+    """
+    header = EndTransactionHeader(
+        topic=anchor.topic,
+        producer_group=group,
+        half_offset=_HALF,
+        physical_offset=_POSITION,
+        outcome=outcome,
+        # An official broker refuses an end past the immunity unless it says that it answers a question.
+        from_check=True,
+        message_id=attempt,
+        broker_name=anchor.broker_name,
+    )
+    text = request_frame(RequestCode.END_TRANSACTION, header, opaque=_OPAQUE)[8:].replace(b"%", b"%%")
+    order = sorted((_HALF, _POSITION, _OPAQUE), key=lambda number: text.index(b"%d" % number))
+    assert order == [_HALF, _POSITION, _OPAQUE]
+    for number in order:
+        text = text.replace(b"%d" % number, b"%d")
+    return text
+
+
+def _chunks(manifest: HandleManifest, rows: NDArray[np.int64], *, one_each: bool) -> list[NDArray[np.int64]]:
+    """Divide rows into parts whose ends are sent at once. `one_each`: one row for each queue."""
+    if not one_each:
+        return [rows[at : at + IN_FLIGHT_MAX] for at in range(0, len(rows), IN_FLIGHT_MAX)]
+    # The official broker ends several at once, and any may refuse some of them (SYSTEM_BUSY): one at a time for each
+    # queue keeps their order.
+    targets = manifest.targets[rows]
+    turns = np.zeros(len(rows), np.int64)
+    for target in np.unique(targets).tolist():
+        of_target = targets == target
+        turns[of_target] = np.arange(int(of_target.sum()))
+    order = np.argsort(turns, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(turns[order])) + 1)
+
+
+def _array(numbers: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(numbers, np.int64)

@@ -1,0 +1,310 @@
+"""archive: topics to Parquet files by topic and hour. Rule: a micro-batch counts with its offsets, at one moment.
+
+Executors read queue ranges as a stream does and write files that do not count yet; the driver then replaces the
+manifest, which names the files and how far each queue is archived. So a kill at any moment leaves the last whole
+micro-batch, and the next start goes on after it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.options import parse_read
+from rocketspark.spark.pipelines.archive import tasks
+from rocketspark.spark.pipelines.archive.manifest import (
+    FILES,
+    Archive,
+    ArchiveFile,
+    WrittenFile,
+    due,
+    open_archive,
+    read_manifest,
+)
+from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.progress import Progress, lag_of
+from rocketspark.spark.pipelines.session import one_line
+from rocketspark.spark.read.stream_read import StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+BATCH_ROWS = 1_000_000
+INTERVAL_S = 60.0
+CLOSE_AFTER_S = 300.0
+KEEP_REPLACED_S = 3600.0
+FILE_BYTES = 256 << 20
+# Failures in a row that may pass (a broker that restarts) before one ends a run with `once`; others go on for ever.
+ATTEMPTS = 6
+WAIT_MAX_S = 30.0
+# Hours merged in one job; and micro-batches of a backlog after which closed hours are merged.
+HOURS_PER_JOB = 16
+BATCHES_BETWEEN_MERGES = 50
+
+
+class Hour(NamedTuple):
+    """The rows and files that an archive holds of a topic's hour (UTC, by store time)."""
+
+    topic: str
+    hour: str
+    rows: int
+    files: int
+    bytes: int
+
+
+class ArchiveResult(NamedTuple):
+    """The result of a run: `rows` and `batches` archived, hours compacted; and `total_rows`, `files`: what is there
+    now.
+    """
+
+    archive: str
+    rows: int
+    batches: int
+    hours_compacted: int
+    total_rows: int
+    files: int
+    seconds: float
+    stopped: bool
+
+
+def run(
+    spark: SparkSession,
+    where: Connection | str,
+    topics: Sequence[str],
+    folder: str | Path,
+    *,
+    once: bool = True,
+    interval_s: float = INTERVAL_S,
+    batch_rows: int = BATCH_ROWS,
+    compact: bool = True,
+    close_after_s: float = CLOSE_AFTER_S,
+    keep_replaced_s: float = KEEP_REPLACED_S,
+    file_bytes: int = FILE_BYTES,
+    progress: Progress | None = None,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> ArchiveResult:
+    """Archive topics in a folder that driver and executors share, from where the folder's last run ended.
+
+    once: end when all is archived that was there at the start, else go on until `progress.stop` is asked, looking for
+    more each `interval_s`. batch_rows: messages per micro-batch at most. compact: merge the files of hours that ended
+    `close_after_s` ago into files of some `file_bytes`; the merged ones stay readable for `keep_replaced_s`.
+    Raises ConfigError for wrong options, RocketSparkError for what fails.
+    """
+    progress = progress or Progress("archive")
+    with open_archive(folder) as archive:
+        reader = _reader(connection(where), topics)
+        work = _Work(spark, archive, reader, topics, progress, batch_rows, once)
+        try:
+            work.begin()
+            compacted = 0
+
+            def merge_closed() -> int:
+                archive.sweep(now_ms())
+                if not compact:
+                    return 0
+                hours = due(archive.manifest.files, now_ms(), round(close_after_s * 1000), file_bytes)
+                return merge_hours(spark, archive, hours, file_bytes, round(keep_replaced_s * 1000), progress)
+
+            while not progress.stop.asked:
+                if work.patiently(work.batch):
+                    if work.batches % BATCHES_BETWEEN_MERGES == 0:
+                        compacted += merge_closed()
+                    continue
+                compacted += merge_closed()
+                if once or progress.stop.wait(interval_s):
+                    break
+        finally:
+            reader.stop()
+        files = archive.manifest.files
+        total = sum(file.rows for file in files)
+        return ArchiveResult(
+            *(str(archive.folder), work.rows, work.batches, compacted, total, len(files)),
+            *(round(progress.seconds, 3), progress.stop.asked),
+        )
+
+
+def _reader(where: Connection, topics: Sequence[str]) -> StreamReader:
+    # A body that does not inflate is kept as it is stored.
+    options = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options()}
+    if topics:
+        options["topic"] = ",".join(topics)
+    return StreamReader(READ_SCHEMA, parse_read(options, streaming=True))
+
+
+class _Work:
+    """The micro-batches of a run. They follow the contract of a stream's reader, so what a stream reads is archived."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        archive: Archive,
+        reader: StreamReader,
+        topics: Sequence[str],
+        progress: Progress,
+        batch_rows: int,
+        once: bool,
+    ) -> None:
+        self._topics = {name.strip() for topic in topics for name in topic.split(",")}
+        self._spark, self._archive, self._reader, self._progress = spark, archive, reader, progress
+        self._batch_rows, self._once = batch_rows, once
+        self.rows = self.batches = 0
+
+    def begin(self) -> None:
+        """Fix where a new archive begins, and with `once` where the run ends."""
+        if self._archive.manifest.offsets is None:
+            self._archive.commit([], offsets=self._reader.initialOffset())
+        if self._once:
+            self._reader.prepareForTriggerAvailableNow()
+
+    def batch(self) -> bool:
+        """Archive the next messages; False if there are none."""
+        from pyspark.sql.streaming.datasource import ReadMaxRows
+
+        offsets = self._archive.manifest.offsets or {}
+        # Topics of other runs keep their place.
+        others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
+        start = {name: value for name, value in offsets.items() if name not in others}
+        end = self._reader.latestOffset(start, ReadMaxRows(self._batch_rows))
+        if end == start:
+            return False
+        partitions = self._reader.partitions(start, end)
+        with self._archive.staging() as staging:
+            written = run_tasks(self._spark, _ReadTask(self._reader, partitions, staging), type_=WrittenFile)
+            self._archive.commit(written, offsets={**others, **end})
+        self._reader.commit(end)
+        self.batches += 1
+        self.rows += sum(one.rows for one in written)
+        self._progress.update(self.rows, lag=lag_of(end, self._reader.reportLatestOffset()))
+        return True
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Do a step, again after a while if it failed in a way that may pass."""
+        from pyspark.errors import PySparkException
+
+        for attempt in count(1):
+            try:
+                return step()
+            except (RocketSparkError, PySparkException) as e:
+                over = self._once and attempt == ATTEMPTS
+                if over or self._progress.stop.asked or not may_pass(e):
+                    raise
+                wait_s = min(2.0 ** (attempt - 1), WAIT_MAX_S)
+                self._progress.say(f"{one_line(str(e))}; trying again in {wait_s:.0f} s")
+                self._progress.stop.wait(wait_s)
+        raise AssertionError
+
+
+# Spark's errors of a task that failed because of the network, or lost its executor.
+_PASSING = re.compile(r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|RouteNotFound|BrokerNotFound): |ExecutorLost")
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether a repetition may succeed."""
+    if isinstance(error, RocketSparkError):
+        return error.retriable or isinstance(error, RouteNotFound)
+    return _PASSING.search(str(error)) is not None
+
+
+class _ReadTask:
+    """Task i reads partition i into files."""
+
+    def __init__(self, reader: StreamReader, partitions: Sequence[Any], staging: Path) -> None:
+        self._reader, self._partitions, self._staging = reader, partitions, staging
+        self.count = len(partitions)
+
+    def __call__(self, number: int) -> Iterator[WrittenFile]:
+        tasks.check_folder(self._staging)
+        return tasks.write_rows(self._reader.read(self._partitions[number]), self._staging)
+
+
+class _MergeTask:
+    """Task i merges the files of hour i."""
+
+    def __init__(self, hours: Sequence[list[ArchiveFile]], root: Path, staging: Path, file_bytes: int) -> None:
+        self._hours, self._root, self._staging, self._file_bytes = hours, root, staging, file_bytes
+        self.count = len(hours)
+
+    def __call__(self, number: int) -> Iterator[WrittenFile]:
+        tasks.check_folder(self._staging)
+        return tasks.merge(self._hours[number], self._root, self._staging, self._file_bytes)
+
+
+def run_tasks(spark: SparkSession, task: Any, *, type_: type[T]) -> list[T]:
+    """Run `task(i)` for i below `task.count` on the executors; return the reports of all, tasks in order."""
+    if not task.count:
+        return []
+
+    def act(batches: Iterator[Any]) -> Iterator[Any]:
+        for number in tasks.numbers(batches):
+            yield from tasks.tell(task(number))
+
+    rows = spark.range(0, task.count, 1, task.count).mapInArrow(act, tasks.TOLD).collect()
+    return [msgspec.json.decode(row[0], type=type_) for row in rows]
+
+
+def merge_hours(
+    spark: SparkSession,
+    archive: Archive,
+    hours: Sequence[list[ArchiveFile]],
+    file_bytes: int,
+    keep_ms: int,
+    progress: Progress,
+) -> int:
+    """Merge the files of each hour; returns how many hours were."""
+    done = 0
+    for first in range(0, len(hours), HOURS_PER_JOB):
+        if progress.stop.asked:
+            break
+        some = hours[first : first + HOURS_PER_JOB]
+        with archive.staging() as staging:
+            written = run_tasks(spark, _MergeTask(some, archive.folder, staging, file_bytes), type_=WrittenFile)
+            before = sum(file.rows for files in some for file in files)
+            if (after := sum(one.rows for one in written)) != before:
+                raise RocketSparkError(f"merging {before} rows gave {after}: nothing was changed; please report it")
+            archive.commit(written, replaces=[file for files in some for file in files], keep_ms=keep_ms)
+        done += len(some)
+        progress.say(f"{done:,} of {len(hours):,} closed hours compacted")
+    return done
+
+
+def read(spark: SparkSession, folder: str | Path) -> DataFrame:
+    """Return the rows of an archive, wherever it was moved: the columns of a topic's read and `hour`."""
+    from pyspark.sql import functions as F
+
+    root = Path(folder).absolute()
+    files = _existing(root, read_manifest(root).files)
+    names = [field.name for field in READ_SCHEMA.fields]
+    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in READ_SCHEMA.fields)
+    if not files:
+        return spark.createDataFrame([], f"{columns}, hour string")
+    base = str(files[0].parents[2])
+    found = spark.read.schema(f"{columns}, hour string").option("basePath", base).parquet(*map(str, files))
+    return found.select(*(F.col(name) for name in names), "hour")
+
+
+def _existing(root: Path, files: Iterable[ArchiveFile]) -> list[Path]:
+    """Return the paths of the files: a copy may hold the open folders alone."""
+    base = root / FILES if (root / FILES).is_dir() else root
+    found = [base / file.path for file in files]
+    if missing := next((path for path in found if not path.exists()), None):
+        raise ConfigError(f"{missing} is gone: the archive is not whole")
+    return found
+
+
+def hours(folder: str | Path) -> list[Hour]:
+    """Return the rows and files that an archive holds, by topic and hour."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for file in read_manifest(Path(folder)).files:
+        one = sums.setdefault((file.topic, file.hour), [0, 0, 0])
+        one[0], one[1], one[2] = one[0] + file.rows, one[1] + 1, one[2] + file.bytes
+    return [Hour(*key, *values) for key, values in sorted(sums.items())]

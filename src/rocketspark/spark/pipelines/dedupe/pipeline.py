@@ -1,0 +1,233 @@
+"""`pipeline dedupe`: copies a topic to another, each key once within a watermark. Rule: no message is lost: late ones,
+and those without a key, are passed on.
+
+Time is when the pipeline saw a message, not when it was stored: Spark drops what is older than a watermark, and a queue
+that lags behind the others would lose messages that way. A message that may not be written is set aside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.text import shown
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.dedupe import event_time
+from rocketspark.spark.pipelines.default_names import check_delivery, check_name, default_name
+from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.session import one_line_errors
+from rocketspark.spark.write.refused_rows import refused_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+# The parts of a message that can be the key, besides `property:NAME` and `json:PATH`.
+KEYS = ("key", "messageId", "body")
+COLUMNS = ("body", "tag", "keys", "properties", "shardingKey", "flag")
+_DURATION = re.compile(r"\s*([0-9]{1,9})\s*(s|m|h|d|seconds?|minutes?|hours?|days?)\s*")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class DedupeResult(NamedTuple):
+    """The result of a run: messages read, passed on, and left out because their key was seen.
+
+    `refused`: set aside, as no message may be written like them.
+    """
+
+    source: str
+    target: str
+    rows: int
+    passed: int
+    repeated: int
+    batches: int
+    seconds: float
+    refused: int = 0
+
+
+def run(
+    spark: SparkSession,
+    where: Connection | str,
+    source: str,
+    target: str,
+    *,
+    checkpoint: Path | str,
+    by: str = "key",
+    within: str = "1 hour",
+    start_at: str = "earliest",
+    name: str = "",
+    rows_max: int | None = None,
+    interval_s: float | None = None,
+    delivery: str = "exactly-once",
+    progress: Progress = SILENT,
+) -> DedupeResult:
+    """Pass on each message of a topic whose key was not seen within some time.
+
+    Args:
+        checkpoint: folder or URL where the query keeps its place and the keys it has seen.
+        by: `key` (all keys of a message together), `messageId`, `body`, `property:NAME`, or `json:PATH` such as
+            `json:$.order.id` for a body of JSON.
+        within: how long a key is remembered after it was last new, such as `30 minutes`; at least that long.
+        start_at: where a new query begins: earliest, latest, or JSON by queue.
+        name: of the pipeline: its transactions have it; made of both topics if not given.
+        rows_max: messages in a micro-batch at most.
+        interval_s: given, go on until stopped, a micro-batch at most every so many seconds.
+        delivery: `exactly-once` or `at-least-once`.
+
+    Raises ConfigError, and RocketSparkError for what fails in Spark.
+    """
+    from pyspark.sql import functions as F
+
+    check(source, target, by, within, name, delivery)
+    delay = duration(within)
+    options = connection(where).spark_options()
+    # A body that does not inflate goes on as it is stored.
+    reading = {"badBodies": "stored"} | options | {"topic": source, "startingOffsets": start_at}
+    if rows_max is not None:
+        reading["maxMessagesPerTrigger"] = str(rows_max)
+    writing = options | {"topic": target, "delivery": delivery}
+    named = f"dedupe-{source}-{target}"
+    if delivery == "exactly-once":
+        writing["transactionalId"] = name or default_name(named)
+    counts = _Counts(progress)
+    with one_line_errors():
+        spark.dataSource.register(event_time.SeenSource)
+        reading["seenFloor"] = str(event_time.watermark_of(spark, str(checkpoint)))
+        rows = spark.readStream.format(event_time.FORMAT).options(**reading).load()
+        place = F.concat_ws("/", "topic", "broker", "queueId", "queueOffset")
+        kept = (
+            rows.withColumn("shardingKey", F.try_element_at("properties", F.lit("__SHARDINGKEY")))
+            .withColumn("place", place)
+            .select(
+                *COLUMNS,
+                "place",
+                # A message without a key is like no other.
+                F.coalesce(F.concat(F.lit("key/"), key_of(by)), F.concat(F.lit("place/"), "place")).alias("dedupeKey"),
+                event_time.SEEN,
+            )
+            .withWatermark(event_time.SEEN, delay)
+            .dropDuplicatesWithinWatermark(["dedupeKey"])
+            .select(*COLUMNS, "place")
+        )
+        told = (
+            kept.mapInArrow(partial(_with_reasons, topic=target), f"{_ddl()}, refused string")
+            .observe(
+                _METRICS,
+                F.count(F.when(F.col("refused").isNull(), 1)).alias("passed"),
+                F.count("refused").alias("refused"),
+                F.min("refused").alias("first"),
+            )
+            .where("refused IS NULL")
+            .select(*COLUMNS)
+        )
+        writer = told.writeStream.format("rocketmq").options(**writing)
+        writer = writer.option("checkpointLocation", str(checkpoint)).queryName(name or f"dedupe-{source}")
+        if interval_s is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds")
+        query = writer.start()
+        try:
+            outcome = progress.watch(query, told=counts.add)
+        finally:
+            query.stop()
+    if counts.late:
+        raise RocketSparkError(
+            f"{counts.late} messages of {source} were left out as older than the watermark of {checkpoint}: run it once"
+            " with another --checkpoint, and it passes them on"
+        )
+    return DedupeResult(
+        source,
+        target,
+        outcome.rows,
+        counts.passed,
+        counts.repeated,
+        outcome.batches,
+        round(progress.seconds, 3),
+        counts.refused,
+    )
+
+
+def check(source: str, target: str, by: str, within: str, name: str, delivery: str) -> None:
+    """Raise ConfigError for arguments of `run` that cannot be meant so."""
+    if target in (topic.strip() for topic in source.split(",")):
+        raise ConfigError(f"the target {target!r} is read too: what is passed on would come in again")
+    kind, _, rest = by.partition(":")
+    if by not in KEYS and not (kind == "property" and rest) and not (kind == "json" and rest.startswith("$")):
+        raise ConfigError(f"--by is {by!r}: {', '.join(KEYS)}, property:NAME or json:$.PATH is needed")
+    duration(within)
+    check_delivery(delivery)
+    if name:
+        check_name(name, delivery)
+
+
+_METRICS = "dedupe"
+
+
+def _ddl() -> str:
+    kinds = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields}
+    kinds |= {"shardingKey": "string", "place": "string"}
+    return ", ".join(f"{name} {kinds[name]}" for name in (*COLUMNS, "place"))
+
+
+def _with_reasons(batches: Iterator[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
+    """Add a column to the rows: why a row may not be written, and where it is; null for all others."""
+    for batch in batches:
+        reasons: list[str | None] = [None] * batch.num_rows
+        for row, why in refused_rows(batch.select(list(COLUMNS)), topic).items():
+            reasons[row] = f"{batch.column('place')[row].as_py()}: {why}"
+        yield batch.append_column("refused", pa.array(reasons, pa.string()))
+
+
+class _Counts:
+    """Sums of a query's reports: the messages read, passed on and left out."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.passed = self.refused = self.repeated = self.late = 0
+
+    def add(self, report: Any) -> None:
+        """Count one micro-batch."""
+        for operator in report["stateOperators"]:
+            self.repeated += int(operator["customMetrics"].get("numDroppedDuplicateRows", 0))
+            self.late += int(operator["numRowsDroppedByWatermark"])
+        metrics = report["observedMetrics"].get(_METRICS)
+        if metrics is None:
+            return
+        self.passed += metrics["passed"]
+        self.refused += metrics["refused"]
+        if metrics["refused"]:
+            more = f" and {metrics['refused'] - 1} more" if metrics["refused"] > 1 else ""
+            self._progress.say(f"set aside: message {shown(metrics['first'], characters_max=400)}{more}")
+
+
+def key_of(by: str) -> Column:
+    """Return the column that holds the key: text, null where a message has none."""
+    from pyspark.sql import functions as F
+
+    kind, _, rest = by.partition(":")
+    if by == "key":
+        joined = F.concat_ws(" ", "keys")
+        return F.when(joined != "", joined)
+    if by == "messageId":
+        return F.col("messageId")
+    if by == "body":
+        return F.sha2(F.col("body"), 256)
+    if kind == "property":
+        return F.try_element_at("properties", F.lit(rest))
+    return F.get_json_object(F.col("body").cast("string"), rest)
+
+
+def duration(text: str) -> str:
+    """Parse a time such as `30m` or `2 hours` as Spark writes it. Raises ConfigError."""
+    found = _DURATION.fullmatch(text)
+    if not found or not int(found[1]):
+        raise ConfigError(f"--within is {text!r}: a time such as 30m, 2h or '3 days' is needed")
+    return f"{int(found[1])} {_UNITS.get(found[2], found[2])}"

@@ -1,0 +1,256 @@
+"""`pipeline sql`: runs a file of sources, SQL steps and sinks. Rule: a streaming sink has a checkpoint of its own, so
+that it goes on where it was; a batch sink that runs twice does as its mode says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.columns import READ_SCHEMA, WRITE_TYPES
+from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.progress import POLL_S, SILENT, Progress, Tally
+from rocketspark.spark.pipelines.session import one_line_errors
+from rocketspark.spark.pipelines.sql.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+class SinkResult(NamedTuple):
+    """The result of one sink. `rows`: written by a batch, read for a stream; `batches`: micro-batches, 1 of a batch."""
+
+    sink: str
+    to: str
+    rows: int
+    batches: int
+
+
+class SqlResult(NamedTuple):
+    """The result of a run."""
+
+    pipeline: str
+    sinks: list[SinkResult]
+    seconds: float
+
+
+class ViewPlan(NamedTuple):
+    """A view as a dry run shows it."""
+
+    name: str
+    streaming: bool
+    columns: str
+
+
+class DryRun(NamedTuple):
+    """The plan of a run without running it: views with their columns, sinks with where they write."""
+
+    pipeline: str
+    views: list[ViewPlan]
+    sinks: list[dict[str, str]]
+
+
+def run(
+    spark: SparkSession,
+    plan: SqlPlan,
+    where: Connection | str,
+    *,
+    checkpoint: Path | str = "checkpoints",
+    interval_s: float | None = None,
+    progress: Progress = SILENT,
+) -> SqlResult:
+    """Run a plan: streams take what is there now and end; batches are read and written once.
+
+    Args:
+        where: the cluster of all sources and sinks of RocketMQ that name no `namesrv` of their own.
+        checkpoint: folder or URL below which each streaming sink keeps its place, under its name.
+        interval_s: given, streams go on, a micro-batch at most every so many seconds, until they are stopped.
+
+    Raises ConfigError, and RocketSparkError for what fails in Spark.
+    """
+    with one_line_errors(), ExitStack() as made:
+        frames = _frames(spark, plan, connection(where), made)
+        streaming = [(sink, frame) for sink, frame in frames if frame.isStreaming]
+        results = [
+            _write_batch(sink, frame, connection(where), progress)
+            for sink, frame in frames
+            if not frame.isStreaming and not progress.stop.asked
+        ]
+        queries: list[tuple[SqlSink, StreamingQuery]] = []
+        try:
+            for sink, frame in streaming:
+                if not progress.stop.asked:
+                    queries.append((sink, _start(sink, frame, connection(where), f"{checkpoint}", interval_s)))
+            tallies = _wait_for_all(queries, progress)
+        finally:
+            for _, query in queries:
+                query.stop()
+        results += [
+            SinkResult(sink.name, _target(sink), tally.rows, tally.batches)
+            for (sink, _), tally in zip(queries, tallies, strict=True)
+        ]
+    return SqlResult(plan.name, results, round(progress.seconds, 3))
+
+
+def dry_run(spark: SparkSession, plan: SqlPlan, where: Connection | str) -> DryRun:
+    """Read and check all, write nothing. Raises as `run`."""
+    with one_line_errors(), ExitStack() as made:
+        frames = _frames(spark, plan, connection(where), made)
+        views = []
+        for name in plan.views:
+            frame = spark.table(name)
+            views.append(ViewPlan(name, frame.isStreaming, frame.schema.simpleString()[7:-1]))
+        sinks = [
+            {"sink": sink.name, "to": _target(sink), "kind": "stream" if frame.isStreaming else "batch"}
+            for sink, frame in frames
+        ]
+    return DryRun(plan.name, views, sinks)
+
+
+def _frames(spark: SparkSession, plan: SqlPlan, where: Connection, made: ExitStack) -> list[tuple[SqlSink, DataFrame]]:
+    """Make the views, and the frame of each sink. `made` drops the views at its end."""
+
+    def view(kind: str, name: str, make: Callable[[], DataFrame]) -> None:
+        # A view of that name in the session is not ours to replace: that is an error.
+        _named(kind, name, lambda: make().createTempView(name))
+        made.callback(spark.catalog.dropTempView, name)
+
+    for source in plan.sources:
+        view("source", source.name, lambda s=source: source_frame(spark, s, where))  # type: ignore[misc]
+    for step in plan.steps:
+        view("step", step.name, lambda s=step: spark.sql(s.sql))  # type: ignore[misc]
+    frames: list[tuple[SqlSink, DataFrame]] = []
+    for sink in plan.sinks:
+
+        def make(sink: SqlSink = sink) -> DataFrame:
+            return spark.table(sink.view) if sink.view is not None else spark.sql(sink.sql or "")
+
+        frames.append((sink, sink_frame(sink, _named("sink", sink.name, make))))
+    return frames
+
+
+def _named(kind: str, name: str, make: Any) -> Any:
+    """Return the result of `make`; an error names the part it was about."""
+    try:
+        with one_line_errors():
+            return make()
+    except RocketSparkError as e:
+        raise RocketSparkError(f"{kind} {name}: {e}") from e
+
+
+def source_frame(spark: SparkSession, source: SqlSource, where: Connection) -> DataFrame:
+    """Return a source as it is read, with column `value` if its bodies are JSON."""
+    from pyspark.sql import functions as F
+
+    reader = spark.readStream if source.stream else spark.read
+    reader = reader.format(source.format).options(**options_with(source, where))
+    if source.schema is not None:
+        reader = reader.schema(source.schema)
+    frame = reader.load()
+    if source.json is not None:
+        frame = frame.withColumn("value", F.from_json(F.col("body").cast("string"), source.json))
+    if source.watermark is not None:
+        column, delay = source.watermark.split(None, 1)
+        frame = frame.withWatermark(column, delay)
+    return frame
+
+
+def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
+    """Return the rows as the sink takes them: for a topic, columns that no message has go into the body as JSON."""
+    from pyspark.sql import functions as F
+
+    if sink.format != ROCKETMQ or "body" in frame.columns:
+        return frame
+    read_only = set(READ_SCHEMA.fieldNames()) - WRITE_TYPES.keys()
+    kept = [name for name in frame.columns if name in WRITE_TYPES]
+    told = [name for name in frame.columns if name not in WRITE_TYPES and name not in read_only]
+    if not told:
+        raise ConfigError(f"sink {sink.name}: no column is left for the body: name one `body`, or select more")
+    body = F.to_json(F.struct(*(F.col(f"`{name}`") for name in told))).alias("body")
+    return frame.select(body, *(F.col(f"`{name}`") for name in kept))
+
+
+def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]:
+    """Return a part's options; those of RocketMQ go to the cluster of the pipeline unless they name one."""
+    own = options_of(part)
+    if part.format != ROCKETMQ or "namesrv" in {name.lower() for name in own} or "store" in own:
+        return own
+    given = {name.lower() for name in own}
+    return {name: value for name, value in where.spark_options().items() if name.lower() not in given} | own
+
+
+def _target(sink: SqlSink) -> str:
+    options = options_of(sink)
+    return f"{sink.format} {options.get('topic') or options.get('path') or ''}".strip()
+
+
+def _write_batch(sink: SqlSink, frame: DataFrame, where: Connection, progress: Progress) -> SinkResult:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    mode = sink.mode or ("append" if sink.format == ROCKETMQ else "overwrite")
+    if mode not in ("append", "overwrite"):
+        raise ConfigError(f"sink {sink.name}: mode {mode} is for streams; append or overwrite is needed")
+    observation = Observation(f"rows of {sink.name}")
+    writer = frame.observe(observation, F.count(F.lit(1)).alias("rows")).write.format(sink.format)
+    writer = writer.options(**options_with(sink, where)).mode(mode)
+    if sink.partition_by:
+        writer = writer.partitionBy(*sink.partition_by)
+    progress.say(f"{sink.name}: writing to {_target(sink)}")
+    _named("sink", sink.name, writer.save)
+    rows = int(observation.get["rows"])
+    progress.update(rows, note=sink.name, now=True)
+    return SinkResult(sink.name, _target(sink), rows, 1)
+
+
+def _start(
+    sink: SqlSink, frame: DataFrame, where: Connection, checkpoint: str, interval_s: float | None
+) -> StreamingQuery:
+    mode = sink.mode or "append"
+    if mode == "overwrite":
+        raise ConfigError(f"sink {sink.name}: mode overwrite is for batches; append, update or complete is needed")
+    writer = frame.writeStream.format(sink.format).options(**options_with(sink, where)).outputMode(mode)
+    writer = writer.option("checkpointLocation", f"{checkpoint.rstrip('/')}/{sink.name}").queryName(sink.name)
+    if sink.partition_by:
+        writer = writer.partitionBy(*sink.partition_by)
+    if interval_s is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds")
+    started: StreamingQuery = _named("sink", sink.name, writer.start)
+    return started
+
+
+def _wait_for_all(queries: list[tuple[SqlSink, StreamingQuery]], progress: Progress) -> list[Tally]:
+    """Wait until all queries have ended; when asked to stop, stop each once it is between two micro-batches."""
+    tallies = [Tally() for _ in queries]
+    running = list(range(len(queries)))
+    at_ask: list[int] | None = None
+    while running:
+        if progress.stop.asked and at_ask is None:
+            at_ask = [tally.seen for tally in tallies]
+        for number in list(running):
+            sink, query = queries[number]
+
+            def ended(query: StreamingQuery = query) -> bool:
+                return bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
+
+            over = _named("sink", sink.name, ended)
+            for report in query.recentProgress:
+                tallies[number].add(report)
+            if over:
+                running.remove(number)
+            elif at_ask and (tallies[number].seen > at_ask[number] or not query.status["isTriggerActive"]):
+                query.stop()
+        lags = [tally.lag for tally in tallies if tally.lag is not None]
+        progress.update(
+            sum(tally.rows for tally in tallies),
+            lag=sum(lags) if lags else None,
+            note=f"{sum(tally.batches for tally in tallies):,} micro-batches",
+            now=not running,
+        )
+    return tallies

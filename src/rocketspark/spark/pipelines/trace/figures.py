@@ -1,0 +1,158 @@
+"""The figures of `pipeline trace`, as values that become JSON. Rule: times and latencies in ms, rows in a
+fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# The points of a latency curve; those named in Latency are among them.
+QUANTILES = (0.0, 0.01, 0.05, *(n / 10 for n in range(1, 10)), 0.95, 0.99, 0.995, 0.999, 1.0)
+CONTEXTS = {0: "success", 1: "timeout", 2: "exception", 3: "returned null", 4: "failed"}
+# Widths of a time line's steps.
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
+STEPS_MS = (100, 250, 500, *(1000 * step for step in _STEPS_S))
+
+
+class Latency(NamedTuple):
+    """Percentiles in ms of `measured` values, interpolated linearly between two; None where there is none."""
+
+    measured: int = 0
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p999: float | None = None
+    max: float | None = None
+    curve: list[float] = []  # At QUANTILES.
+
+
+class Sends(NamedTuple):
+    """A topic's sends by one producer group. `failed`: messages without a send that worked."""
+
+    topic: str
+    group: str
+    messages: int
+    failed: int
+    bytes: int
+    cost_ms: Latency
+
+
+class Deliveries(NamedTuple):
+    """The deliveries of one topic's messages to one consumer group; topic "" where no trace names the send.
+
+    `deliveries` to listeners, of them `retried` (not the first time), `failed` and `unfinished` (no end was traced);
+    `failures` by reason; `messages` distinct ones, `unconsumed` of them never with success; `most_retries` of one.
+    `store_to_consume_ms`: from when the broker stored it (RocketMQ's estimate: begin of the send and half its cost) to
+    the first listener; `end_to_end_ms`: from the begin of the send to the end of the first listener with success;
+    `listener_ms`: a listener's time. Delayed messages are left out of the first two (`delayed`). `clock_skew`: first
+    received before they were sent; counted as 0 ms.
+    """
+
+    topic: str
+    group: str
+    messages: int
+    deliveries: int
+    retried: int
+    failed: int
+    unfinished: int
+    unconsumed: int
+    delayed: int
+    most_retries: int
+    clock_skew: int
+    failures: dict[str, int]
+    listener_ms: Latency
+    store_to_consume_ms: Latency
+    end_to_end_ms: Latency
+
+
+class TransactionFigures(NamedTuple):
+    """A topic's transactions by one producer group. `open`: half messages whose end was not traced.
+
+    `checked`: ends that a check by the broker brought; `half_to_end_ms`: from the send to the last end.
+    """
+
+    topic: str
+    group: str
+    committed: int
+    rolled_back: int
+    unknown: int
+    checked: int
+    open: int
+    half_to_end_ms: Latency
+
+
+class Slow(NamedTuple):
+    """One of the slowest messages, or one that no listener took with success (`end_to_end_ms` None)."""
+
+    message_id: str
+    topic: str
+    group: str
+    keys: str
+    sent_ms: int | None
+    first_received_ms: int | None
+    consumed_ms: int | None
+    end_to_end_ms: int | None
+    store_to_consume_ms: float | None
+    deliveries: int
+    failed: int
+    last_failure: str
+
+
+class Moment(NamedTuple):
+    """Messages sent within one step of the time line, and their end-to-end latency. `group` "" is the sends."""
+
+    start_ms: int
+    topic: str
+    group: str
+    messages: int
+    failed: int
+    retried: int
+    p50: float | None
+    p99: float | None
+
+
+class TraceReport(NamedTuple):
+    """All that was found. `records` by kind; `malformed` of them could not be read."""
+
+    trace_topic: str
+    since_ms: int | None
+    until_ms: int | None
+    first_ms: int | None
+    last_ms: int | None
+    trace_messages: int
+    records: dict[str, int]
+    malformed: int
+    sends: list[Sends]
+    deliveries: list[Deliveries]
+    transactions: list[TransactionFigures]
+    slowest: list[Slow]
+    unconsumed: list[Slow]
+    step_ms: int
+    timeline: list[Moment]
+
+
+def latency(count: int, mean: float | None, quantiles: Sequence[float] | None) -> Latency:
+    """Make a Latency of the values that Spark computed at QUANTILES."""
+    if not count or quantiles is None or mean is None:
+        return Latency()
+    of = dict(zip(QUANTILES, quantiles, strict=True))
+    return Latency(
+        measured=count,
+        mean=round(mean, 3),
+        p50=round(of[0.5], 3),
+        p90=round(of[0.9], 3),
+        p95=round(of[0.95], 3),
+        p99=round(of[0.99], 3),
+        p999=round(of[0.999], 3),
+        max=round(of[1.0], 3),
+        curve=[round(q, 3) for q in quantiles],
+    )
+
+
+def step_for(first_ms: int | None, last_ms: int | None, steps_max: int) -> int:
+    """Return the narrowest step that covers the time in at most `steps_max` steps; weeks at most, however many."""
+    span_ms = (last_ms or 0) - (first_ms or 0)
+    return next((step for step in STEPS_MS if span_ms // step < steps_max), STEPS_MS[-1])

@@ -1,0 +1,351 @@
+"""The driver's queries of a cluster: queues, bounds, addresses. Rule: blocking calls, one event loop of its own.
+
+Nothing is kept across calls but connections and where brokers are; it is never pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.topic_routes import RouteCache
+from rocketspark.client.validators import RETRY_PREFIX
+from rocketspark.errors import ConfigError, RouteNotFound, ServerError, TransportError
+from rocketspark.model import MessageQueue
+from rocketspark.model.route import MASTER_ID
+from rocketspark.model.subscription import ALL, TAG
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.message import record, sysflags
+from rocketspark.spark.client_access import Access
+from rocketspark.spark.options import READER_GROUP
+from rocketspark.spark.plan.offsets_by_time import first_at_or_after
+from rocketspark.spark.topic_selection import matching
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.peer import Peer
+
+T = TypeVar("T")
+
+TIMEOUT_MS = 5000.0
+ATTEMPTS = 3
+_DELAYED_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# Messages looked at to tell how large a queue's are.
+SAMPLE_COUNT = 32
+
+
+class OffsetBounds(NamedTuple):
+    """Offsets a queue holds: the oldest there, and the next to be written.
+
+    `of_master`: not of a slave, which may be behind.
+    """
+
+    oldest: int
+    next: int
+    of_master: bool = True
+
+
+class ClusterQueries:
+    """The cluster behind NameServers ("host:port;host:port"). Close it when done.
+
+    Topics and queues have the user's names, without the namespace.
+    """
+
+    def __init__(self, namesrv: str, *, group: str = READER_GROUP, access: Access | None = None) -> None:
+        self._access = access or Access()
+        self._group = self._access.wire(group)
+        self._filters: dict[tuple[str, str], bool] = {}
+        self._runner = asyncio.Runner()
+        # The brokers' addresses; the last known ones while no NameServer knows a broker.
+        self._seen: dict[str, tuple[str, ...]] = {}
+        self._routes = self._run(self._make_routes(namesrv.split(";"), self._access))
+        self._connections = self._run(self._make_connections(self._access))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    @staticmethod
+    async def _make_routes(addresses: list[str], access: Access) -> RouteCache:
+        return RouteCache(addresses, timeout_ms=TIMEOUT_MS, hooks=access.hooks())
+
+    @staticmethod
+    async def _make_connections(access: Access) -> Connections:
+        return Connections(hooks=access.hooks())
+
+    def topics(self, pattern: str) -> list[str]:
+        """Return the topics whose whole name matches a pattern, by the rule of `topic_selection.matching`. Raises
+        NotSent.
+        """
+        return self._run(self._topics(pattern))
+
+    async def _topics(self, pattern: str) -> list[str]:
+        names = await _again(partial(self._routes.ask, partial(client_api.topic_list, timeout_ms=TIMEOUT_MS)))
+        info = await self._cluster_info()
+        own = (name for wire_name in names if (name := self._access.own(wire_name)) is not None)
+        return matching(pattern, own, [*info.broker_addr_table, *info.cluster_addr_table])
+
+    async def _cluster_info(self) -> bodies.ClusterInfo:
+        return await _again(partial(self._routes.ask, partial(client_api.cluster_info, timeout_ms=TIMEOUT_MS)))
+
+    def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """Return every readable queue of the topics as of now. Raises RouteNotFound, NotSent."""
+        return self._run(self._queues(list(topics)))
+
+    async def _queues(self, topics: list[str]) -> list[MessageQueue]:
+        found = await asyncio.gather(*map(self._queues_of, topics))
+        return [queue for queues in found for queue in queues]
+
+    async def _queues_of(self, topic: str) -> list[MessageQueue]:
+        try:
+            route = await _again(partial(self._routes.refresh, self._access.wire(topic)))
+        except RouteNotFound:
+            names = ", ".join(self._routes.addresses)
+            space = f" in namespace {self._access.namespace!r}" if self._access.namespace else ""
+            text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
+            raise RouteNotFound(topic, remark=text) from None
+        for broker in route.brokers:
+            self._seen[broker.broker_name] = tuple(address for _, address in sorted(broker.addresses.items()))
+        return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues()]
+
+    def bounds(self, queues: Iterable[MessageQueue], *, if_there: bool = False) -> dict[MessageQueue, OffsetBounds]:
+        """Return the offsets that each queue holds now; `if_there` leaves out queues whose broker does not answer."""
+        return self._run(self._of_each(list(queues), self._bounds, if_there=if_there))
+
+    async def _of_each(
+        self,
+        queues: list[MessageQueue],
+        ask: Callable[[MessageQueue], Awaitable[T]],
+        *,
+        if_there: bool = False,
+    ) -> dict[MessageQueue, T]:
+        """Return the answer for each queue, asked at once; `if_there` leaves out queues whose broker does not
+        answer.
+        """
+        asked = (_again(partial(ask, queue)) for queue in queues)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[MessageQueue, T] = {}
+        for queue, answer in zip(queues, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not if_there or not _may_pass(answer):
+                    raise answer
+                continue
+            found[queue] = answer
+        return found
+
+    async def _bounds(self, queue: MessageQueue) -> OffsetBounds:
+        broker, queue = await self._broker_of(queue)
+        oldest = await client_api.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        newest = await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        return OffsetBounds(oldest, newest, broker.address == self._routes.master(queue.broker_name))
+
+    async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
+        """Return the connection to a queue's broker, its master if that is up, and the queue by its full name."""
+        queue = self._access.wire_queue(queue)
+        return await self._connections.get(await self._routes.find_readable(queue)), queue
+
+    def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """Return the first offset of each queue stored at or after `time_ms`; the end of the queue if none is.
+
+        Exact where store times ascend along a queue, as they do unless an Apache broker's clock was set back (ours
+        never stamps an earlier time than before). Never before the oldest message that is still there.
+        """
+        return self._run(self._of_each(list(queues), lambda queue: self._offset_at(queue, time_ms)))
+
+    async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
+        broker, queue = await self._broker_of(queue)
+        # The end first: what comes meanwhile is of no interest.
+        end = await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        oldest = await client_api.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        if oldest >= end:
+            return end
+        # A time that no long holds is beyond every message; Java's is signed, 64 bits.
+        guess = await client_api.search_offset(broker, queue, min(time_ms, (1 << 63) - 1), timeout_ms=TIMEOUT_MS)
+        return await first_at_or_after(time_ms, oldest, end, guess, partial(self._stored_ms, broker, queue))
+
+    async def _stored_ms(self, broker: Peer, queue: MessageQueue, offset: int) -> float:
+        """Return the store time of the message at an offset, or of the next one where a compaction left it out."""
+        pulled = await self._pull(broker, queue, offset, 1)
+        if pulled.code == ResponseCode.SUCCESS:
+            messages = record.decode_messages(pulled.records, queue.broker_name)
+            return next((m.store_time_ms for m in messages if m.queue_offset >= offset), math.inf)
+        return -math.inf if pulled.header.next_offset > offset else math.inf
+
+    async def _pull(self, broker: Peer, queue: MessageQueue, offset: int, count_max: int) -> client_api.PullResult:
+        header = PullHeader(
+            group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            count_max=count_max,
+            sys_flag=sysflags.PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_ms=0,
+            subscription=ALL,
+            subscription_version=0,
+            expression_type=TAG,
+            broker_name=queue.broker_name,
+        )
+        return await client_api.pull(broker, header, timeout_ms=TIMEOUT_MS)
+
+    def record_bytes(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
+        """Return the mean size of some stored records from an offset on, by queue; without queues where it cannot be
+        had.
+        """
+        found = self._run(self._of_each(list(offsets), lambda q: self._record_bytes(q, offsets[q]), if_there=True))
+        return {queue: size for queue, size in found.items() if size is not None}
+
+    async def _record_bytes(self, queue: MessageQueue, offset: int) -> float | None:
+        broker, queue = await self._broker_of(queue)
+        pulled = await self._pull(broker, queue, offset, SAMPLE_COUNT)
+        count = pulled.header.next_offset - offset
+        return len(pulled.records) / count if pulled.code == ResponseCode.SUCCESS and count > 0 else None
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def committed(self, queues: Iterable[MessageQueue], group: str) -> dict[MessageQueue, int | None]:
+        """Return the offsets that a group has committed, None where it has not."""
+        return self._run(self._of_each(list(queues), lambda queue: self._committed(queue, self._access.wire(group))))
+
+    async def _committed(self, queue: MessageQueue, group: str) -> int | None:
+        broker, queue = await self._broker_of(queue)
+        return await client_api.query_consumer_offset(
+            broker, queue, group, zero_if_not_found=False, timeout_ms=TIMEOUT_MS
+        )
+
+    def commit(self, offsets: Mapping[MessageQueue, int], group: str) -> Iterable[MessageQueue]:
+        """Commit the next offset to consume of each queue; return those whose broker answered. Raises ServerError."""
+        wire = self._access.wire(group)
+        return self._run(self._of_each(list(offsets), lambda q: self._commit(q, offsets[q], wire), if_there=True))
+
+    async def _commit(self, queue: MessageQueue, offset: int, group: str) -> None:
+        queue = self._access.wire_queue(queue)
+        broker = await self._connections.get(await self._routes.find_master(queue))
+        await client_api.update_consumer_offset(broker, queue, group, offset, timeout_ms=TIMEOUT_MS)
+
+    def register_group(self, queues: Iterable[MessageQueue], group: str) -> None:
+        """Register a group with the brokers of these queues, as one that a consumer was in.
+
+        A heartbeat makes it, with its retry topic, by which RocketMQ's tools find groups, if brokers may create groups.
+        """
+        self._run(self._register(list(queues), self._access.wire(group)))
+
+    async def _register(self, queues: list[MessageQueue], group: str) -> None:
+        client = f"{socket.gethostname()}@{os.getpid()}#spark"
+        consumer = bodies.ConsumerData(group_name=group, consume_type="CONSUME_ACTIVELY")
+        for queue in {queue.broker_name: self._access.wire_queue(queue) for queue in queues}.values():
+            broker = await self._connections.get(await self._routes.find_master(queue))
+            await client_api.heartbeat(broker, bodies.Heartbeat(client_id=client, consumer_data_set=[consumer]))
+            await client_api.unregister(broker, client, consumer_group=group)
+
+    def knows_group(self, group: str) -> bool:
+        """Tell whether a group's retry topic is there, which its first member brings."""
+        try:
+            self._run(_again(partial(self._routes.refresh, self._access.wire(RETRY_PREFIX + group))))
+        except RouteNotFound:
+            return False
+        return True
+
+    # -- what became of a queue ----------------------------------------------------------------------------------
+
+    def why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+        """Return the queues that are gone for good, and why, of those that no route names, read up to an offset.
+
+        The others' broker is away: no NameServer knows it, or it does not answer.
+        """
+        return self._run(self._why_gone(offsets))
+
+    async def _why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+        brokers = (await self._cluster_info()).broker_addr_table
+        found: dict[MessageQueue, str] = {}
+        for queue, offset in offsets.items():
+            broker = brokers.get(queue.broker_name)
+            address = broker.broker_addrs.get(MASTER_ID) if broker else None
+            if address is None:
+                continue
+            try:
+                why = await _again(partial(self._why_gone_from, address, self._access.wire_queue(queue), offset))
+            except TransportError:
+                continue
+            if why:
+                found[queue] = why
+        return found
+
+    async def _why_gone_from(self, address: str, queue: MessageQueue, offset: int) -> str | None:
+        broker = await self._connections.get(address)
+        try:
+            config = await client_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+        except ServerError:
+            config = None  # A broker that does not tell (before 5.0, or to us): then the NameServer's word holds.
+        if config is None:
+            return "the topic was deleted"
+        if queue.queue_id < config.read_queue_nums:
+            return None  # The route is behind, or reading is forbidden for now.
+        if await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS) <= offset:
+            return None
+        return f"the topic has {config.read_queue_nums} queues to read there now, and this one holds messages unread"
+
+    def filters_each_message(self, queue: MessageQueue) -> bool:
+        """Tell whether the filter of the queue's broker sees every message by itself, so that it loses none that
+        matches.
+
+        It does not where a record is a batch (topics with queue.type=BatchCQ), nor for the tags of delayed messages,
+        whose units hold a time instead (rule: CommitLog, 5.x).
+        """
+        if queue.topic == _DELAYED_TOPIC:
+            return False
+        key = queue.topic, queue.broker_name
+        if key not in self._filters:
+            self._filters[key] = self._run(_again(partial(self._has_plain_queues, queue)))
+        return self._filters[key]
+
+    async def _has_plain_queues(self, queue: MessageQueue) -> bool:
+        broker, queue = await self._broker_of(queue)
+        try:
+            config = await client_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+        except ServerError as e:
+            # Brokers before 5.0 know neither the request nor such topics; without permission everything is read.
+            return e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        return config is not None and config.attributes.get("queue.type") != "BatchCQ"
+
+    def addresses(self, broker_name: str, topic: str) -> tuple[str, ...]:
+        """Return a broker's addresses, now or last known, its master first. Raises ConfigError for one that is not
+        known.
+        """
+        found = self._seen.get(broker_name)
+        if found is None:
+            raise ConfigError(f"broker {broker_name!r} has no topic {topic!r} now: start it, or leave it out")
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._run(self._connections.close())
+        self._run(self._routes.close())
+        self._runner.close()
+
+
+async def _again(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call, again if it failed in a way that may pass.
+
+    The loop stands still between the driver's questions: a connection that the server closed meanwhile shows only when
+    it is used.
+    """
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return await call()
+        except RouteNotFound:
+            raise
+        except (TransportError, ServerError) as e:
+            if not _may_pass(e):
+                raise
+        await asyncio.sleep(0.1 * (attempt - 1))
+    return await call()
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransportError | ServerError) and error.retriable

@@ -1,0 +1,135 @@
+"""Offsets of many queues: where to begin and end, how much to take, how to split. Rule: pure; nothing is asked here.
+
+A stream's offset is JSON, topic to broker to queue id to the next queue offset to read. Its keys are in order, since
+Spark compares offsets as text. Spark records where each micro-batch ends but not where the first one began, so the end
+of the first one tells that too, under a key that can be no topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
+
+Offsets = dict[MessageQueue, int]
+
+START_KEY = "@start"
+
+
+class OffsetRange(NamedTuple):
+    """Queue offsets [first, end) of one queue."""
+
+    queue: MessageQueue
+    first: int
+    end: int
+
+
+def to_json(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
+    """Return the JSON form, keys in order."""
+    table: OffsetTable = {}
+    for queue in sorted(offsets):
+        table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return table
+
+
+def from_json(table: Mapping[str, Any]) -> Offsets:
+    """Return the offsets of a JSON form."""
+    return {
+        MessageQueue(topic, broker, int(queue)): offset
+        for topic, brokers in table.items()
+        if topic != START_KEY
+        for broker, queues in brokers.items()
+        for queue, offset in queues.items()
+    }
+
+
+def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:
+    """Return the offset that `where` means in each queue of `oldest`; queues that a JSON does not name are at
+    `default`.
+
+    Raises ConfigError if it names a queue that is not there.
+    """
+    ends = {EARLIEST: oldest, LATEST: newest}
+    if isinstance(where, str):
+        return dict(ends[where])
+    placed = dict(ends[default])
+    for queue, offset in from_json(where).items():
+        if queue not in placed:
+            have = ", ".join(f"{q.topic}/{q.broker_name}/{q.queue_id}" for q in sorted(placed)) or "none"
+            raise ConfigError(
+                f"option {option} names queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r}, which is not there; there are: {have}"
+            )
+        if offset == EARLIEST_NUMBER:
+            offset = oldest[queue]
+        elif offset == LATEST_NUMBER:
+            offset = newest[queue]
+        placed[queue] = offset
+    return placed
+
+
+def lag(start: Offsets, end: Offsets) -> Offsets:
+    """Return how many messages each queue of `end` holds after `start`; 0 where it was made anew and ends before."""
+    return {queue: max(0, end[queue] - start[queue]) for queue in sorted(end)}
+
+
+def admit(start: Offsets, newest: Offsets, rows_max: int) -> Offsets:
+    """Return ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds.
+
+    A queue that ends before its start, having been made anew, keeps that end, so that it is noticed.
+    """
+    rows = lag(start, newest)
+    if sum(rows.values()) <= rows_max:
+        return dict(newest)
+    shares = _shares(rows, rows_max)
+    return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
+
+
+def _shares(rows: Offsets, rows_max: int) -> Offsets:
+    total = sum(rows.values())
+    shares = {queue: rows_max * count // total for queue, count in rows.items()}
+    left = rows_max - sum(shares.values())
+    # The remainder of the rounding goes to the queues that it cost most.
+    for queue in sorted(rows, key=lambda q: (-(rows_max * rows[q] % total), q))[:left]:
+        shares[queue] += 1
+    return shares
+
+
+def admit_bytes(start: Offsets, newest: Offsets, sizes: Mapping[MessageQueue, float], bytes_max: int) -> Offsets:
+    """Return ends with some `bytes_max` bytes after `start`, by the mean size of each queue's messages; one message at
+    least.
+
+    Each queue gives the same part of what it holds. Queues of unknown size count as the mean of the others.
+    """
+    rows = lag(start, newest)
+    known = [sizes[queue] for queue in rows if queue in sizes]
+    mean = sum(known) / len(known) if known else 0
+    total = sum(count * sizes.get(queue, mean) for queue, count in rows.items())
+    if total <= bytes_max:
+        return dict(newest)
+    shares = {queue: int(count * bytes_max / total) for queue, count in rows.items()}
+    if not any(shares.values()):
+        shares = _shares(rows, 1)
+    return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
+
+
+def split(ranges: list[OffsetRange], partitions_min: int, rows_max: int | None) -> list[OffsetRange]:
+    """Split ranges so that there are at least `partitions_min` and none is over `rows_max`; empty ones are dropped.
+
+    A topic of few rows may make fewer: no part is empty.
+    """
+    ranges = [r for r in ranges if r.end > r.first]
+    total = sum(r.end - r.first for r in ranges)
+    parts: list[OffsetRange] = []
+    for queue, first, end in ranges:
+        rows = end - first
+        count = 1
+        if rows_max is not None:
+            count = -(-rows // rows_max)
+        if len(ranges) < partitions_min:
+            count = max(count, min(rows, -(-partitions_min * rows // total)))
+        parts += (OffsetRange(queue, first + rows * i // count, first + rows * (i + 1) // count) for i in range(count))
+    return parts

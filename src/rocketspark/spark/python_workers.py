@@ -1,0 +1,20 @@
+"""Settings of Spark's Python workers, made once in each. Rule: only what costs tasks time; nothing a task could see."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+_settled = False
+
+
+def settle() -> None:
+    """Set up this process, if it is a worker that Spark uses again: cheap to call, after all imports."""
+    global _settled
+    if _settled or not os.environ.get("SPARK_REUSE_WORKER"):
+        return
+    _settled = True
+    # PySpark's daemon collects all garbage after each task. What is here for good need not be gone through: that took
+    # 15 ms of every task, a third of a worker's processor time in tasks of 250,000 rows.
+    gc.collect()
+    gc.freeze()

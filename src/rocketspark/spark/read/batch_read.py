@@ -1,0 +1,110 @@
+"""spark.read: a bounded part of topics. Rule: what is read is fixed when the query is planned, on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
+from rocketspark.errors import ConfigError
+from rocketspark.spark.options import AtTime, AtTimes, ReadOptions
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.plan.cluster_queries import ClusterQueries
+from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets
+from rocketspark.spark.read import store_read
+from rocketspark.spark.read.partitions import ends, open_cluster, plan, queues_of, read_partition, starts
+from rocketspark.spark.read.pushdown import Pushed, push
+from rocketspark.spark.read.read_filter import ReadFilter
+from rocketspark.spark.read.store_read import StorePartition, Stores
+
+
+class BatchReader(DataSourceReader):
+    """Reads the messages between two offsets of each queue."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._schema = schema
+        self._options = options
+        self._rows = ReadFilter.of(options)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
+        with plain_errors():
+            if self._options.store is not None:
+                stores = Stores(self._options.store, self._options)
+                try:
+                    narrow = partial(self._narrow, stores)
+                    return list(store_read.plan(stores, *self._ends(stores), self._options, narrow))
+                finally:
+                    stores.close()
+            cluster = open_cluster(self._options)
+            try:
+                narrow = partial(self._narrow, cluster)
+                return list(plan(cluster, *self._ends(cluster), self._options, self._rows, narrow))
+            finally:
+                cluster.close()
+
+    def _ends(self, cluster: ClusterQueries | Stores) -> tuple[Offsets, Offsets]:
+        """Return the offsets at which to begin and to end in each queue."""
+        bounds = cluster.bounds(queues_of(cluster, self._options))
+        first = starts(cluster, bounds, self._options)
+        end = ends(cluster, bounds, self._options)
+        stated = isinstance(self._options.starting, dict) and not isinstance(self._options.ending, AtTime | AtTimes)
+        for queue in first:
+            if first[queue] > end[queue] and not stated:
+                end[queue] = first[queue]  # The time of one end lies behind the other: there is nothing between them.
+            elif first[queue] > end[queue]:
+                raise ConfigError(
+                    f"startingOffsets {first[queue]} is after endingOffsets {end[queue]} for queue {queue.queue_id} of"
+                    f" topic {queue.topic!r} on broker {queue.broker_name!r}"
+                )
+        return first, end
+
+    def _narrow(self, cluster: ClusterQueries | Stores, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        return ranges
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one partition; runs on an executor."""
+        if isinstance(partition, StorePartition):
+            return store_read.read_partition(partition, self._schema, self._options, self._rows)
+        return read_partition(partition, self._schema, self._options, self._rows)
+
+
+class PushingReader(BatchReader):
+    """A batch reader that does not read the rows that a query's filters leave out.
+
+    PySpark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off.
+    """
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        super().__init__(schema, options)
+        self._pushed = Pushed()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters it can; return those that Spark must still apply."""
+        self._pushed, rest = push(filters)
+        self._rows = self._rows.narrowed(self._pushed)
+        return rest
+
+    def _narrow(self, cluster: ClusterQueries | Stores, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        kept = [] if self._rows.tags == frozenset() else self._pushed.narrow(ranges)
+        return self._within_time(cluster, kept) if kept else kept
+
+    def _within_time(self, cluster: ClusterQueries | Stores, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        """Leave out offsets that lie before or after the store times wanted.
+
+        A queue's store times ascend but where a clock was set back by some S, so the first offset stored at T - S or
+        later has nothing of T or later before it, and the first one stored after T + S nothing up to T behind it.
+        """
+        wanted, slack = self._rows.stored_us, self._options.clock_set_back_ms
+        queues = {r.queue for r in ranges}
+        if wanted.first > INT64_MIN:
+            starts = cluster.offsets_at(queues, max(0, -(-wanted.first // 1000) - slack))
+            ranges = [r._replace(first=max(r.first, starts[r.queue])) for r in ranges]
+        if wanted.last < INT64_MAX:
+            ends = cluster.offsets_at(queues, max(0, wanted.last // 1000 + slack + 1))
+            ranges = [r._replace(end=min(r.end, ends[r.queue])) for r in ranges]
+        return [r for r in ranges if r.first < r.end]

@@ -1,0 +1,65 @@
+"""Findings of a read: messages that are missing, and bodies that cannot be decoded. Rule: each is named by its queue
+and offset; without failOnDataLoss, or as option badBodies says, the read goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rocketspark.arrow.decode_errors import DecodeFindings
+from rocketspark.errors import RecordError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.options import BAD_AS_STORED, BAD_IS_ERROR, ReadOptions
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.compacted_topics import is_compacted
+from rocketspark.spark.read.pull_records import lost
+
+log = logging.getLogger("rocketspark.spark")
+
+# Bad bodies of one partition that are named one by one; the others are counted.
+_NAMED_MAX = 20
+
+
+class ReadFindings(DecodeFindings):
+    """The findings of one partition's read. `addresses`: the brokers of the queue, none if its files are read."""
+
+    def __init__(self, queue: MessageQueue, addresses: tuple[str, ...], options: ReadOptions) -> None:
+        self._queue = queue
+        self._addresses = addresses
+        self._options = options
+        self._may_have_gaps: bool | None = None
+        self.bad_bodies = 0
+
+    def missing(self, first: int, end: int) -> None:
+        """Treat missing offsets as data loss, unless the topic is one that RocketMQ compacts."""
+        if self._may_have_gaps is None:
+            self._may_have_gaps = bool(self._addresses) and is_compacted(
+                self._queue.topic, self._addresses, self._options
+            )
+        if not self._may_have_gaps:
+            why = "the broker sent what comes before and after them: it removed them, or cannot read them"
+            lost(OffsetRange(self._queue, first, end), why, self._options)
+
+    def spoiled(self, offset: int, why: str, stored: bytes | None) -> bytes | None:
+        """Treat a body that cannot be decoded as option badBodies says. Raises RecordError."""
+        queue = self._queue
+        where = (
+            f"message {offset} of queue {queue.queue_id} of topic {queue.topic!r} on broker {queue.broker_name!r}"
+            f" has no body that can be read ({why})"
+        )
+        what = self._options.bad_bodies
+        if what == BAD_IS_ERROR:
+            raise RecordError(f"{where}; set badBodies to null or stored to go on")
+        self.bad_bodies += 1
+        if self.bad_bodies <= _NAMED_MAX:
+            log.warning("%s: it is given %s", where, "as it is stored" if what == BAD_AS_STORED else "as null")
+        return stored if what == BAD_AS_STORED else None
+
+    def done(self) -> None:
+        """Log how many more bad bodies there were than were named."""
+        if self.bad_bodies > _NAMED_MAX:
+            queue = self._queue
+            log.warning(
+                "%d messages of queue %d of topic %r on broker %r have no body that can be read",
+                *(self.bad_bodies, queue.queue_id, queue.topic, queue.broker_name),
+            )

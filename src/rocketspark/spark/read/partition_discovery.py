@@ -1,0 +1,123 @@
+"""Discovery of the queues that a stream reads, while topics come and go. Rule: only a queue that its broker says is
+gone is gone.
+
+A broker or NameServer that does not answer is away, and its queues are kept until it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.plan.offset_ranges import Offsets
+from rocketspark.spark.topic_selection import assigned_of, matching
+
+log = logging.getLogger("rocketspark.spark")
+
+
+class DiscoveredQueues(NamedTuple):
+    """The queues that are there now; `gone`: queues that were read and are no more, and why. Others are away."""
+
+    bounds: dict[MessageQueue, OffsetBounds]
+    gone: dict[MessageQueue, str]
+
+
+class PartitionDiscovery:
+    """Looks at what a stream reads."""
+
+    def __init__(self, cluster: ClusterQueries, options: ReadOptions) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._topics: list[str] = list(options.topics)
+        self._queues: dict[str, list[MessageQueue]] = {}
+        # True if a NameServer answered this time.
+        self._asks = True
+        self._told: set[str] = set()
+
+    def look(self, held: Offsets | None) -> DiscoveredQueues:
+        """Return the queues as of now. `held`: those read so far, up to which offset; None lets topics be unknown.
+
+        Raises RouteNotFound for a topic that was never there, NotSent if nothing is known and no NameServer answers.
+        """
+        queues = self.find(held)
+        bounds = self._cluster.bounds(queues, if_there=True)
+        missing = {queue: offset for queue, offset in (held or {}).items() if queue not in bounds and self.reads(queue)}
+        gone = self.gone({queue: offset for queue, offset in missing.items() if queue not in queues})
+        for queue in sorted(missing.keys() - gone.keys()):
+            self.tell(
+                f"queue {queue.queue_id} of topic {queue.topic!r} on broker {queue.broker_name!r} is away: it keeps its"
+                " place until it is back"
+            )
+        return DiscoveredQueues(bounds, gone)
+
+    def reads(self, queue: MessageQueue) -> bool:
+        """Tell whether the options want a queue that an offset names: they may have been others when it was written.
+
+        One that is not wanted any more is neither gone nor away, and keeps its place for when it is wanted again.
+        """
+        if self._options.topic_pattern is not None:
+            return bool(matching(self._options.topic_pattern, (queue.topic,), ()))
+        if self._options.assigned is not None:
+            return bool(assigned_of((queue,), self._options.assigned))
+        return queue.topic in self._options.topics
+
+    def gone(self, missing: Offsets) -> dict[MessageQueue, str]:
+        """Return the queues that are gone for good, and why, of those that no route names, read up to an offset."""
+        if not missing:
+            return {}
+        try:
+            return self._cluster.why_gone(missing)
+        except TransportError as e:
+            self.tell(f"going on with what is known: {e}")
+            return {}
+
+    def find(self, held: Offsets | None) -> set[MessageQueue]:
+        """Return the queues that routes name now, or named last where no NameServer answers. `held` as for `look`."""
+        self._asks = True
+        if self._options.topic_pattern is not None:
+            try:
+                self._topics = self._cluster.topics(self._options.topic_pattern)
+            except TransportError as e:
+                if not self._topics:
+                    raise
+                self.tell(f"going on with the topics that are known: {e}")
+                self._asks = False
+        found = [queue for topic in self._topics for queue in self._of_topic(topic, held)]
+        return set(found if self._options.assigned is None else assigned_of(found, self._options.assigned))
+
+    def _of_topic(self, topic: str, held: Offsets | None) -> list[MessageQueue]:
+        if not self._asks and topic in self._queues:
+            return self._queues[topic]
+        try:
+            self._queues[topic] = self._cluster.queues([topic])
+        except RouteNotFound:
+            is_known = topic in self._queues or held is None or any(queue.topic == topic for queue in held)
+            if not is_known and self._options.topic_pattern is None:
+                raise
+            self._queues[topic] = []
+        except TransportError as e:
+            if topic not in self._queues:
+                raise
+            self._asks = False
+            self.tell(f"going on with the queues that are known: {e}")
+        return self._queues[topic]
+
+    def tell(self, text: str) -> None:
+        """Log a text once: triggers come often."""
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
+
+
+class QueueGone(RocketSparkError):
+    """Raised when a queue that a stream read is no more."""
+
+    def __init__(self, queue: MessageQueue, offset: int, why: str) -> None:
+        super().__init__(
+            f"queue {queue.queue_id} of topic {queue.topic!r} on broker {queue.broker_name!r}, read up to offset"
+            f" {offset}, is gone ({why}); set failOnDataLoss to false to go on without it"
+        )

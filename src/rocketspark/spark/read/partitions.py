@@ -1,0 +1,281 @@
+"""The planning of batch and stream reads, and the reading of a partition. Rule: a partition holds all that it needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from rocketspark.arrow import records
+from rocketspark.arrow.row_filter import RowFilter
+from rocketspark.errors import ConfigError, RecordError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.columns import arrow_schema, wanted_columns
+from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, ReadOptions
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets, from_json, place, split
+from rocketspark.spark.python_workers import settle
+from rocketspark.spark.read.data_loss import ReadFindings
+from rocketspark.spark.read.pull_records import PulledPiece, fetch, lost
+from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
+from rocketspark.spark.topic_selection import assigned_of, check_all_there
+
+log = logging.getLogger("rocketspark.spark")
+
+# Leaves out of ranges what holds no message that is wanted.
+Narrow = Callable[[list[OffsetRange]], list[OffsetRange]]
+
+
+class QueueSource(Protocol):
+    """The source of the queues' bounds: a cluster, or store directories."""
+
+    def topics(self, pattern: str) -> list[str]:
+        """Return the topics whose whole name matches a pattern, by the rule of `topic_selection.matching`."""
+
+    def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """Return every readable queue of the topics as of now."""
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetBounds]:
+        """Return the offsets that each queue holds now."""
+
+    def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """Return the first offset of each queue stored at or after a time; the end of the queue if none is."""
+
+
+class QueuePartition(InputPartition):
+    """Queue offsets [first, end) of one queue, its broker's addresses, and whether it tells messages apart by
+    filters.
+    """
+
+    def __init__(self, source: OffsetRange, addresses: tuple[str, ...], filters: bool = True) -> None:
+        queue = source.queue
+        self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
+        self.first, self.end = source.first, source.end
+        self.addresses = addresses
+        self.filters = filters
+
+    @property
+    def source(self) -> OffsetRange:
+        """Return the range as a value."""
+        return OffsetRange(MessageQueue(self.topic, self.broker_name, self.queue_id), self.first, self.end)
+
+    def __repr__(self) -> str:
+        return f"QueuePartition({self.topic}/{self.broker_name}/{self.queue_id} [{self.first}, {self.end}))"
+
+
+def open_cluster(options: ReadOptions) -> ClusterQueries:
+    """Open the cluster that the options name."""
+    return ClusterQueries(options.namesrv, group=options.group, access=options.access)
+
+
+def queues_of(cluster: QueueSource, options: ReadOptions) -> list[MessageQueue]:
+    """Return the queues that are read, as of now. Raises RouteNotFound, ConfigError, NotSent."""
+    if options.topic_pattern is not None:
+        topics = cluster.topics(options.topic_pattern)
+        if not topics:
+            log.warning("option topicPattern: no topic matches %r now", options.topic_pattern)
+        return cluster.queues(topics)
+    queues = cluster.queues(options.topics)
+    if options.assigned is None:
+        return queues
+    check_all_there(queues, options.assigned)
+    return assigned_of(queues, options.assigned)
+
+
+def starts(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
+    """Return the offset at which to begin in each queue of `bounds`, by the options. Raises ConfigError."""
+    where = options.starting
+    if where == COMMITTED:
+        return _committed(cluster, bounds, options)
+    if not isinstance(where, AtTime | AtTimes):
+        return place(where, _oldest(bounds), _newest(bounds), option="startingOffsets", default=EARLIEST)
+    found = _at(cluster, bounds, where, option="startingOffsetsByTimestamp")
+    option = "startingTimestamp" if isinstance(where, AtTime) else "startingOffsetsByTimestamp"
+    for queue, offset in found.items():
+        if where.strict and offset == bounds[queue].next:
+            raise ConfigError(
+                f"option {option}: queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r} holds no message of that time or later; leave"
+                " startingOffsetsByTimestampStrategy out to begin at its end"
+            )
+    return _oldest(bounds) | found
+
+
+def ends(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
+    """Return the first offset of each queue that is not read, by the options. Raises as `starts`."""
+    where = options.ending
+    if where == COMMITTED:
+        return _committed(cluster, bounds, options)
+    if isinstance(where, AtTime | AtTimes):
+        return _newest(bounds) | _at(cluster, bounds, where, option="endingOffsetsByTimestamp")
+    return place(where, _oldest(bounds), _newest(bounds), option="endingOffsets", default=LATEST)
+
+
+def _at(
+    cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], where: AtTime | AtTimes, *, option: str
+) -> Offsets:
+    """Return offsets by time; without the queues that have none given."""
+    times = dict.fromkeys(bounds, where.time_ms) if isinstance(where, AtTime) else from_json(where.table)
+    if isinstance(where, AtTimes):
+        place(where.table, _oldest(bounds), _newest(bounds), option=option, default=EARLIEST)
+    found: Offsets = {}
+    for time_ms in sorted(set(times.values())):
+        found |= cluster.offsets_at([queue for queue, at in times.items() if at == time_ms], time_ms)
+    # Messages that came after the bounds were taken belong to a later read.
+    return {queue: min(offset, bounds[queue].next) for queue, offset in found.items()}
+
+
+def _committed(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
+    """Return the group's committed offsets, and the fallback for queues of which it has committed nothing."""
+    group = options.committed_group
+    assert group is not None
+    assert isinstance(cluster, ClusterQueries)
+    placed = {EARLIEST: _oldest, LATEST: _newest}.get(options.committed_fallback, _oldest)(bounds)
+    for queue, offset in cluster.committed(bounds, group).items():
+        if offset is not None and offset > bounds[queue].next and bounds[queue].of_master:
+            text = (
+                f"group {group!r} has committed offset {offset} of queue {queue.queue_id} of topic {queue.topic!r} on"
+                f" broker {queue.broker_name!r}, which ends at {bounds[queue].next}: it was made anew; set"
+                " failOnDataLoss to false to take it as read up to its start"
+            )
+            if options.fail_on_data_loss:
+                raise ConfigError(text)
+            log.warning("%s", text)
+            placed[queue] = bounds[queue].oldest
+        elif offset is not None:
+            placed[queue] = offset
+        elif options.committed_fallback == "error":
+            raise ConfigError(
+                f"group {group!r} has committed no offset of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r}: check its name, or set committedFallback to earliest or latest"
+            )
+    return placed
+
+
+def _oldest(bounds: dict[MessageQueue, OffsetBounds]) -> Offsets:
+    return {queue: found.oldest for queue, found in bounds.items()}
+
+
+def _newest(bounds: dict[MessageQueue, OffsetBounds]) -> Offsets:
+    return {queue: found.next for queue, found in bounds.items()}
+
+
+def plan(
+    cluster: ClusterQueries,
+    first: Offsets,
+    end: Offsets,
+    options: ReadOptions,
+    rows: ReadFilter | None = None,
+    narrow: Narrow = list,
+    *,
+    if_there: bool = False,
+) -> list[QueuePartition]:
+    """Plan partitions for the offsets from `first` up to `end`; see `ranges`.
+
+    `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them;
+    `if_there`: what a broker holds that does not answer now is planned as it is, and tasks wait for it.
+    """
+    bounds = cluster.bounds(changed(first, end), if_there=if_there)
+    wanted = narrow(ranges(bounds, first, end, options))
+    parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
+    asked = (ReadFilter.of(options) if rows is None else rows).asked()
+    found = []
+    for part in parts:
+        addresses = cluster.addresses(part.queue.broker_name, part.queue.topic)
+        filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
+        found.append(QueuePartition(part, addresses, filters))
+    return found
+
+
+def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
+    """Return the queues that something is read of."""
+    return sorted(queue for queue in end if end[queue] != first.get(queue))
+
+
+def ranges(
+    bounds: dict[MessageQueue, OffsetBounds], first: Offsets, end: Offsets, options: ReadOptions
+) -> list[OffsetRange]:
+    """Return the ranges from `first` up to `end` that are still there, queue by queue, those in `end`.
+
+    `bounds`: what the `changed` queues hold; what is wanted of one that is not in it stays as it is.
+    Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
+    """
+    found = []
+    for queue in changed(first, end):
+        if queue not in bounds:
+            found.append(OffsetRange(queue, first.get(queue, end[queue]), end[queue]))
+            continue
+        oldest, newest, of_master = bounds[queue]
+        if not of_master:
+            newest = max(newest, end[queue])  # A slave is behind; what the master had it will have.
+        start = first.get(queue, oldest)
+        wanted = OffsetRange(queue, start, end[queue])
+        if end[queue] < start or end[queue] > newest:
+            held = f"{oldest} to {newest - 1}" if newest > oldest else "nothing"
+            lost(wanted, f"the queue holds {held} now: it was made anew, or the offsets asked for are wrong", options)
+            start = min(start, oldest) if end[queue] < start else start
+        if start < oldest:
+            lost(OffsetRange(queue, start, min(oldest, end[queue])), "deleted", options)
+        found.append(OffsetRange(queue, max(start, oldest), min(end[queue], newest)))
+    return found
+
+
+def read_partition(
+    partition: InputPartition, schema: StructType, options: ReadOptions, rows: ReadFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`."""
+    if not isinstance(partition, QueuePartition):
+        return  # PySpark's stand-in where there is no partition.
+    with plain_errors():
+        columns = wanted_columns(schema)
+        target = arrow_schema(schema)
+        rows = ReadFilter.of(options) if rows is None else rows
+        wanted = rows.wanted()
+        asked = rows.asked() if partition.filters else EVERY_MESSAGE
+        findings = ReadFindings(partition.source.queue, partition.addresses, options)
+        for piece in fetch(partition.source, partition.addresses, options, asked):
+            if piece.spans:
+                for batch in rows_of(piece, columns, partition, wanted, findings, check_crc=options.check_crc):
+                    if batch.num_rows:
+                        yield batch if batch.schema.equals(target) else batch.cast(target)
+        findings.done()
+    settle()
+
+
+def rows_of(
+    piece: PulledPiece,
+    columns: list[str],
+    partition: QueuePartition,
+    wanted: RowFilter,
+    findings: ReadFindings,
+    *,
+    check_crc: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a piece that are wanted. Raises RecordError naming the queue, and the errors of `findings`."""
+    try:
+        yield from records.batches(
+            piece.buffer,
+            piece.spans,
+            columns,
+            broker=partition.broker_name,
+            topic=partition.topic,
+            offset_first=piece.first,
+            offset_end=piece.end,
+            wanted=wanted,
+            ascending=True,
+            check_crc=check_crc,
+            whole=piece.whole,
+            findings=findings,
+        )
+    except RecordError as e:
+        if partition.topic in str(e):
+            raise
+        raise RecordError(
+            f"messages {piece.first} to {piece.end - 1} of queue {partition.queue_id} of topic {partition.topic!r} on"
+            f" broker {partition.broker_name!r} cannot be read: {e}"
+        ) from e

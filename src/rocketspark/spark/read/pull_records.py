@@ -1,0 +1,379 @@
+"""Raw records of a queue range, many pulls in flight. Rule: pieces come in queue order and leave no offset out.
+
+Queue offsets are dense, so pulls at later offsets need not wait for the replies before them. A broker may answer with
+less than asked (Apache RocketMQ: 32 messages by default): the rest is asked again, and later pulls ask for that much.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from rocketspark.errors import RocketSparkError, ServerError, TransportError
+from rocketspark.model import Subscription
+from rocketspark.model.subscription import SQL92
+from rocketspark.protocol import headers
+from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
+from rocketspark.protocol.headers import PullHeader, PullReply
+from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.message.record import AT_QUEUE_OFFSET
+from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.compacted_topics import is_compacted
+from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
+from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
+
+log = logging.getLogger("rocketspark.spark")
+
+ROWS_PER_PIECE = 16_384
+BYTES_PER_PIECE = 8 << 20
+ROWS_IN_FLIGHT = 16_384
+# Replies smaller than this are copied to lie side by side.
+JOINED_BYTES_MAX = 64 << 10
+PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
+# Full replies in a row after which a pull asks for twice as much again.
+GROW_AFTER = 16
+ATTEMPTS = 4
+RETRY_WAIT_S = 0.2
+# Time for which a range may stand still while its broker is started anew.
+PATIENCE_S = 30.0
+# Pause before asking again for messages that a lagging broker does not have yet, though the driver saw them.
+UNSEEN_WAIT_S = 0.05
+
+
+class DataLost(RocketSparkError):
+    """Raised when messages that were to be read are no longer there."""
+
+    def __init__(self, source: OffsetRange, at: int, found: int, why: str) -> None:
+        queue = source.queue
+        which = f"{at} to {found}" if found >= at else f"from {at} on"
+        super().__init__(
+            f"messages {which} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+            f" {queue.broker_name!r} are gone ({why}); set failOnDataLoss to false to go on without them"
+        )
+
+
+def lost(gone: OffsetRange, why: str, options: ReadOptions) -> None:
+    """Raise DataLost for offsets that are gone, or warn of them, as the options say."""
+    error = DataLost(gone, gone.first, gone.end - 1, why)
+    if options.fail_on_data_loss:
+        raise error
+    log.warning("%s", error)
+
+
+class _FilterRefused(Exception):
+    """Raised when the broker does not filter by expressions, or not by this one."""
+
+
+class PulledPiece(NamedTuple):
+    """Records of offsets [first, end), as `spans` of whole records in `buffer`, ascending.
+
+    A broker that filters, or keeps batches as one record, may send a few records twice or from beyond the end.
+    `whole`: it was asked for all messages, so missing ones are gone.
+    """
+
+    buffer: memoryview | bytes
+    spans: list[tuple[int, int]]
+    first: int
+    end: int
+    whole: bool
+
+
+class _Pull:
+    """Offsets [first, end) wanted: not asked yet, asked (`opaque`), or answered (`reply`, which may hold nothing)."""
+
+    __slots__ = ("answered", "end", "first", "opaque", "reply", "waits")
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
+        self.opaque = 0
+        self.answered = False
+        self.reply: PipelinedReply | None = None
+        self.waits = 0
+
+
+class _Proof:
+    """A piece that a broker filtered, held back until its first message was seen to be there still.
+
+    Files go oldest first, so whatever came after it was there as well while the broker chose. Apache RocketMQ does not
+    tell otherwise: it passes over what it is removing, as over what does not match.
+    """
+
+    __slots__ = ("opaque", "piece")
+
+    def __init__(self, piece: PulledPiece, opaque: int) -> None:
+        self.piece = piece
+        # 0 once proved.
+        self.opaque = opaque
+
+
+def fetch(
+    source: OffsetRange, addresses: tuple[str, ...], options: ReadOptions, asked: Subscription | None = None
+) -> Iterator[PulledPiece]:
+    """Fetch the pieces of a range, read from the first of `addresses` that answers.
+
+    `asked`: what the broker is asked for; it may send more. By default what the options say. A broker that refuses to
+    filter is asked for everything.
+    A lost connection is made again and the reading goes on, so a broker may be started anew meanwhile; after 4 attempts
+    and 30 s without progress the error is raised.
+    Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
+    """
+    at = source.first
+    attempt, progress_s = 0, time.monotonic()
+    asked = ReadFilter.of(options).asked() if asked is None else asked
+    while at < source.end:
+        try:
+            address = addresses[attempt % len(addresses)]
+            for piece in _Puller(source._replace(first=at), address, options, asked):
+                at = piece.end
+                yield piece
+                attempt, progress_s = 0, time.monotonic()
+        except _FilterRefused as e:
+            log.info("%s; everything is read, and filtered here", e)
+            asked = EVERY_MESSAGE
+        except (TransportError, ServerError) as e:
+            attempt += 1
+            waited_s = time.monotonic() - progress_s
+            if not e.retriable or (attempt >= ATTEMPTS and waited_s > PATIENCE_S):
+                raise
+            time.sleep(RETRY_WAIT_S * min(attempt, ATTEMPTS))
+
+
+class _Puller:
+    """One connection's reading of a range."""
+
+    def __init__(self, source: OffsetRange, address: str, options: ReadOptions, wanted: Subscription) -> None:
+        self._wanted = wanted
+        self._source = source
+        self._address = address
+        self._options = options
+        self._pulls = [_Pull(source.first, source.end)]
+        self._asked: dict[int, _Pull] = {}
+        # Pieces in order; with `_proving` by the number of the request.
+        self._held: deque[_Proof] = deque()
+        self._proving: dict[int, _Proof] = {}
+        self._step = options.rows_per_pull_max
+        self._full_replies = 0
+        # The number of pulls at the front that are answered and go together, their bytes, and the reply of the last.
+        self._leading = self._leading_bytes = 0
+        self._last: PipelinedReply | None = None
+        self._connection: PipelinedConnection | None = None
+        self._ext = headers.to_ext_of(self._header(wanted), "queue_offset", "count_max")
+
+    def __iter__(self) -> Iterator[PulledPiece]:
+        self._connection = PipelinedConnection(
+            self._address, timeout_ms=self._options.timeout_ms, signer=self._options.access.signer()
+        )
+        try:
+            while self._pulls or self._held:
+                self._ask(self._connection)
+                for reply in self._connection.receive():
+                    pull = self._asked.pop(reply.opaque, None)
+                    if pull is not None:
+                        self._take(pull, reply)
+                    elif proof := self._proving.pop(reply.opaque, None):
+                        self._prove(proof, reply)
+                if self._wanted.is_all:
+                    yield from self._ready()
+                else:
+                    yield from self._ready_and_proved(self._connection)
+        finally:
+            self._connection.close()
+
+    def _ask(self, link: PipelinedConnection) -> None:
+        """Send pulls, first offsets first, until enough are in flight."""
+        count_max = min(max(ROWS_IN_FLIGHT // self._step, PULLS_IN_FLIGHT_MIN), PULLS_IN_FLIGHT_MAX)
+        i = self._leading
+        while len(self._asked) < count_max and i < len(self._pulls):
+            pull = self._pulls[i]
+            if not pull.answered and not pull.opaque:
+                if pull.end - pull.first > self._step:
+                    self._pulls.insert(i + 1, _Pull(pull.first + self._step, pull.end))
+                    pull.end = pull.first + self._step
+                pull.opaque = link.send(RequestCode.PULL_MESSAGE, self._ext(pull.first, pull.end - pull.first))
+                self._asked[pull.opaque] = pull
+            i += 1
+
+    def _header(self, wanted: Subscription) -> PullHeader:
+        """Return the header of every pull, but for its offset and count."""
+        queue = self._source.queue
+        return PullHeader(
+            group=self._options.access.wire(self._options.group),
+            topic=self._options.access.wire(queue.topic),
+            queue_id=queue.queue_id,
+            queue_offset=0,
+            count_max=0,
+            sys_flag=sysflags.PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_ms=0,
+            subscription=wanted.expression,
+            subscription_version=0,
+            expression_type=wanted.expression_type,
+            bytes_max=self._options.bytes_per_pull_max,
+            broker_name=queue.broker_name,
+            bulk=True,
+        )
+
+    def _take(self, pull: _Pull, reply: PipelinedReply) -> None:
+        """Note a reply; the rest of its pull becomes a pull of its own."""
+        pull.opaque = 0
+        if reply.code == ResponseCode.SUCCESS:
+            after = headers.decode_ext(PullReply, reply.ext).next_offset
+            self._answer(pull, reply, max(after, pull.first + 1))
+        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and not self._wanted.is_all and not _removing(reply):
+            self._answer(pull, None, max(headers.decode_ext(PullReply, reply.ext).next_offset, pull.first + 1))
+        elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
+            self._skip(pull, headers.decode_ext(PullReply, reply.ext), reply.remark or "")
+        elif reply.code == ResponseCode.PULL_NOT_FOUND:
+            self._wait(pull, headers.decode_ext(PullReply, reply.ext))
+        elif self._wanted.expression_type == SQL92 and _refuses(reply):
+            raise _FilterRefused(reply.remark)
+        elif reply.code == ResponseCode.TOPIC_NOT_EXIST:
+            if self._options.fail_on_data_loss:
+                raise DataLost(self._source, pull.first, pull.end - 1, "the topic was deleted")
+            self._answer(pull, None, pull.end)
+        else:
+            raise self._refused(reply)
+
+    def _refused(self, reply: PipelinedReply) -> ServerError:
+        queue = self._source.queue
+        return ServerError(
+            reply.code,
+            reply.remark,
+            address=self._address,
+            doing=f"pull of topic {queue.topic!r} queue {queue.queue_id}",
+            retriable=verdict(reply.code).retriable,
+        )
+
+    def _answer(self, pull: _Pull, reply: PipelinedReply | None, after: int) -> None:
+        """End [first, after) of a pull; `reply` holds its records, None means there are none."""
+        pull.answered, pull.reply = True, reply
+        if after < pull.end:
+            self._full_replies = 0
+            self._step = max(1, min(self._step, after - pull.first))
+            self._pulls.insert(self._pulls.index(pull) + 1, _Pull(after, pull.end))
+            pull.end = after
+            return
+        self._full_replies += 1
+        if self._full_replies >= GROW_AFTER:
+            self._full_replies = 0
+            self._step = min(2 * self._step, self._options.rows_per_pull_max)
+
+    def _skip(self, pull: _Pull, header: PullReply, why: str) -> None:
+        """Skip to the offset that the broker names, as it has nothing at this one."""
+        after = header.next_offset
+        if after <= pull.first:
+            # The queue ends before this offset: it was made anew, or lost its end.
+            after = pull.end
+        after = min(after, pull.end)
+        if self._options.fail_on_data_loss:
+            raise DataLost(self._source, pull.first, after - 1, why or "deleted")
+        self._answer(pull, None, after)
+
+    def _wait(self, pull: _Pull, header: PullReply) -> None:
+        """Wait, as the broker does not have this offset yet, though the driver saw it there."""
+        pull.waits += 1
+        if pull.waits * UNSEEN_WAIT_S * 1000 > min(self._options.timeout_ms, 5000):
+            if self._options.fail_on_data_loss:
+                raise DataLost(self._source, pull.first, pull.end - 1, f"the queue ends at {header.max_offset}")
+            self._answer(pull, None, pull.end)
+            return
+        time.sleep(UNSEEN_WAIT_S)
+
+    def _ready(self) -> Iterator[PulledPiece]:
+        """Return answered pulls from the front, together once they make a good batch or must go apart."""
+        while count := self._count_ready():
+            done = self._pulls[:count]
+            del self._pulls[:count]
+            self._leading, self._leading_bytes, self._last = 0, 0, None
+            yield _piece(done, self._wanted.is_all)
+
+    def _ready_and_proved(self, link: PipelinedConnection) -> Iterator[PulledPiece]:
+        """Return them as `_ready`, each once its first message was seen to be there still."""
+        for piece in self._ready():
+            ext = headers.to_ext_of(self._header(EVERY_MESSAGE), "queue_offset", "count_max")
+            proof = _Proof(piece, link.send(RequestCode.PULL_MESSAGE, ext(piece.first, 1)))
+            self._held.append(proof)
+            self._proving[proof.opaque] = proof
+        while self._held and not self._held[0].opaque:
+            yield self._held.popleft().piece
+
+    def _prove(self, proof: _Proof, reply: PipelinedReply) -> None:
+        """Note whether the broker still has the first offset of a piece."""
+        proof.opaque = 0
+        first, end = proof.piece.first, proof.piece.end
+        if reply.code == ResponseCode.SUCCESS and reply.end > reply.start:
+            at = reply.start + AT_QUEUE_OFFSET
+            found = int.from_bytes(reply.buffer[at : at + 8], "big")
+        elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
+            found = headers.decode_ext(PullReply, reply.ext).next_offset
+            found = found if found > first else end
+        elif reply.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST):
+            found = end
+        else:
+            raise self._refused(reply)
+        topic = self._source.queue.topic
+        if found > first and not is_compacted(topic, (self._address,), self._options):
+            gone = self._source._replace(first=first, end=min(found, end))
+            lost(gone, f"removed while they were filtered; {reply.remark or 'deleted'}", self._options)
+
+    def _count_ready(self) -> int:
+        """Return how many pulls from the front make the next piece; 0 if it is worth waiting for more."""
+        pulls = self._pulls
+        while self._leading < len(pulls):
+            rows = pulls[self._leading - 1].end - pulls[0].first if self._leading else 0
+            if rows >= ROWS_PER_PIECE or self._leading_bytes >= BYTES_PER_PIECE:
+                break
+            pull = pulls[self._leading]
+            if not pull.answered:
+                return 0
+            if pull.reply is not None:
+                if self._last is not None and _must_go_apart(self._last, pull.reply):
+                    break
+                self._last = pull.reply
+                self._leading_bytes += pull.reply.end - pull.reply.start
+            self._leading += 1
+        return self._leading
+
+
+def _follows(before: PipelinedReply, after: PipelinedReply) -> bool:
+    return after.buffer is before.buffer and after.start >= before.start
+
+
+def _must_go_apart(before: PipelinedReply, after: PipelinedReply) -> bool:
+    """Tell whether two replies cannot be one piece as they lie, and copying them costs more than two pieces do."""
+    large = max(before.end - before.start, after.end - after.start) >= JOINED_BYTES_MAX
+    return large and not _follows(before, after)
+
+
+def _piece(done: list[_Pull], whole: bool) -> PulledPiece:
+    replies = [pull.reply for pull in done if pull.reply is not None]
+    buffer: memoryview | bytes = replies[0].buffer if replies else b""
+    spans = [(r.start, r.end) for r in replies]
+    if len(replies) > 1:
+        small = max(end - start for start, end in spans) < JOINED_BYTES_MAX
+        if small or not all(_follows(*pair) for pair in pairwise(replies)):
+            # A piece's records ascend in one buffer; small replies may have come in any order and are copied so.
+            buffer = b"".join([r.buffer[r.start : r.end] for r in replies])
+            spans = [(0, len(buffer))]
+    return PulledPiece(buffer, spans, done[0].first, done[-1].end, whole)
+
+
+def _removing(reply: PipelinedReply) -> bool:
+    """Tell whether a filtered pull that found nothing ran into files being removed (remark: GetMessageStatus, 4.9 to
+    5.x).
+    """
+    return "MESSAGE_WAS_REMOVING" in (reply.remark or "")
+
+
+def _refuses(reply: PipelinedReply) -> bool:
+    """Tell whether the broker refuses the expression: it has enablePropertyFilter off, or is older than what
+    it uses.
+    """
+    if reply.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+        return True
+    return reply.code == ResponseCode.SYSTEM_ERROR and "does not support consumer to filter" in (reply.remark or "")

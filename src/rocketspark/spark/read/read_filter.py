@@ -1,0 +1,84 @@
+"""The filter of a read. Rule: a broker may let other messages pass, so executors test every row again; none may be
+lost.
+
+Brokers compare hash codes of tags, and Apache RocketMQ refuses SQL92 unless enablePropertyFilter is on: both cost time
+only, never rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rocketspark.arrow.row_filter import RowFilter
+from rocketspark.errors import FilterIllegal
+from rocketspark.filters import sql92
+from rocketspark.model import Subscription, subscribe
+from rocketspark.model.java import string_hash
+from rocketspark.model.subscription import SQL92
+from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.read.pushdown import NumberRange, Pushed
+
+EVERY_MESSAGE = subscribe("")
+# More tags than this are left to the executors: the broker would parse them at each pull.
+_TAGS_ASKED_MAX = 256
+
+
+class ReadFilter(NamedTuple):
+    """The filter of the options and of the filters pushed down; `tags`: None for any, or none."""
+
+    tags: frozenset[str] | None = None
+    sql: str | None = None
+    key: str | None = None
+    stored_us: NumberRange = NumberRange()
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> ReadFilter:
+        """Return the filter of the options."""
+        return cls(subscribe("", options.tags).tags or None, options.sql, options.key)
+
+    def narrowed(self, pushed: Pushed) -> ReadFilter:
+        """Return this filter together with the filters pushed down."""
+        tags = self.tags
+        if pushed.tags is not None:
+            tags = pushed.tags if tags is None else tags & pushed.tags
+        return self._replace(tags=tags, stored_us=self.stored_us.both(pushed.stored_us))
+
+    def wanted(self) -> RowFilter:
+        """Return the test of each row."""
+        compiled = sql92.compile(self.sql) if self.sql else None
+        return RowFilter(
+            self.tags,
+            self.key,
+            compiled.accepts_record if compiled else None,
+            compiled.accepts if compiled else None,
+            (self.stored_us.first, self.stored_us.last),
+        )
+
+    def codes(self) -> frozenset[int] | None:
+        """Return the hash codes that a consume queue holds for the tags; None where they tell nothing."""
+        if self.tags is None or any("\ufffd" in tag for tag in self.tags):
+            return None
+        return frozenset(map(string_hash, self.tags))
+
+    def asked(self) -> Subscription:
+        """Return the subscription for the broker: it holds every row that passes."""
+        tags = self.tags
+        if tags is not None and not (0 < len(tags) <= _TAGS_ASKED_MAX and all(map(_can_be_asked, tags))):
+            tags = None
+        if self.sql is None:
+            return subscribe("", " || ".join(sorted(tags))) if tags else EVERY_MESSAGE
+        if tags:
+            quoted = ", ".join("'" + tag.replace("'", "''") + "'" for tag in sorted(tags))
+            both = f"({self.sql}) AND TAGS IN ({quoted})"
+            try:
+                return subscribe("", sql92.compile(both).expression, kind=SQL92)
+            except FilterIllegal:
+                pass  # Too long or too deep, or it ends in a comment.
+        return subscribe("", self.sql, kind=SQL92)
+
+
+def _can_be_asked(tag: str) -> bool:
+    """Tell whether a tag can stand in a subscription, where `||` parts and blanks are trimmed (rule:
+    FilterAPI, 5.x).
+    """
+    return tag.strip() == tag != "*" and "||" not in tag and "\ufffd" not in tag

@@ -1,0 +1,255 @@
+"""spark.readStream: topics as they grow. Rule: an offset once given out means the same rows for ever.
+
+An offset is topic to broker to queue id to the next queue offset. Queues that appear later are read from their oldest
+message; those whose broker is away keep their place until it is back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from rocketspark.errors import RocketSparkError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.plan.offset_ranges import START_KEY, Offsets, admit, admit_bytes, from_json, lag, to_json
+from rocketspark.spark.read.group_offsets import GroupOffsets
+from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
+from rocketspark.spark.read.partitions import open_cluster, plan, queues_of, read_partition, starts
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of topics. Lives on the driver; only `read` runs on executors."""
+
+    def __init__(
+        self, schema: StructType, options: ReadOptions, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._schema = schema
+        self._options = options
+        self._clock_s = clock_s
+        self._cluster: ClusterQueries | None = None
+        self._partition_discovery: PartitionDiscovery | None = None
+        self._group_offsets: GroupOffsets | None = None
+        # With AvailableNow: where the topics ended when the query began.
+        self._last: Offsets | None = None
+        self._newest: Offsets = {}
+        self._initial: dict[str, Any] | None = None
+        self._triggered_s = clock_s()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors read; they ask nothing of what the driver does.
+        return {**self.__dict__, "_cluster": None, "_partition_discovery": None, "_group_offsets": None}
+
+    def _open(self) -> ClusterQueries:
+        if self._cluster is None:
+            self._cluster = open_cluster(self._options)
+        return self._cluster
+
+    def _watching(self) -> PartitionDiscovery:
+        if self._partition_discovery is None:
+            self._partition_discovery = PartitionDiscovery(self._open(), self._options)
+        return self._partition_discovery
+
+    def _look(self, held: Offsets | None) -> dict[MessageQueue, OffsetBounds]:
+        """Return the bounds of the queues now; take queues that are gone out of `held`. Raises QueueGone unless that is
+        allowed.
+        """
+        seen = self._watching().look(held)
+        for queue, why in seen.gone.items():
+            assert held is not None
+            self._drop(held.pop(queue), queue, why)
+        self._newest.update((queue, found.next) for queue, found in seen.bounds.items())
+        return seen.bounds
+
+    def _drop(self, offset: int, queue: MessageQueue, why: str) -> None:
+        error = QueueGone(queue, offset, why)
+        if self._options.fail_on_data_loss:
+            raise error
+        self._watching().tell(str(error))
+        self._newest.pop(queue, None)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the offset at which a new query begins; the same each time, as Spark asks more than once."""
+        if self._initial is not None:
+            return self._initial
+        with plain_errors():
+            cluster = self._open()
+            bounds = cluster.bounds(queues_of(cluster, self._options))
+            self._newest = {queue: found.next for queue, found in bounds.items()}
+            self._initial = dict(to_json(starts(cluster, bounds, self._options)))
+            return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return one of the limits that are set; `latestOffset` keeps to all of them."""
+        options = self._options
+        if options.rows_per_trigger_max:
+            return ReadMaxRows(options.rows_per_trigger_max)
+        if options.bytes_per_trigger_max:
+            return ReadMaxBytes(options.bytes_per_trigger_max)
+        return ReadMinRows(options.rows_per_trigger_min) if options.rows_per_trigger_min else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the query: the messages that are there now."""
+        with plain_errors():
+            self._look(None)
+            self._last = dict(self._newest)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next micro-batch, within all limits that are set; with ReadAllAvailable, without
+        limits.
+        """
+        with plain_errors():
+            if start != self._initial:
+                self._show(start)
+            begin = from_json(start)
+            bounds = self._look(begin)
+            ends: Offsets = {}
+            added: Offsets = {}
+            for queue, found in bounds.items():
+                if self._last is not None and queue not in self._last:
+                    continue  # It came after the query's end was fixed.
+                end = found.next if self._last is None else min(found.next, self._last[queue])
+                if queue not in begin:
+                    added[queue] = min(found.oldest, end)
+                elif found.next >= begin[queue] or not found.of_master:
+                    # Not made anew: a slave is behind, or `latest` was taken after the query's end was fixed.
+                    end = max(end, begin[queue])
+                ends[queue] = end
+            # Queues that are new to the query begin at their oldest message.
+            begin |= added
+            for queue, offset in begin.items():
+                ends.setdefault(queue, offset)
+            if self._is_too_little(begin, ends, limit):
+                return start
+            ends = self._limited(begin, ends, limit)
+            if ends == from_json(start):
+                return start
+            self._triggered_s = self._clock_s()
+            table: dict[str, Any] = dict(to_json(ends))
+            # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
+            if start == self._initial:
+                table[START_KEY] = to_json(begin)
+            elif added:
+                table[START_KEY] = to_json(added)
+            return table
+
+    def _is_too_little(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> bool:
+        """Tell whether minMessagesPerTrigger has the micro-batch wait. With AvailableNow nothing more would come."""
+        least = self._options.rows_per_trigger_min
+        if not least or self._last is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if any(ends[queue] < begin[queue] for queue in ends):
+            return False  # Made anew: that is told at once.
+        waited_ms = (self._clock_s() - self._triggered_s) * 1000
+        return sum(lag(begin, ends).values()) < least and waited_ms < self._options.trigger_delay_max_ms
+
+    def _limited(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
+        """Return the ends within the limits on messages and bytes."""
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        rows = [options.rows_per_trigger_max, limit.max_rows if isinstance(limit, ReadMaxRows) else None]
+        if rows_max := min((count for count in rows if count is not None), default=None):
+            ends = admit(begin, ends, rows_max)
+        if options.bytes_per_trigger_max:
+            ends = self._within_bytes(begin, ends, options.bytes_per_trigger_max)
+        return ends
+
+    def _within_bytes(self, begin: Offsets, ends: Offsets, bytes_max: int) -> Offsets:
+        """Return ends by the size of messages at the begin of each queue, and again in the middle of what that would
+        admit.
+        """
+        cluster = self._open()
+        holding = [queue for queue, count in lag(begin, ends).items() if count]
+        sizes = cluster.record_bytes({queue: begin[queue] for queue in holding})
+        first = admit_bytes(begin, ends, sizes, bytes_max)
+        middles = {queue: (begin[queue] + first[queue]) // 2 for queue in holding}
+        for queue, size in cluster.record_bytes(middles).items():
+            sizes[queue] = (sizes.get(queue, size) + size) / 2
+        return admit_bytes(begin, ends, sizes, bytes_max)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the topics' ends as last seen, for the query's progress."""
+        return to_json(self._newest) or None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return queue ranges from `start` to `end`."""
+        with plain_errors():
+            if start == end:
+                return []
+            # A first micro-batch that is run again begins where it began, not where a new query would begin now.
+            first, last = from_json(start) | from_json(end.get(START_KEY, {})), from_json(end)
+            there = self._watching().find(first)
+            wanted = {q: first.get(q, 0) for q in last if q not in there and first.get(q) != last[q]}
+            for queue, why in self._watching().gone(wanted).items():
+                self._drop(wanted[queue], queue, why)
+                del last[queue]
+            return list(plan(self._open(), first, last, self._options, if_there=True))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one partition; runs on an executor."""
+        return read_partition(partition, self._schema, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Show operators that the micro-batch is done. Spark's checkpoint holds the offsets."""
+        with plain_errors():
+            self._show(end)
+
+    def _show(self, offsets: dict[str, Any]) -> None:
+        if self._options.mirror_group is None:
+            return
+        if self._group_offsets is None:
+            self._group_offsets = GroupOffsets(self._open(), self._options.mirror_group)
+        self._group_offsets.show(from_json(offsets))
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = self._partition_discovery = self._group_offsets = None
+
+
+class RefusedReader(DataSourceStreamReader):
+    """The reader of a stream that cannot be read as asked: every call of Spark raises the error."""
+
+    def __init__(self, error: RocketSparkError) -> None:
+        self._error = error
+
+    def _refuse(self) -> NoReturn:
+        with plain_errors():
+            raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Raise the error, as the other methods do."""
+        self._refuse()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error."""
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raise the error."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raise the error."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error."""
+        self._refuse()

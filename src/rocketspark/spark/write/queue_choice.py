@@ -1,0 +1,146 @@
+"""The choice of a row's queue.
+
+Rule: a queueId goes before a shardingKey, that before a broker alone; without any, all queues have their turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.message import properties
+from rocketspark.spark.write.rows import CheckedRows
+from rocketspark.store.index.key_hashes import hashes
+
+FindQueues = Callable[[str], Awaitable[Sequence[MessageQueue]]]
+
+
+class QueueTarget(NamedTuple):
+    """The target of rows: a queue; or the queues of a topic, or of one of its brokers, a batch to each in turn."""
+
+    topic: str
+    broker: str | None = None
+    queue: MessageQueue | None = None
+
+
+class _Column:
+    """A column's distinct values, and the number of each row's; 0 is null."""
+
+    def __init__(self, column: pa.Array | None, count: int) -> None:
+        if column is None:
+            self.values: list[object] = [None]
+            self.numbers = np.zeros(count, np.int64)
+            return
+        encoded = column.dictionary_encode()
+        self.values = [None, *encoded.dictionary.to_pylist()]
+        self.numbers = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
+
+
+async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[tuple[QueueTarget, NDArray[np.int64] | None]]:
+    """Return each target with the numbers of its rows in order; None instead of them if all rows have this one.
+
+    Raises ConfigError for a queue that is not there, and what `find_queues` raises.
+    """
+    keys = rows.texts.get(properties.SHARDING_KEY)
+    if rows.topic is not None and rows.queue_ids is None and rows.brokers is None and keys is None:
+        return [(QueueTarget(rows.topic), None)]
+    topics = _Column(rows.topics, rows.count)
+    ids = _Column(rows.queue_ids, rows.count)
+    brokers = _Column(rows.brokers, rows.count)
+    sharded = np.full(rows.count, -1, np.int64)
+    if keys is not None:
+        sharded = await _sharded(rows, keys, topics, ids, find_queues)
+        brokers.numbers = np.where(sharded >= 0, 0, brokers.numbers)
+    code = topics.numbers
+    for numbers, size in ((brokers.numbers, len(brokers.values)), (ids.numbers, len(ids.values))):
+        code = code * size + numbers
+    code = code * (int(sharded.max(initial=-1)) + 2) + sharded + 1
+    if (code == code[:1]).all():
+        return [(await _target(rows, 0, topics, ids, brokers, sharded, find_queues), None)] if rows.count else []
+    # Few targets are the rule: small numbers are sorted quicker by far.
+    order = np.argsort(code.astype(np.uint16) if code.max() < 1 << 16 else code, kind="stable")
+    code = code[order]
+    starts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
+    found: dict[QueueTarget, list[NDArray[np.int64]]] = {}
+    for group in np.split(order, starts[1:]):
+        target = await _target(rows, int(group[0]), topics, ids, brokers, sharded, find_queues)
+        found.setdefault(target, []).append(group)
+    # A queue may be named in several ways: its rows keep their order all the same.
+    return [
+        (target, groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups))) for target, groups in found.items()
+    ]
+
+
+async def _sharded(
+    rows: CheckedRows, keys: pa.Array, topics: _Column, ids: _Column, find_queues: FindQueues
+) -> NDArray[np.int64]:
+    """Return the place of each row's queue among the queues of its topic, by its sharding key; -1 where that does not
+    choose.
+
+    Rule: SelectMessageQueueByHash, 5.x.
+    """
+    chosen = np.full(rows.count, -1, np.int64)
+    by_key = pc.is_valid(keys).to_numpy(zero_copy_only=False) & (ids.numbers == 0)
+    if not by_key.any():
+        return chosen
+    encoded = keys.dictionary_encode()
+    words = encoded.dictionary.cast(pa.binary()).to_pylist()
+    of_word = np.abs(hashes(np.zeros(len(words), np.uint32), words).view(np.int32).astype(np.int64))
+    hashed = of_word[encoded.indices.fill_null(0).to_numpy()]
+    for number in np.unique(topics.numbers[by_key]).tolist():
+        of_topic = by_key & (topics.numbers == number)
+        queues = await find_queues(_topic(rows, topics, number))
+        chosen[of_topic] = hashed[of_topic] % len(queues)
+    return chosen
+
+
+async def _target(
+    rows: CheckedRows,
+    row: int,
+    topics: _Column,
+    ids: _Column,
+    brokers: _Column,
+    sharded: NDArray[np.int64],
+    find_queues: FindQueues,
+) -> QueueTarget:
+    topic = _topic(rows, topics, int(topics.numbers[row]))
+    queue_id, broker = ids.values[ids.numbers[row]], brokers.values[brokers.numbers[row]]
+    assert broker is None or isinstance(broker, str)
+    if queue_id is not None:
+        assert isinstance(queue_id, int)
+        return QueueTarget(topic, None, _chosen(topic, await find_queues(topic), broker, queue_id))
+    if sharded[row] >= 0:
+        return QueueTarget(topic, None, (await find_queues(topic))[sharded[row]])
+    if broker is not None:
+        queues = await find_queues(topic)
+        if all(queue.broker_name != broker for queue in queues):
+            have = ", ".join(dict.fromkeys(queue.broker_name for queue in queues))
+            raise ConfigError(
+                f"a row names broker {broker!r}, which has no queue of topic {topic!r}; there are: {have}"
+            )
+    return QueueTarget(topic, broker)
+
+
+def _topic(rows: CheckedRows, topics: _Column, number: int) -> str:
+    if rows.topic is not None:
+        return rows.topic
+    topic = topics.values[number]
+    assert isinstance(topic, str)
+    return topic
+
+
+def _chosen(topic: str, queues: Sequence[MessageQueue], broker: str | None, queue_id: int) -> MessageQueue:
+    """Return the queue that a row names; without a broker, that of the first broker by name."""
+    for queue in queues:
+        if queue.queue_id == queue_id and broker in (None, queue.broker_name):
+            return queue
+    have = ", ".join(f"{q.broker_name}/{q.queue_id}" for q in queues)
+    where = f" on broker {broker!r}" if broker else ""
+    raise ConfigError(f"a row names queue {queue_id}{where} of topic {topic!r}, which is not there; there are: {have}")

@@ -1,0 +1,94 @@
+"""df.write and df.writeStream. Rule: a task that ends well has every row stored, at least.
+
+At least once, rows are visible at once, and a task that Spark runs again sends them again. Exactly once, they become
+visible when their batch is committed: `exactly_once.batch_commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from rocketspark.spark import exactly_once
+from rocketspark.spark.exactly_once import SentAttempt, TaskAttempt
+from rocketspark.spark.options import WriteOptions
+from rocketspark.spark.write.batch_sender import send_rows
+
+# Local properties that Spark's stream execution gives its tasks.
+_BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
+
+
+class TaskCommit(WriterCommitMessage):
+    """A task's report: how many rows it sent; exactly once: where the manifest of its half messages is."""
+
+    def __init__(self, rows: int, sent: SentAttempt | None = None) -> None:
+        self.rows = rows
+        self.sent = sent
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Sends the rows of a batch query."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        if options.transactional_id:
+            exactly_once.open_log(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send one task's rows; runs on an executor."""
+        if not self._options.transactional_id:
+            return TaskCommit(send_rows(iterator, self._options))
+        return _written(iterator, self._options, exactly_once.JOB, 0)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Exactly once: make the rows visible. Else do nothing: they are visible."""
+        if self._options.transactional_id:
+            exactly_once.commit(_sent(messages), self._options, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Exactly once: roll the rows back. Else do nothing: rows that were sent stay."""
+        if self._options.transactional_id:
+            exactly_once.abort(_sent(messages), self._options)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Sends the rows of each micro-batch."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        if options.transactional_id:
+            exactly_once.open_log(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send one task's rows; runs on an executor."""
+        if not self._options.transactional_id:
+            return TaskCommit(send_rows(iterator, self._options))
+        context = TaskContext.get()
+        assert context is not None
+        batch = context.getLocalProperty(_BATCH)
+        query = context.getLocalProperty(_QUERY) or ""
+        return _written(iterator, self._options, query, None if batch is None else int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Exactly once: make the rows visible. Else do nothing: they are visible."""
+        if self._options.transactional_id:
+            exactly_once.commit(_sent(messages), self._options, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Exactly once: roll the rows back. Else do nothing: rows that were sent stay."""
+        if self._options.transactional_id:
+            exactly_once.abort(_sent(messages), self._options)
+
+
+def _written(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str, batch: int | None) -> TaskCommit:
+    context = TaskContext.get()
+    attempt = TaskAttempt(query, batch, context.partitionId() if context is not None else 0)
+    sent = exactly_once.send_attempt(iterator, options, attempt)
+    return TaskCommit(sent.rows, sent)
+
+
+def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[SentAttempt]:
+    return [m.sent for m in messages if isinstance(m, TaskCommit) and m.sent is not None]

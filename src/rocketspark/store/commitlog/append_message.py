@@ -1,0 +1,421 @@
+"""The writing half of the store: one message, a run of plain ones, a batch.
+
+Rule: the record goes into the log first, then its unit into the queue, then its keys to the index; a failure before
+the record is whole leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.errors import MessageIllegal, StoreError
+from rocketspark.protocol.message import record, record_crc, sysflags
+from rocketspark.protocol.message.batch import Layout
+from rocketspark.store.commitlog import batch_append
+from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.consumequeue.batch_consume_queue import inner_count
+from rocketspark.store.consumequeue.consume_queue import UNIT, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.index.index_service import PENDING_MAX, READY_MAX, IndexService
+from rocketspark.store.index.key_hashes import BatchKeys, Pending
+from rocketspark.store.settings import StoreSettings
+
+_PACK_UNIT = UNIT.pack_into
+_PACK_V4 = record.FIXED_V4.pack_into
+# Lengths of properties as they stand in a record; a table is half the cost of packing.
+_LENGTH2 = [n.to_bytes(2, "big") for n in range(2048)]
+
+
+class BatchMessage(NamedTuple):
+    """One message for `append_batch`; see `Store.append` for the fields."""
+
+    body: bytes | memoryview
+    properties: bytes
+    tags_code: int = 0
+    unique_id: bytes | None = None
+    keys: bytes | None = None
+    tags: bytes | None = None
+    flag: int = 0
+
+
+# A message for `append_run`: queue, body, topic and properties as `record.after_body` puts them, tags code, unique id,
+# keys, tags, flag, sys flag, time born, reconsume times.
+PlainMessage = tuple[
+    ConsumeQueue, bytes | memoryview, bytes, int, bytes | None, bytes | None, bytes | None, int, int, int, int
+]
+
+
+class MessageAppender:
+    """The writing half of a store; Store opens the files it works on."""
+
+    settings: StoreSettings
+    store_host: bytes
+    log: CommitLog
+    consume_queues: ConsumeQueueStore
+    index_service: IndexService | None
+    _host_v6: bool
+    _body_bytes_max: int
+    _last_time_ms: int
+    _pending: list[Pending] | None
+    _queues_by_bytes: dict[tuple[bytes, int], ConsumeQueue]
+
+    def limit_bodies(self, bytes_max: int) -> None:
+        """Change how large a message's body may be (maxMessageSize)."""
+        self.settings.message_bytes_max = self._body_bytes_max = bytes_max
+
+    def append(
+        self,
+        topic: bytes,
+        queue_id: int,
+        body: bytes | memoryview,
+        properties: bytes,
+        tags_code: int,
+        unique_id: bytes | None,
+        keys: bytes | None,
+        tags: bytes | None,
+        now_ms: int,
+        flag: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        prepared_position: int = 0,
+        *,
+        again: bool = False,
+    ) -> tuple[int, int, int]:
+        """Store one message: record, queue unit and index keys in this call.
+
+        `tags_code`: Java hash of the tags, 0 without (for the schedule topic the delivery time is put in its
+        place); `unique_id`, `keys`, `tags`: the property values as bytes, for the index. Hosts are packed.
+        The store time is `now_ms`, or that of the record before if that is later. `again`: the message was stored
+        before, whatever the limit of bodies was then.
+
+        Returns (physical offset, queue offset, position after the record). Raises MessageIllegal if it is too
+        large, StoreFull, StoreUnwritable; nothing is stored then.
+        """
+        queue = self._queues_by_bytes.get((topic, queue_id))
+        if queue is None:
+            queue = self.consume_queues.make(topic, queue_id)
+        pending = self._pending
+        if pending is not None and len(pending) >= PENDING_MAX:
+            self.index_service.write_pending()  # type: ignore[union-attr]
+        if sys_flag & 4 or len(born_host) != 8 or queue.rare or self._host_v6:
+            return self._append_rare(
+                queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
+                born_time_ms, born_host, reconsume_times, prepared_position, again=again,
+            )  # fmt: skip
+        body_length = len(body)
+        properties_length = len(properties)
+        if (body_length > self._body_bytes_max and not again) or properties_length > 32767:
+            raise self._too_large(queue, body_length, properties_length)
+        # Room first, in queue and log: what fails here has written nothing.
+        at = queue.at
+        if at >= queue.limit:
+            at = queue.make_room()
+        log = self.log
+        size = queue.fixed_bytes + 16 + body_length + properties_length
+        position = log.written
+        end = position + size
+        if end > log.limit:
+            log.make_room(size)
+            position = log.written
+            end = position + size
+        if queue.delay_ms is not None:
+            # From the clock, not from the store time: that stands still while the clock is set back.
+            tags_code = now_ms + queue.delay_ms
+        if now_ms < self._last_time_ms:
+            now_ms = self._last_time_ms
+        else:
+            self._last_time_ms = now_ms
+        queue_offset = queue.next
+        start = position - log.base
+        # Fixed part last, its body length last of all: a kill in between leaves no record that looks whole.
+        log.map[start + 88 : start + size] = b"".join(
+            (
+                body,
+                queue.suffix,
+                _LENGTH2[properties_length] if properties_length < 2048 else properties_length.to_bytes(2, "big"),
+                properties,
+            )
+        )
+        _PACK_V4(
+            log.map, start, size, -626843481, zlib.crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
+            position, sys_flag & ~48, born_time_ms, born_host, now_ms, self.store_host, reconsume_times,
+            prepared_position, body_length,
+        )  # fmt: skip
+        _PACK_UNIT(queue.map, at, position, size, tags_code)
+        queue.at = at + 20
+        queue.next = queue_offset + 1
+        queue.stored_bytes += size
+        if pending is not None:
+            pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
+        log.written = end
+        return position, queue_offset, end
+
+    def plain_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
+        """Return the queue for `append_run`; None if there is none yet, or if its messages need `append`.
+
+        It is good until `queue_index.generation` changes.
+        """
+        queue = self._queues_by_bytes.get((topic, queue_id))
+        if queue is None or queue.rare or queue.delay_ms is not None or self._host_v6:
+            return None
+        return queue
+
+    def append_run(self, messages: Iterable[PlainMessage], now_ms: int, born_host: bytes) -> list[tuple[int, int]]:
+        """`append` for several plain messages: queues are `plain_queue`s, `born_host` is IPv4, none is transactional.
+
+        Returns (physical offset, queue offset) of each that was stored: all, or those before the first that cannot be.
+        What is wrong with that one `append` raises; it has stored nothing of it then, and nor has this.
+        """
+        if self.index_service is not None and len(self.index_service.pending) >= PENDING_MAX:
+            try:
+                self.index_service.write_pending()
+            except StoreError:
+                return []
+        return self._append_run(messages, now_ms, born_host)
+
+    def _append_run(
+        self, messages: Iterable[PlainMessage], now_ms: int, born_host: bytes, limit: int | None = None
+    ) -> list[tuple[int, int]]:
+        """Append plain messages up to physical offset `limit`, if the caller has made room up to there.
+
+        Another thread that stops the log takes its room away: a run that began with room is written whole all the same.
+        """
+        placed: list[tuple[int, int]] = []
+        done = placed.append
+        log, pending = self.log, self._pending
+        store_host, body_bytes_max = self.store_host, self._body_bytes_max
+        if now_ms < self._last_time_ms:
+            now_ms = self._last_time_ms
+        else:
+            self._last_time_ms = now_ms
+        crc32, pack = zlib.crc32, _PACK_V4
+        position, limit = log.written, log.limit if limit is None else limit
+        for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
+            # Room first, as in `append`; the order of the writes is the same too.
+            body_length = len(body)
+            size = 88 + body_length + len(rest)
+            at = queue.at
+            end = position + size
+            if at >= queue.limit or end > limit:
+                try:
+                    if at >= queue.limit:
+                        at = queue.make_room()
+                    if end > limit:
+                        log.make_room(size)
+                        position, limit = log.written, log.limit
+                        end = position + size
+                except (StoreError, MessageIllegal):
+                    break
+            if body_length > body_bytes_max:
+                break
+            queue_offset = queue.next
+            start = position - log.base
+            if isinstance(body, bytes):
+                log.map[start + 88 : start + size] = body + rest
+            else:
+                log.map[start + 88 + body_length : start + size] = rest
+                log.map[start + 88 : start + 88 + body_length] = body
+            pack(
+                log.map, start, size, -626843481, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
+                position, sys_flag & ~48, born_time_ms, born_host, now_ms, store_host, reconsume_times, 0, body_length,
+            )  # fmt: skip
+            _PACK_UNIT(queue.map, at, position, size, code)
+            queue.at = at + 20
+            queue.next = queue_offset + 1
+            queue.stored_bytes += size
+            if pending is not None:
+                pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
+            log.written = end
+            done((position, queue_offset))
+            position = end
+        return placed
+
+    def _append_rare(
+        self,
+        queue: ConsumeQueue,
+        body: bytes | memoryview,
+        properties: bytes,
+        tags_code: int,
+        unique_id: bytes | None,
+        keys: bytes | None,
+        tags: bytes | None,
+        now_ms: int,
+        flag: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_position: int,
+        limit: int | None = None,
+        *,
+        again: bool = False,
+    ) -> tuple[int, int, int]:
+        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`."""
+        if self.settings.append_record_crc:
+            properties = record_crc.with_room(properties)
+        if (len(body) > self.settings.message_bytes_max and not again) or len(properties) > 32767:
+            raise self._too_large(queue, len(body), len(properties))
+        pending = self._pending
+        # Prepared and rolled back records are in no queue (wire.md 4.3).
+        queued = not sys_flag & sysflags.TRANSACTION_PREPARED
+        if queued:
+            queue.make_room_for(1)
+        log = self.log
+        host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
+            len(self.store_host) == 20 and sysflags.STORE_HOST_V6
+        )
+        size = record.record_bytes(len(body), len(queue.topic), len(properties), host_bits)
+        if log.written + size > (log.limit if limit is None else limit):
+            log.make_room(size)
+        position = log.written
+        if queue.delay_ms is not None:
+            tags_code = now_ms + queue.delay_ms
+        self._last_time_ms = now_ms = max(now_ms, self._last_time_ms)
+        queue_offset = queue.next if queued else 0
+        encoded = record.encode(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=queue_offset,
+            position=position,
+            body=bytes(body),
+            properties=properties,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_time_ms=born_time_ms,
+            born_host=born_host,
+            store_time_ms=now_ms,
+            store_host=self.store_host,
+            reconsume_times=reconsume_times,
+            prepared_position=prepared_position,
+        )
+        if self.settings.append_record_crc:
+            encoded = record_crc.sealed(encoded)
+        start = position - log.base
+        log.map[start + 4 : start + size] = encoded[4:]
+        log.map[start : start + 4] = encoded[:4]
+        if queued:
+            queue.put(position, size, tags_code, now_ms, inner_count(sys_flag, properties))
+            queue.stored_bytes += size
+        if pending is not None and sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK:
+            pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
+        log.written = position + size
+        return position, queue_offset, position + size
+
+    def _too_large(self, queue: ConsumeQueue, body_bytes: int, properties_bytes: int) -> MessageIllegal:
+        what = (
+            f"properties of {properties_bytes} bytes, at most 32767 are stored"
+            if properties_bytes > 32767
+            else f"a body of {body_bytes} bytes, at most {self.settings.message_bytes_max} (maxMessageSize) are stored"
+        )
+        return MessageIllegal(f"message for topic {queue.name!r} has {what}", topic=queue.name)
+
+    def append_batch(
+        self,
+        topic: bytes,
+        queue_id: int,
+        messages: Sequence[BatchMessage],
+        now_ms: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+    ) -> list[tuple[int, int, int]]:
+        """Store messages one after another in one queue and one log file, or none of them.
+
+        Returns (physical offset, queue offset, position after the record) of each. Raises as `append` does.
+        """
+        queue = self._queues_by_bytes.get((topic, queue_id)) or self.consume_queues.make(topic, queue_id)
+        host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
+            len(self.store_host) == 20 and sysflags.STORE_HOST_V6
+        )
+        total = 0
+        crc_bytes = record_crc.BYTES + 1 if self.settings.append_record_crc else 0
+        for message in messages:
+            body_length, properties_length = len(message.body), len(message.properties) + crc_bytes
+            if body_length > self.settings.message_bytes_max or properties_length > 32767:
+                raise self._too_large(queue, body_length, properties_length)
+            total += record.record_bytes(body_length, len(topic), properties_length, host_bits)
+        # Keys are written before the batch, never within it: a full disk must not end it half-way.
+        if self.index_service is not None and len(self.index_service.pending) + len(messages) > PENDING_MAX:
+            self.index_service.write_pending()
+        queue.make_room_for(len(messages))
+        if self.log.written + total > self.log.limit:
+            self.log.make_room(total)
+        limit = self.log.written + total
+        if host_bits or queue.rare or queue.delay_ms is not None or sys_flag & sysflags.TRANSACTION_PREPARED:
+            return [
+                self._append_rare(
+                    queue, m.body, m.properties, m.tags_code, m.unique_id, m.keys, m.tags, now_ms, m.flag, sys_flag,
+                    born_time_ms, born_host, reconsume_times, 0, limit,
+                )
+                for m in messages
+            ]  # fmt: skip
+        run = [
+            (
+                queue, m.body, record.after_body(topic, m.properties), m.tags_code, m.unique_id, m.keys, m.tags, m.flag,
+                sys_flag, born_time_ms, reconsume_times,
+            )
+            for m in messages
+        ]  # fmt: skip
+        placed = self._append_run(run, now_ms, born_host, limit)
+        ends = [position for position, _ in placed[1:]] + [self.log.written]
+        return [(position, offset, end) for (position, offset), end in zip(placed, ends, strict=True)]
+
+    def takes_layouts(self, topic: bytes, queue_id: int) -> bool:
+        """Tell whether `append_layout` can write to this queue, which is made if there is none. Raises StoreError."""
+        if (topic, queue_id) not in self._queues_by_bytes:
+            self.consume_queues.make(topic, queue_id)
+        return self.plain_queue(topic, queue_id) is not None
+
+    def append_layout(
+        self,
+        topic: bytes,
+        queue_id: int,
+        layout: Layout,
+        codes: NDArray[np.int64],
+        keys: BatchKeys,
+        now_ms: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+    ) -> tuple[NDArray[np.int64], int, int]:
+        """`append_batch` for a batch as its sender laid it out, where `takes_layouts`; some 0.5 us a message.
+
+        `codes`: tags codes. Returns (physical offsets, first queue offset, position after the last record). Raises as
+        `append` does; nothing is stored then.
+        """
+        queue = self._queues_by_bytes[topic, queue_id]
+        for lengths, bytes_max in ((layout.body_bytes, self._body_bytes_max), (layout.properties_bytes, 32767)):
+            if int(lengths.max()) > bytes_max:
+                row = int(lengths.argmax())
+                raise self._too_large(queue, int(layout.body_bytes[row]), int(layout.properties_bytes[row]))
+        log, count = self.log, layout.message_count
+        sizes = batch_append.sizes(layout, len(queue.suffix))
+        total = int(sizes.sum())
+        index = self.index_service
+        if index is not None and (index.ready_count >= READY_MAX or len(index.pending) >= PENDING_MAX):
+            index.write_pending()
+        queue.make_room_for(count)
+        if log.written + total > log.limit:
+            log.make_room(total)
+        self._last_time_ms = now_ms = max(now_ms, self._last_time_ms)
+        begin, first = log.written, queue.next
+        head = record.FIXED_V4.pack(
+            0, record.MAGIC_V1, 0, queue_id, 0, 0, 0, sys_flag & ~48, born_time_ms, born_host, now_ms, self.store_host,
+            0, 0, 0,
+        )  # fmt: skip
+        positions = begin + np.cumsum(sizes) - sizes
+        batch_append.write(log.map, begin - log.base, layout, queue.suffix, head, positions, first)
+        queue.put_all(positions, sizes, codes)
+        queue.stored_bytes += total
+        if index is not None:
+            index.add_batch(queue.keys, keys, positions, now_ms)
+        log.written = begin + total
+        return positions, first, begin + total

@@ -1,0 +1,436 @@
+"""The log: append-only records in files of one size. Rule: only this file moves the write position to another file.
+
+`Store.append` writes within the reserved part of the current file itself and calls `make_room` for all else.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from rocketspark.errors import MessageIllegal, RecordError, StoreFull, StoreUnwritable
+from rocketspark.protocol.message import record, record_crc, sysflags
+from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles
+from rocketspark.store.files.system_calls import failure
+
+_BLANK = struct.Struct(">ii")
+_I4 = struct.Struct(">i")
+_I8 = struct.Struct(">q")
+_SIZE_MAGIC = struct.Struct(">ii")
+_MAGIC_START = b"\xda\xa3\x20"
+RESERVE_STEP_BYTES = 32 << 20
+POPULATE_BYTES_MIN = 1 << 20
+POPULATE_BYTES_MAX = 32 << 20
+# A boundary is looked for over at most the largest record and a little more.
+RESYNC_BYTES_MAX = 8 << 20
+# The least number of bytes that a disk writes at once.
+_SECTOR_BYTES = 512
+
+
+class CommitLog:
+    """The log's files and its end.
+
+    Fields of the hot path: `map` the current file, `base` its first position, `written` the end of the log,
+    `limit` the position up to which records may be written without asking `make_room`.
+    """
+
+    def __init__(self, directory: str, file_bytes: int, maps: MappedFiles) -> None:
+        self.mapped_files = MappedFileQueue(directory, file_bytes, maps, "mappedFileSizeCommitLog")
+        self.files = maps.files
+        self.file_bytes = file_bytes
+        self.map = memoryview(bytearray())
+        self.base = 0
+        self.written = 0
+        self.limit = 0
+        self.flushed = 0
+        self.failed: StoreUnwritable | None = None
+        self.refused: StoreFull | None = None
+        # Errors of flushes that may work again, by name: nothing is lost, and appends wait until they work.
+        self._paused: dict[str, StoreUnwritable] = {}
+        # True if a record's own CRC, where it has one, is compared when the log is scanned.
+        self.verifies_record_crc = False
+        # (begin, end) of the damage that the last `scan` skipped.
+        self.skipped: list[tuple[int, int]] = []
+        # The damage that recovery skipped, in order: nothing is read from there.
+        self.damaged: tuple[tuple[int, int], ...] = ()
+        self._names_new = True
+        self._populated = 0
+        self._populate_from = 0
+        self._room_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+
+    @property
+    def min_position(self) -> int:
+        return self.mapped_files.starts[0] if self.mapped_files.starts else 0
+
+    def set_end(self, position: int) -> None:
+        """Set the end of the log, as recovery found it; everything before counts as flushed."""
+        self.written = self.flushed = self._populated = self._populate_from = position
+        self.limit = 0
+
+    def make_room(self, size: int) -> None:
+        """Make sure that a record of `size` bytes fits at `written`, in the next file if need be.
+
+        Raises MessageIllegal if it fits no file, StoreFull or StoreUnwritable if there is no room to be had.
+        """
+        if size + record.BLANK_BYTES_MIN > self.file_bytes:
+            raise MessageIllegal(
+                f"a record of {size} bytes does not fit a log file of {self.file_bytes}: "
+                "send less at once or raise mappedFileSizeCommitLog"
+            )
+        with self._room_lock:
+            if self.failed is not None:
+                raise StoreUnwritable(str(self.failed)) from self.failed
+            for paused in self._paused.values():
+                raise StoreUnwritable(str(paused), retriable=True) from paused
+            if self.refused is not None:
+                full = self.refused
+                raise StoreFull(str(full), needed_bytes=full.needed_bytes, free_bytes=full.free_bytes)
+            mapped_files = self.mapped_files
+            at = self.written
+            start = at - at % self.file_bytes
+            if at + size + record.BLANK_BYTES_MIN > start + self.file_bytes:
+                following = start + self.file_bytes
+                if following not in mapped_files.starts:
+                    self._add(following)
+                # The next file exists before this one is closed off: whatever happens now, recovery finds the end.
+                left = following - at
+                if left >= record.BLANK_BYTES_MIN:
+                    mapped_files.reserve(at, record.BLANK_BYTES_MIN)
+                    _BLANK.pack_into(mapped_files.get(start).view, at - start, left, record.MAGIC_BLANK)
+                self.written = at = start = following
+            elif start not in mapped_files.starts:
+                self._add(start)
+            self.map = mapped_files.get(start).view
+            self.base = start
+            need = max(size + record.BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
+            self.limit = mapped_files.reserve(at, need) - record.BLANK_BYTES_MIN
+
+    def _add(self, start: int) -> None:
+        self.mapped_files.add(start, RESERVE_STEP_BYTES)
+        self._names_new = True
+
+    def flush(self) -> int:
+        """Put everything written so far on the disk; return the position up to which it is.
+
+        Safe beside appends. Raises StoreUnwritable when a flush fails or has failed before: the disk's content is then
+        unknown, so nothing is written any more until the store is opened again.
+        """
+        with self._flush_lock:
+            if self.failed is not None:
+                raise StoreUnwritable(str(self.failed)) from self.failed
+            end = self.written
+            at = self.flushed
+            path = self.mapped_files.directory
+            try:
+                while at < end:
+                    start = at - at % self.file_bytes
+                    stop = min(end, start + self.file_bytes)
+                    path = self.mapped_files.path(start)
+                    self.files.sync_map(self.mapped_files.get(start).map, at - start, stop - start)
+                    at = stop
+                if self._names_new and end:
+                    path = self.mapped_files.directory
+                    self._names_new = False
+                    try:
+                        self.files.sync_directory(path)
+                    except OSError:
+                        self._names_new = True
+                        raise
+            except (OSError, StoreUnwritable) as e:
+                raise self.flush_failed("log", e, path) from e
+            self.flushed = max(self.flushed, end)
+            self.flush_worked("log")
+            return self.flushed
+
+    def flush_failed(self, what: str, error: OSError | StoreUnwritable, path: str) -> StoreUnwritable:
+        """Stop appends after a failed flush of `what`; reads go on. Returns the error to raise.
+
+        Where a file could not even be opened for want of descriptors, nothing is lost: appends are taken again as
+        soon as a flush of `what` works. After any other failure the disk's content is unknown until the next start.
+        """
+        cause = failure(error, "flush", path) if isinstance(error, OSError) else error
+        if isinstance(cause, StoreUnwritable) and cause.retriable:
+            with self._room_lock:
+                self._paused[what] = cause
+                self.limit = 0
+            return cause
+        self.stop(
+            StoreUnwritable(f"the store is read-only since a flush failed ({cause}): mend the disk, then start again")
+        )
+        assert self.failed is not None
+        return self.failed
+
+    def flush_worked(self, what: str) -> None:
+        """Take appends again that a failed flush of `what` had stopped."""
+        if self._paused:
+            with self._room_lock:
+                self._paused.pop(what, None)
+
+    def release(self) -> None:
+        """Unmap the current file. Call only when nothing is appended any more."""
+        self.map = memoryview(bytearray())
+
+    def stop(self, reason: StoreUnwritable) -> None:
+        """Stop appends: each raises StoreUnwritable from here on."""
+        with self._room_lock:
+            self.failed = self.failed or reason
+            self.limit = 0
+
+    def refuse(self, reason: StoreFull | None) -> None:
+        """Make each append raise the reason, while there is one. Appends themselves do not look: they find no room."""
+        with self._room_lock:
+            self.refused = reason
+            if reason is not None:
+                self.limit = 0
+
+    def populate_ahead(self) -> None:
+        """Prepare the pages and blocks the next appends will touch. For a thread beside the appends.
+
+        At most 32 MiB ahead, less while little is written, so an idle store stays small in memory.
+        """
+        with self._room_lock:
+            start, at = self.base, self.written
+            if self.limit == 0 or self.failed is not None:
+                return
+            view_map = self.mapped_files.get(start).map
+        written = at - self._populate_from
+        self._populate_from = at
+        ahead = min(max(4 * written, POPULATE_BYTES_MIN), POPULATE_BYTES_MAX)
+        file_end = start + self.file_bytes
+        begin = max(at, self._populated if self._populated <= at + POPULATE_BYTES_MAX else at)
+        end = min(at + ahead, file_end)
+        if written == 0 or end - begin < ahead // 4:
+            end = begin
+        if end > begin:
+            if end + record.BLANK_BYTES_MIN > self.limit:
+                reserved = self.mapped_files.reserve(at, ahead + RESERVE_STEP_BYTES)
+                with self._room_lock:
+                    if self.base == start and self.limit:
+                        self.limit = max(self.limit, reserved - record.BLANK_BYTES_MIN)
+            self.files.populate(view_map, begin - start, end - start)
+            self._populated = end
+        # The next file is made when three quarters of this one are used.
+        if at - start > self.file_bytes * 3 // 4 and file_end not in self.mapped_files.starts:
+            with self._room_lock:
+                if file_end not in self.mapped_files.starts:
+                    self._add(file_end)
+
+    def slice(self, position: int, size: int) -> memoryview | None:
+        """Return `size` bytes of the log at `position`, without a copy; None if they are removed or not yet written."""
+        start = position - position % self.file_bytes
+        if position < self.min_position or position + size > self.written:
+            return None
+        return self.mapped_files.get(start).view[position - start : position - start + size]
+
+    def record_at(self, position: int) -> memoryview | None:
+        """Return the whole record at that position; None if no record begins there."""
+        head = self.slice(position, record.RECORD_BYTES_MIN) if position >= 0 else None
+        if head is None or len(head) < record.RECORD_BYTES_MIN:
+            return None
+        size, magic = _SIZE_MAGIC.unpack_from(head)
+        if magic not in (record.MAGIC_V1, record.MAGIC_V2) or size < record.RECORD_BYTES_MIN:
+            return None
+        if _I8.unpack_from(head, record.AT_POSITION)[0] != position:
+            return None
+        if self.damaged and self.is_damaged(position):
+            return None
+        found = self.slice(position, size)
+        return found if found is not None and len(found) == size else None
+
+    def is_damaged(self, position: int) -> bool:
+        """Tell whether a position lies in damage that recovery skipped."""
+        at = bisect_right(self.damaged, (position, 1 << 62)) - 1
+        return at >= 0 and position < self.damaged[at][1]
+
+    def store_time_at(self, position: int) -> int:
+        """Return the store time in ms of the record at a position; -1 if there is none."""
+        found = self.record_at(position)
+        return -1 if found is None else store_time_of(found)
+
+    def first_store_time(self, start: int) -> int:
+        """Return the store time in ms of the first record of a file; -1 if there is none."""
+        view = self.mapped_files.get(start).view
+        magic = _SIZE_MAGIC.unpack_from(view)[1]
+        return store_time_of(view) if magic in (record.MAGIC_V1, record.MAGIC_V2) else -1
+
+    def boundary(self, position: int) -> int:
+        """Return the position of the first record at or after `position`, told by its magic and its own position.
+
+        The file's end if there is none.
+        """
+        start = position - position % self.file_bytes
+        mapped = self.mapped_files.get(start).map
+        at = position - start
+        stop = min(at + RESYNC_BYTES_MAX, self.file_bytes)
+        while True:
+            found = mapped.find(_MAGIC_START, at + 4 if at < 4 else at, stop)
+            if found < 4:
+                return start + self.file_bytes
+            begin = found - 4
+            if (
+                begin >= position - start
+                and begin + record.RECORD_BYTES_MIN <= self.file_bytes
+                and _I8.unpack_from(mapped, begin + record.AT_POSITION)[0] == start + begin
+            ):
+                return start + begin
+            at = found + 1
+
+    def proven_end(self) -> int:
+        """Return the position up to which the log was certainly written once: a later file begins with a record."""
+        for start in reversed(self.mapped_files.starts):
+            if self.mapped_files.readable(start) and self._whole_at(start, 0) is not None:
+                return start
+        return self.min_position
+
+    def _continues(self, position: int) -> bool:
+        """Tell whether a record or a blank begins at the position."""
+        start = position - position % self.file_bytes
+        if start not in self.mapped_files.starts or position - start > self.file_bytes - record.BLANK_BYTES_MIN:
+            return False
+        magic = _SIZE_MAGIC.unpack_from(self.mapped_files.get(start).view, position - start)[1]
+        return magic in (record.MAGIC_V1, record.MAGIC_V2, record.MAGIC_BLANK)
+
+    def scan(self, position: int, covered: int = 0) -> Iterator[record.Record]:
+        """Yield every whole record from a boundary on, over file ends, up to the first bytes that are no record.
+
+        Leaves `written` at the end it found. Checks size, magic, CRC and that the record states its own position.
+        Damage before `covered`, up to which the log was on the disk, is no end: it is noted in `skipped` and passed
+        over where a whole record follows it.
+        """
+        at = position
+        self.written = at
+        self.skipped = []
+        read_from, readable = -1, 0
+        while True:
+            start = at - at % self.file_bytes
+            if start not in self.mapped_files.starts:
+                break
+            if start != read_from:
+                read_from, readable = start, self.mapped_files.readable(start)
+            if at - start >= readable and readable < self.file_bytes:
+                break
+            if self.is_blank(at):
+                self.written = at = start + self.file_bytes
+                continue
+            found = self._whole_at(at, covered)
+            if found is None:
+                following = self._after_damage(at, covered) if at < covered else -1
+                if following < 0:
+                    break
+                self.skipped.append((at, following))
+                self.written = at = following
+                continue
+            self.written = at = at + found.size
+            yield found
+
+    def is_blank(self, at: int) -> bool:
+        """Tell whether the rest of the file from `at` on is marked as unused."""
+        start = at - at % self.file_bytes
+        if self.file_bytes - (at - start) < record.BLANK_BYTES_MIN:
+            return False
+        left, magic = _BLANK.unpack_from(self.mapped_files.get(start).view, at - start)
+        return bool(magic == record.MAGIC_BLANK and left == start + self.file_bytes - at)
+
+    def _whole_at(self, at: int, covered: int) -> record.Record | None:
+        """Return the record at a position, if it is whole and its fields are plausible."""
+        start = at - at % self.file_bytes
+        view, offset = self.mapped_files.get(start).view, at - start
+        try:
+            found = record.decode(view, offset)
+        except RecordError:
+            return None
+        if found.position != at or not plausible(found.queue_id, found.queue_offset, found.store_time_ms, found.topic):
+            return None
+        if self.verifies_record_crc and not record_crc.is_right(view[offset : offset + found.size]):
+            return None
+        end = at + found.size
+        if self.mapped_files.short and offset + found.size > self.mapped_files.short.get(start, self.file_bytes):
+            return None
+        if end > covered and _may_lack_a_page(found.properties, offset + found.size) and not self._continues(end):
+            return None
+        return found
+
+    def _after_damage(self, at: int, covered: int) -> int:
+        """Return the position where the log goes on after damage, at most `covered`; -1 if nothing whole follows."""
+        start = at - at % self.file_bytes
+        size, magic = 0, 0
+        if at + record.RECORD_BYTES_MIN <= start + self.file_bytes:
+            size, magic = _SIZE_MAGIC.unpack_from(self.mapped_files.get(start).view, at - start)
+        following = at + size
+        # By the damaged record's own size, if a record begins there: bytes within a body may look like a record.
+        if (
+            magic in (record.MAGIC_V1, record.MAGIC_V2)
+            and size >= record.RECORD_BYTES_MIN
+            and following <= min(covered, start + self.file_bytes)
+            and self._goes_on(following, covered)
+        ):
+            return following
+        following = self.next_mark(at)
+        while following <= covered and following < self.mapped_files.end():
+            if self._goes_on(following, covered):
+                return following
+            following = self.next_mark(following)
+        return -1
+
+    def _goes_on(self, at: int, covered: int) -> bool:
+        if at - at % self.file_bytes not in self.mapped_files.starts:
+            return False
+        return self.is_blank(at) or self._whole_at(at, covered) is not None
+
+    def next_file(self, position: int) -> int:
+        """Return the first position of the file after the one that holds `position`."""
+        return position - position % self.file_bytes + self.file_bytes
+
+    def next_mark(self, position: int) -> int:
+        """Return the next place after a position that looks like a record's begin, else the file's end."""
+        start = position - position % self.file_bytes
+        mapped, at = self.mapped_files.get(start).map, position + 1 - start
+        while True:
+            found = mapped.find(_MAGIC_START, at + 4)
+            begin = found - 4
+            if found < 0 or begin + record.RECORD_BYTES_MIN > self.file_bytes:
+                return start + self.file_bytes
+            if _I8.unpack_from(mapped, begin + record.AT_POSITION)[0] == start + begin:
+                return start + begin
+            at = begin + 1
+
+
+def _may_lack_a_page(properties: bytes, end: int) -> bool:
+    """Tell whether zeros at the end of a record's properties, which no CRC covers, may be a page that was not written.
+
+    Such a page begins within them; zeros that a sender put there need not. `end`: of the record in its file.
+    """
+    zeros = len(properties) - len(properties.rstrip(b"\0"))
+    return zeros > 0 and end - zeros <= (end - 1) // _SECTOR_BYTES * _SECTOR_BYTES
+
+
+def plausible(queue_id: int, queue_offset: int, store_time_ms: int, topic: bytes) -> bool:
+    """Tell whether the fields that no CRC covers have values that a broker could have written."""
+    return (
+        queue_id >= 0
+        and 0 <= queue_offset < 1 << 48
+        and 0 <= store_time_ms < 1 << 53
+        and len(topic) > 0
+        and b"/" not in topic
+        and b"\0" not in topic
+        and topic not in (b".", b"..")
+        and (topic.isascii() or _is_text(topic))
+    )
+
+
+def _is_text(topic: bytes) -> bool:
+    try:
+        topic.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def store_time_of(found: memoryview) -> int:
+    """Return the store time in ms of a whole record."""
+    sys_flag = _I4.unpack_from(found, record.AT_SYS_FLAG)[0]
+    at = record.AT_BORN_TIME + 8 + (20 if sys_flag & sysflags.BORN_HOST_V6 else 8)
+    return int(_I8.unpack_from(found, at)[0])

@@ -1,0 +1,201 @@
+"""Units of consume queues that point to no record, or to another one: found against the record's own queue and offset.
+
+Rule: a wrong unit is made anew from the log between its neighbours, or its message is told as gone; no reader stops at
+it. Units that were written since the start, into the file that is written to, are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.model.java import string_hash
+from rocketspark.model.text import shown
+from rocketspark.protocol.message import properties as props
+from rocketspark.protocol.message import record
+from rocketspark.store.commitlog.commit_log import CommitLog, store_time_of
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, UNIT_TYPE, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_ext import is_address
+
+# Bytes of the log that are searched for one record.
+SEARCH_BYTES_MAX = 64 << 20
+NEIGHBOURS_MAX = 64
+# A reader of old messages reads on: so many, or so many bytes of records, are checked together.
+AHEAD_COUNT = 512
+AHEAD_BYTES = 256 << 10
+_GIVEN_UP_MAX = 10_000
+_NEWS_MAX = 100
+# Queues of RocketMQ whose units point to records of other topics.
+_SHARED = b"%LMQ%"
+_TAGS = props.TAGS.encode()
+_HEAD = np.dtype(
+    {
+        "names": ["size", "queue", "offset", "position", "flags", "body"],
+        "formats": [">i4", ">i4", ">i8", ">i8", ">i4", ">i4"],
+        "offsets": [
+            record.AT_SIZE,
+            record.AT_QUEUE_ID,
+            record.AT_QUEUE_OFFSET,
+            record.AT_POSITION,
+            record.AT_SYS_FLAG,
+            record.FIXED_V4.size - 4,
+        ],
+        "itemsize": record.FIXED_V4.size,
+    }
+)
+
+
+class UnitRepair:
+    """Looks at units before their records are given out."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self.mended = self.lost = 0
+        # A line for each repair, the newest only; the broker takes and logs them.
+        self.news: deque[str] = deque(maxlen=_NEWS_MAX)
+        self._given_up: set[tuple[bytes, int, int]] = set()
+
+    def right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
+        """Return how many of the next messages have a right unit or a gap: `count`, or up to the first that has none.
+
+        No more are looked at than `bytes_max` of records need, but some ahead: some 60 us for every 512 messages.
+        """
+        begin, end = queue.proven
+        if begin <= offset and offset + count <= end:
+            return count
+        many = min(max(count, AHEAD_COUNT), queue.next - offset)
+        right = self._right_until(queue, offset, many, max(bytes_max, AHEAD_BYTES))
+        queue.proven = offset, offset + right
+        return min(count, right)
+
+    def _right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
+        looked_at = 0
+        while looked_at < count and not queue.topic.startswith(_SHARED):
+            view, at, here = queue.place(offset + looked_at, count - looked_at)
+            units = np.frombuffer(view, UNIT_TYPE, here, at)
+            ends = np.clip(units["size"].astype(np.int64), 0, GAP_SIZE).cumsum()
+            needed = min(here, 1 + int(ends.searchsorted(bytes_max, "right")))
+            wrong = np.flatnonzero(~self._right(queue, offset + looked_at, units[:needed]))
+            if len(wrong):
+                return looked_at + int(wrong[0])
+            if needed < here:
+                return looked_at + needed
+            looked_at += here
+            bytes_max -= int(ends[-1])
+        return count
+
+    def _right(self, queue: ConsumeQueue, offset: int, units: NDArray[Any]) -> NDArray[np.bool_]:
+        positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
+        right: NDArray[np.bool_] = sizes == GAP_SIZE
+        log, file_bytes = self._log, self._log.file_bytes
+        starts = positions - positions % file_bytes
+        for start in np.unique(starts[~right]).tolist():
+            rows = np.flatnonzero((starts == start) & ~right)
+            places = positions[rows] - start
+            rows = rows[places + record.RECORD_BYTES_MIN <= file_bytes]
+            if start not in log.mapped_files.starts or not len(rows):
+                continue
+            stored = log.mapped_files.get(start).view
+            places = positions[rows] - start
+            heads = np.ndarray((file_bytes - _HEAD.itemsize + 1,), _HEAD, stored, 0, (1,))[places]
+            good = (heads["size"] == sizes[rows]) & (heads["queue"] == queue.queue_id)
+            good &= (heads["position"] == positions[rows]) & (heads["offset"] == offset + rows)
+            # The topic stands behind the body.
+            width = len(queue.suffix)
+            after = places + record.FIXED_V4.size + heads["body"]
+            plain = (heads["flags"] & record.HOST_FLAGS) == 0
+            inside = (heads["body"] >= 0) & (after + width <= file_bytes)
+            names = np.ndarray((file_bytes - width + 1,), f"S{width}", stored, 0, (1,))
+            good &= ~plain | (inside & (names[np.where(inside, after, 0)] == queue.suffix))
+            right[rows] = good
+        if log.damaged:
+            # Readers already get an error for damage that recovery skipped.
+            right |= [log.is_damaged(position) for position in positions.tolist()]
+        return right
+
+    def is_right(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
+        """Tell whether a record of the queue with this offset and size is there."""
+        found = self._log.record_at(position)
+        if queue.topic.startswith(_SHARED):
+            return found is not None
+        return found is not None and len(found) == size and _belongs(found, queue, offset)
+
+    def mend(self, queue: ConsumeQueue, offset: int) -> bool:
+        """Make the unit of a message anew from the log; False if no record of it was found. Raises StoreError."""
+        key = queue.topic, queue.queue_id, offset
+        if key in self._given_up:
+            return False
+        name = f"the unit of offset {offset} of queue {queue.queue_id} of topic {topic_of(queue)}"
+        for found in self._between(queue, offset):
+            if _belongs(found, queue, offset):
+                position = int.from_bytes(found[record.AT_POSITION : record.AT_POSITION + 8], "big")
+                queue.mapped_files.write(
+                    offset * UNIT_BYTES, UNIT.pack(position, len(found), self._code(queue, offset, found))
+                )
+                self.mended += 1
+                self.news.append(f"{name} was damaged and is made anew from the log: check the disk")
+                return True
+        self.lost += 1
+        self.news.append(f"{name} is damaged and the log has no record of it: consumers pass it over; check the disk")
+        if len(self._given_up) < _GIVEN_UP_MAX:
+            self._given_up.add(key)
+        return False
+
+    def _between(self, queue: ConsumeQueue, offset: int) -> Iterator[memoryview]:
+        """Yield the records of the log between those of the messages before and after one."""
+        log = self._log
+        at, stop = log.min_position, log.written
+        for near in range(offset - 1, max(queue.min, offset - NEIGHBOURS_MAX) - 1, -1):
+            position, size, _ = queue.unit(near)
+            if size != GAP_SIZE and self.is_right(queue, near, position, size):
+                at = position + size
+                break
+        for near in range(offset + 1, min(queue.next, offset + NEIGHBOURS_MAX)):
+            position, size, _ = queue.unit(near)
+            if size != GAP_SIZE and self.is_right(queue, near, position, size):
+                stop = position
+                break
+        stop = min(stop, at + SEARCH_BYTES_MAX)
+        while at < stop:
+            if at - at % log.file_bytes not in log.mapped_files.starts:
+                return
+            found = log.record_at(at)
+            if found is not None:
+                yield found
+                at += len(found)
+            elif log.is_blank(at) or log.next_file(at) - at < record.RECORD_BYTES_MIN:
+                at = log.next_file(at)
+            else:
+                at = log.next_mark(at)
+
+    @staticmethod
+    def _code(queue: ConsumeQueue, offset: int, found: memoryview) -> int:
+        code = queue.unit(offset)[2]
+        if is_address(code) and queue.ext is not None and queue.ext.get(code) is not None:
+            return code
+        if queue.delay_ms is not None:
+            return store_time_of(found) + queue.delay_ms
+        tags = props.find(record.properties_of(found), _TAGS)
+        return string_hash(tags.decode("utf-8", "replace")) if tags else 0
+
+
+def topic_of(queue: ConsumeQueue) -> str:
+    """Return the topic of a queue as it may be shown."""
+    return shown(queue.topic.decode("utf-8", "replace"))
+
+
+def _belongs(found: memoryview, queue: ConsumeQueue, offset: int) -> bool:
+    """Tell whether a whole record is that of the queue's message with this offset."""
+    at = record.AT_QUEUE_ID
+    if int.from_bytes(found[at : at + 4], "big") != queue.queue_id:
+        return False
+    at = record.AT_QUEUE_OFFSET
+    if int.from_bytes(found[at : at + 8], "big") != offset:
+        return False
+    at = record.FIXED[record.sys_flag_of(found) & record.HOST_FLAGS].size
+    at += int.from_bytes(found[at - 4 : at], "big")
+    return found[at : at + len(queue.suffix)] == queue.suffix

@@ -1,0 +1,218 @@
+"""A batch consume queue (topics with queue.type=BatchCQ): units of 46 bytes, each for a record of one or more messages.
+
+Rule: queue offsets count messages, so a message's unit is searched for; layout: wire.md 5, BatchConsumeQueue 5.x.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from rocketspark.protocol.message import properties, sysflags
+from rocketspark.store.consumequeue.consume_queue import ActiveQueues, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
+from rocketspark.store.files.mapped_file_queue import MappedFileQueue
+from rocketspark.store.index.key_hashes import TopicKeys
+
+# Log position, record size, tags code, store time in ms, first queue offset, messages, -1 (no compaction), 0.
+_UNIT = struct.Struct(">qiqqqhii")
+BATCH_UNIT_BYTES = _UNIT.size
+_AT_BASE = 28
+_BASE = struct.Struct(">q")
+_TIME_BASE_COUNT = struct.Struct(">20xqqh")
+_INNER_COUNT = properties.INNER_COUNT.encode()
+INNER_COUNT_MAX = 0x7FFF
+
+BatchUnit = tuple[int, int, int, int, int]
+
+
+def inner_count(sys_flag: int, stored: bytes) -> int:
+    """Return the number of messages in a record, by its properties: 1 except for inner batches."""
+    if not sys_flag & sysflags.INNER_BATCH:
+        return 1
+    value = properties.find(stored, _INNER_COUNT) or b""
+    return int(value) if value.isdigit() and 0 < len(value) <= 5 and 0 < int(value) <= INNER_COUNT_MAX else 1
+
+
+class BatchConsumeQueue(ConsumeQueue):
+    """One batch consume queue, with the methods of ConsumeQueue; queue offsets count messages here too."""
+
+    unit_bytes = BATCH_UNIT_BYTES
+    is_batch = True
+
+    __slots__ = ("_written",)
+
+    def __init__(
+        self,
+        name: str,
+        queue_id: int,
+        mapped_files: MappedFileQueue,
+        active: ActiveQueues,
+        keys: TopicKeys,
+        delay_ms: int | None,
+        *,
+        rare: bool = False,
+        ext: ConsumeQueueExt | None = None,
+    ) -> None:
+        super().__init__(name, queue_id, mapped_files, active, keys, delay_ms, rare=rare, ext=ext)
+        # The byte after the last unit.
+        self._written = 0
+
+    def _set_end(self, end: int) -> None:
+        size = self.mapped_files.size
+        self._written = end
+        self.start = end - end % size
+        if end and end == self.start and self.start not in self.mapped_files.starts:
+            self.start -= size
+        self.at = self.reserved = end - self.start
+        self.release()
+        last = end // BATCH_UNIT_BYTES - 1
+        if last >= self._first():
+            _, base, count = self._stated(last)
+            self.next = base + count
+        else:
+            self.next = 0
+
+    def _written_units(self, view: memoryview, below: int | None, units_max: int) -> int:
+        low, high = 0, units_max
+        while low < high:
+            middle = (low + high) // 2
+            position, size, _, _, base, count, _, _ = _UNIT.unpack_from(view, middle * BATCH_UNIT_BYTES)
+            if size > 0 and base >= 0 and count > 0 and (below is None or position < below):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _anything_at(self, end: int) -> bool:
+        start = end - end % self.mapped_files.size
+        if start not in self.mapped_files.starts or self.mapped_files.readable(start) <= end - start:
+            return False
+        return any(self.mapped_files.get(start).view[end - start : end - start + BATCH_UNIT_BYTES])
+
+    def _load_ext(self) -> None:
+        """Do nothing: batch queues have no extension, as a unit has room for everything."""
+
+    def _first(self) -> int:
+        return (self.mapped_files.starts[0] if self.mapped_files.starts else self._written) // BATCH_UNIT_BYTES
+
+    def _at(self, index: int) -> tuple[memoryview, int]:
+        byte = index * BATCH_UNIT_BYTES
+        at = byte % self.mapped_files.size
+        start = byte - at
+        return (self.map if start == self.start and self.limit else self.mapped_files.get(start).view), at
+
+    def _stated(self, index: int) -> tuple[int, int, int]:
+        """Return (store time in ms, first queue offset, messages) of a unit."""
+        return _TIME_BASE_COUNT.unpack_from(*self._at(index))
+
+    def _index_of(self, offset: int) -> int:
+        """Return the index of the unit that holds a message, which must be in the queue."""
+        low, high = self._first(), self._written // BATCH_UNIT_BYTES
+        while low + 1 < high:
+            middle = (low + high) // 2
+            view, at = self._at(middle)
+            if _BASE.unpack_from(view, at + _AT_BASE)[0] <= offset:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def find_min(self, min_position: int) -> None:
+        """Set `min`: the first message of the first unit at or after physical offset `min_position`."""
+        low, high = self._first(), self._written // BATCH_UNIT_BYTES
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            if _UNIT.unpack_from(*self._at(middle))[0] < min_position:
+                low = middle + 1
+            else:
+                high = middle
+        self.min = self._stated(low)[1] if low < end else self.next
+
+    def expire(self, min_position: int) -> None:
+        """Remove the files whose units all lie before physical offset `min_position`, but never the last."""
+        mapped_files = self.mapped_files
+        while len(mapped_files.starts) > 1 and mapped_files.starts[0] < self.start:
+            last = (mapped_files.starts[0] + mapped_files.size) // BATCH_UNIT_BYTES - 1
+            if _UNIT.unpack_from(*self._at(last))[0] >= min_position:
+                break
+            mapped_files.remove(mapped_files.starts[0])
+        self.find_min(min_position)
+
+    def put(self, position: int, size: int, code: int, stored_ms: int, count: int = 1) -> None:
+        """Write the unit of a record of `count` messages."""
+        at = self.at
+        if at >= self.limit:
+            at = self.make_room()
+        _UNIT.pack_into(self.map, at, position, size, code, stored_ms, self.next, count, -1, 0)
+        self.at = at + BATCH_UNIT_BYTES
+        self._written += BATCH_UNIT_BYTES
+        self.next += count
+
+    def start_at(self, offset: int) -> None:
+        """Make an empty queue begin at `offset`."""
+        assert not self.mapped_files.starts
+        self.start = self.at = self.reserved = self.limit = 0
+        self.flushed = self._written = 0
+        self.next = self.min = offset
+
+    def fill_to(self, offset: int) -> None:
+        """Make `offset` the next queue offset; the messages before it need no units."""
+        self.next = offset
+
+    def cut(self, offset: int) -> None:
+        """Remove the units of messages from `offset` on."""
+        first, last = self._first(), self._written // BATCH_UNIT_BYTES
+        index = first
+        if first < last:
+            index = self._index_of(offset)
+            if self._stated(index)[1] < offset:
+                index += 1
+        self.mapped_files.cut(index * BATCH_UNIT_BYTES)
+        self._set_end(index * BATCH_UNIT_BYTES)
+        self.next = offset
+        self.min = min(self.min, offset)
+        self.flushed = min(self.flushed, self._written)
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        """(physical offset, record size, tags code) of the record that holds a message, which must be in the queue."""
+        position, size, code = _UNIT.unpack_from(*self._at(self._index_of(offset)))[:3]
+        return position, size, code
+
+    def batches(self, offset: int) -> Iterator[BatchUnit]:
+        """Units from that of `offset` on: first queue offset, messages, physical offset, record size, tags code."""
+        for index in range(self._index_of(offset), self._written // BATCH_UNIT_BYTES):
+            position, size, code, _, base, count, _, _ = _UNIT.unpack_from(*self._at(index))
+            yield base, count, position, size, code
+
+    def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """(physical offset, record size, tags code) of the records that hold messages [offset, offset + count)."""
+        for base, _, position, size, code in self.batches(offset):
+            if base >= offset + count:
+                return
+            yield position, size, code
+
+    def place(self, offset: int, count: int) -> tuple[memoryview, int, int]:
+        """Raise: batch queues have no fixed place per message."""
+        raise AssertionError("a batch queue is read by `batches`")
+
+    def offset_at_time(self, time_ms: int, upper: bool) -> int:
+        """Return the first message of the first record stored at or after `time_ms`, else of the last record.
+
+        With `upper`: of the last one stored at or before it, else the oldest. Rule: BatchConsumeQueue, 5.x.
+        """
+        low, high = self._index_of(self.min), self._written // BATCH_UNIT_BYTES
+        first, end = low, high
+        while low < high:
+            middle = (low + high) // 2
+            stored_ms = self._stated(middle)[0]
+            if stored_ms < time_ms or (upper and stored_ms == time_ms):
+                low = middle + 1
+            else:
+                high = middle
+        index = max(low - 1, first) if upper else min(low, end - 1)
+        return self._stated(index)[1]
+
+    def _end(self) -> int:
+        return self._written

@@ -1,0 +1,449 @@
+"""One consume queue: a row of 20-byte units (physical offset, size, tags code).
+
+Rule: unit n is the message with queue offset n; only this file writes units (`Store.append` by `map` and `at`).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
+from rocketspark.store.files.mapped_file_queue import MappedFileQueue
+from rocketspark.store.index.key_hashes import TopicKeys
+
+UNIT = struct.Struct(">qiq")
+UNIT_BYTES = UNIT.size
+UNIT_TYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+GAP_SIZE = 0x7FFFFFFF
+# Blocks are reserved in steps that grow with the file: a queue of a few messages takes 4 KiB.
+RESERVE_STEP_BYTES_MIN = 4 << 10
+RESERVE_STEP_BYTES_MAX = 64 << 10
+# So many units a new queue keeps in memory before it needs a file: that takes 150 us to make, and few queues stay small
+# for long. Until then a flush makes it, in a thread; after a kill the log has them.
+UNITS_WITHOUT_FILE = 32
+_NO_MAP = memoryview(bytearray())
+# Queues in use that are passed over in search of an unused one.
+_SPARED_MAX = 16
+
+
+@cache
+def places(count: int) -> struct.Struct:
+    """Return the struct that unpacks position and size of `count` units in a row, without their tags codes."""
+    return struct.Struct(">" + "qi8x" * count)
+
+
+@cache
+def sizes(count: int) -> struct.Struct:
+    """Return the struct that unpacks the sizes alone."""
+    return struct.Struct(">" + "8xi8x" * count)
+
+
+class ConsumeQueue:
+    """One consume queue.
+
+    Fields of the hot path: `map` the file written to, `at` the byte of the next unit in it, `limit` the byte up
+    to which there are blocks (0 while the file is not mapped), `next` the queue offset of the next message.
+    `map` is the queue's own memory at first (`_early`), of which `_early_stored` bytes stand in the file.
+    `rare`: whatever is put here takes the general way of an append. `ext`: where tags codes go, if not into units.
+    """
+
+    unit_bytes: ClassVar[int] = UNIT_BYTES
+    is_batch: ClassVar[bool] = False
+
+    __slots__ = (
+        "_active",
+        "_early",
+        "_early_stored",
+        "at",
+        "counted",
+        "delay_ms",
+        "ext",
+        "fixed_bytes",
+        "flushed",
+        "keys",
+        "limit",
+        "listed",
+        "loaded_next",
+        "map",
+        "mapped_files",
+        "min",
+        "name",
+        "next",
+        "proven",
+        "queue_id",
+        "rare",
+        "reserved",
+        "start",
+        "stored_bytes",
+        "suffix",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        queue_id: int,
+        mapped_files: MappedFileQueue,
+        active: ActiveQueues,
+        keys: TopicKeys,
+        delay_ms: int | None,
+        *,
+        rare: bool = False,
+        ext: ConsumeQueueExt | None = None,
+    ) -> None:
+        self.name = name
+        self.topic = name.encode()
+        self.queue_id = queue_id
+        self.mapped_files = mapped_files
+        self.keys = keys
+        self.delay_ms = delay_ms
+        self._active = active
+        # Topic length and topic as they stand in a record after the body.
+        length = len(self.topic)
+        self.ext = ext
+        self.rare = rare or length > 127 or (ext is not None and ext.writes) or self.is_batch
+        self.suffix = length.to_bytes(1 if length <= 127 else 2, "big") + self.topic
+        # Bytes of a record that are neither host, body nor properties.
+        self.fixed_bytes = 72 + len(self.suffix) + 2
+        self.map = _NO_MAP
+        self.at = self.limit = self.reserved = self.start = 0
+        self.next = self.min = 0
+        # Units of messages before this offset were not written since the start: see `UnitRepair`.
+        self.loaded_next = 0
+        # The messages [begin, end) of them whose units were checked last.
+        self.proven = (0, 0)
+        self.flushed = 0
+        self._early: bytearray | None = None
+        self._early_stored = 0
+        # For `take_stored`: the message up to which all are counted, and bytes of records since.
+        self.counted = 0
+        # The begins of the first and the last file in the inventory.
+        self.listed = (-1, -1)
+        self.stored_bytes = 0
+
+    def load(self, below: int | None, min_position: int, *, cut: bool) -> None:
+        """Find the queue's end: the last unit that is written and lies before physical offset `below`.
+
+        `cut`: the rest of the files is searched and made zero, as after a power cut pages may be missing.
+        """
+        mapped_files = self.mapped_files
+        mapped_files.scan()
+        end = mapped_files.starts[0] if mapped_files.starts else 0
+        for start in reversed(mapped_files.starts):
+            units_max = mapped_files.readable(start) // self.unit_bytes
+            count = self._written_units(mapped_files.get(start).view, below, units_max) if units_max else 0
+            if count:
+                end = start + count * self.unit_bytes
+                break
+        if mapped_files.starts and (cut or self._anything_at(end)):
+            mapped_files.cut(end)
+        self._set_end(end)
+        self.loaded_next, self.proven = self.next, (0, 0)
+        self.flushed = end
+        self.find_min(min_position)
+        self._load_ext()
+
+    def _load_ext(self) -> None:
+        """Remove units from the extension that no queue unit points to any more."""
+        if self.ext is not None:
+            first = self.mapped_files.starts[0] // UNIT_BYTES if self.mapped_files.starts else self.next
+            self.ext.load(self.unit(self.next - 1)[2] if self.next > first else None)
+
+    def _set_end(self, end: int) -> None:
+        self.next = end // UNIT_BYTES
+        self.start = end - end % self.mapped_files.size
+        if end and end == self.start and self.start not in self.mapped_files.starts:
+            self.start -= self.mapped_files.size
+        self.at = self.reserved = end - self.start
+        self.limit = 0
+        self.map = _NO_MAP
+
+    def _written_units(self, view: memoryview, below: int | None, units_max: int) -> int:
+        low, high = 0, units_max
+        while low < high:
+            middle = (low + high) // 2
+            position, size, _ = UNIT.unpack_from(view, middle * UNIT_BYTES)
+            if size > 0 and (below is None or position < below):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _anything_at(self, end: int) -> bool:
+        start = end - end % self.mapped_files.size
+        if start not in self.mapped_files.starts or self.mapped_files.readable(start) <= end - start:
+            return False
+        return bool(UNIT.unpack_from(self.mapped_files.get(start).view, end - start)[1])
+
+    def find_min(self, min_position: int) -> None:
+        """Set `min`: the first unit that is no gap and lies at or after physical offset `min_position`."""
+        # In memory are units from the queue's begin on.
+        first = 0 if self._early is not None else self._end()
+        low = (self.mapped_files.starts[0] if self.mapped_files.starts else first) // UNIT_BYTES
+        high = end = self.next
+        while low < high:
+            middle = (low + high) // 2
+            # A gap counts as the unit after it.
+            following = self.after_gap(middle, high)
+            if following == high or self.unit(following)[0] >= min_position:
+                high = middle
+            else:
+                low = following + 1
+        self.min = self.after_gap(low, end)
+
+    def after_gap(self, offset: int, end: int) -> int:
+        """Return the first of the messages [offset, end) that is no gap; `end` if all are."""
+        while offset < end and self.unit(offset)[1] == GAP_SIZE:
+            view, at, here = self.place(offset, end - offset)
+            whole = np.frombuffer(view, UNIT_TYPE, here, at)["size"] != GAP_SIZE
+            first = int(whole.argmax())
+            offset += first if whole[first] else here
+        return offset
+
+    def expire(self, min_position: int) -> None:
+        """Remove the files whose units all lie before physical offset `min_position`, but never the last."""
+        mapped_files = self.mapped_files
+        self.find_min(min_position)
+        while len(mapped_files.starts) > 1 and mapped_files.starts[0] < self.start:
+            if mapped_files.starts[0] + mapped_files.size > self.min * UNIT_BYTES:
+                break
+            mapped_files.remove(mapped_files.starts[0])
+        if self.ext is not None and self.min < self.next:
+            self.ext.expire(self.unit(self.min)[2])
+
+    def make_room(self) -> int:
+        """Map the file for the next unit, a new one if need be, with blocks for some; returns `at`.
+
+        Raises StoreFull or StoreUnwritable.
+        """
+        mapped_files = self.mapped_files
+        if self._early is not None:
+            self._leave_memory()
+        elif self.at == self.start == 0 and not mapped_files.starts and not self.is_batch:
+            self._early_stored = 0
+            self._early = bytearray(min(UNITS_WITHOUT_FILE * UNIT_BYTES, mapped_files.size))
+            self.map = memoryview(self._early)
+            self.limit = self.reserved = len(self._early)
+            return 0
+        step = self._step()
+        if self.at >= mapped_files.size or not mapped_files.starts:
+            start = self.start + (self.at if self.at >= mapped_files.size else 0)
+            if start in mapped_files.starts:
+                reserved = mapped_files.reserve(start, step) - start
+            else:
+                mapped_files.add(start, step)
+                reserved = min(step, mapped_files.size)
+            self.start, self.at, self.reserved = start, 0, reserved
+            self.limit = 0
+        elif self.at >= self.reserved:
+            self.reserved = mapped_files.reserve(self.start + self.at, step) - self.start
+        if self.limit == 0:
+            self.map = mapped_files.get(self.start).view
+            self._active.enter(self)
+        # A limit is a whole number of units, so that none is begun that has no block to end in.
+        self.limit = self.reserved - self.reserved % self.unit_bytes
+        if self.limit <= self.at:
+            self.reserved = mapped_files.reserve(self.start + self.at, step) - self.start
+            self.limit = self.reserved - self.reserved % self.unit_bytes
+        return self.at
+
+    def _leave_memory(self) -> None:
+        with self._active.lock:
+            self._store_early()
+            self._early = None
+        self.reserved = min(RESERVE_STEP_BYTES_MIN, self.mapped_files.size)
+        self.limit = 0
+        self.map = _NO_MAP
+
+    def _store_early(self) -> None:
+        """Put the units in memory into the file, made now if it is not there; under the lock of `_active`."""
+        mapped_files, early, end = self.mapped_files, self._early, self.at
+        if early is None:
+            return  # Deleted, or mapped meanwhile.
+        if not mapped_files.starts:
+            mapped_files.add(0, RESERVE_STEP_BYTES_MIN)
+        if end > self._early_stored:
+            mapped_files.write(self._early_stored, early[self._early_stored : end])
+            self._early_stored = end
+
+    def _step(self) -> int:
+        """Return the number of bytes to reserve next: as many as there are, the whole step from the second file on."""
+        if self.start:
+            return RESERVE_STEP_BYTES_MAX
+        return min(max(self.at, RESERVE_STEP_BYTES_MIN), RESERVE_STEP_BYTES_MAX)
+
+    def make_room_for(self, count: int) -> None:
+        """Make room for `count` units in a row, so that a batch is written whole or not at all."""
+        if self.at >= self.limit:
+            self.make_room()
+        if self._early is not None and self.at + count * self.unit_bytes > self.limit:
+            self.make_room()
+        if self.ext is not None:
+            self.ext.make_room(count)
+        end = self.at + count * self.unit_bytes
+        size = self.mapped_files.size
+        if end > self.limit and self.reserved < size:
+            self.reserved = self.mapped_files.reserve(self.start + self.at, min(end, size) - self.at) - self.start
+            self.limit = self.reserved - self.reserved % self.unit_bytes
+        following = self.start + size
+        while following < self.start + end:
+            if following not in self.mapped_files.starts:
+                self.mapped_files.add(following, RESERVE_STEP_BYTES_MAX)
+            self.mapped_files.reserve(following, min(size, self.start + end - following))
+            following += size
+
+    def release(self) -> None:
+        """Unmap the file; the next append maps it again. Units that are in memory alone are lost."""
+        if self._early is not None:
+            with self._active.lock:
+                self._early = None
+        self.limit = 0
+        self.map = _NO_MAP
+
+    def put(self, position: int, size: int, code: int, stored_ms: int, count: int = 1) -> None:
+        """Write the next unit. `count` of messages in the record: 1 except in a batch queue."""
+        if self.ext is not None and self.ext.writes:
+            code = self.ext.put(code, stored_ms)
+        self._put(position, size, code)
+
+    def _put(self, position: int, size: int, code: int) -> None:
+        at = self.at
+        if at >= self.limit:
+            at = self.make_room()
+        UNIT.pack_into(self.map, at, position, size, code)
+        self.at = at + UNIT_BYTES
+        self.next += 1
+
+    def put_all(self, positions: NDArray[np.int64], sizes: NDArray[np.int64], codes: NDArray[np.int64]) -> None:
+        """Write the next units, for which `make_room_for` has made room, as `Store.append` writes them one by one."""
+        units = np.empty(len(positions), UNIT_TYPE)
+        units["position"], units["size"], units["code"] = positions, sizes, codes
+        left = memoryview(units.tobytes())
+        while left:
+            at = self.at
+            if at >= self.limit:
+                at = self.make_room()
+            end = min(at + len(left), self.limit)
+            self.map[at:end] = left[: end - at]
+            self.at = end
+            self.next += (end - at) // UNIT_BYTES
+            left = left[end - at :]
+
+    def start_at(self, offset: int) -> None:
+        """Make an empty queue begin at `offset`; the units before it in its file become gaps."""
+        assert not self.mapped_files.starts
+        if self.ext is not None:
+            self.ext.load(None)
+        size = self.mapped_files.size
+        self.start = offset * UNIT_BYTES - offset * UNIT_BYTES % size
+        self.at = self.reserved = self.limit = 0
+        self.next = self.start // UNIT_BYTES
+        self.flushed = self.start
+        self.fill_to(offset)
+        self.min = offset
+
+    def fill_to(self, offset: int) -> None:
+        """Write gaps up to `offset`."""
+        while self.next < offset:
+            self._put(0, GAP_SIZE, 0)
+
+    def cut(self, offset: int) -> None:
+        """Remove the units from `offset` on."""
+        if self._early is not None:
+            self._leave_memory()
+        end = offset * UNIT_BYTES
+        if self.mapped_files.starts and end < self.mapped_files.starts[0]:
+            for start in self.mapped_files.starts[::-1]:
+                self.mapped_files.remove(start)
+            self.start_at(offset)
+            return
+        self.mapped_files.cut(end)
+        self._set_end(end)
+        self.min = min(self.min, offset)
+        self.flushed = min(self.flushed, end)
+        self._load_ext()
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        """Return (physical offset, record size, tags code) of one message; the offset must be in the queue."""
+        byte = offset * UNIT_BYTES
+        start = byte - byte % self.mapped_files.size
+        view = self.map if start == self.start and self.limit else self.mapped_files.get(start).view
+        return UNIT.unpack_from(view, byte - start)
+
+    def place(self, offset: int, count: int) -> tuple[memoryview, int, int]:
+        """Return (view of a file, byte of a message's unit in it, how many of `count` units from it on the file holds).
+
+        The messages [offset, offset + count) must be in the queue.
+        """
+        size = self.mapped_files.size
+        at = offset * UNIT_BYTES % size
+        start = offset * UNIT_BYTES - at
+        view = self.map if start == self.start and self.limit else self.mapped_files.get(start).view
+        end = at + count * UNIT_BYTES
+        return view, at, count if end <= size else (size - at) // UNIT_BYTES
+
+    def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the units of messages [offset, offset + count), which must be in the queue."""
+        while count:
+            view, at, here = self.place(offset, count)
+            yield from UNIT.iter_unpack(view[at : at + here * UNIT_BYTES])
+            offset += here
+            count -= here
+
+    def _end(self) -> int:
+        """Return the byte after the last unit."""
+        return self.next * UNIT_BYTES
+
+    def flush(self) -> None:
+        """Put the units written so far on the disk. Safe beside appends. Raises OSError, StoreError."""
+        mapped_files = self.mapped_files
+        end = self._end()
+        if self.flushed >= end:
+            return
+        if self.ext is not None:
+            self.ext.flush()  # First: no unit on the disk points to what is not.
+        if self._early is not None:
+            with self._active.lock:
+                self._store_early()
+        for start in list(mapped_files.starts):
+            if start + mapped_files.size > self.flushed and start < end:
+                try:
+                    mapped_files.files.sync_file(mapped_files.path(start))
+                except FileNotFoundError:
+                    pass  # The topic was deleted meanwhile.
+        self.flushed = end
+
+
+class ActiveQueues:
+    """The queues that hold their file mapped for writing: about `count_max`; those that are written to stay.
+
+    `lock`: held where a queue's first file is made or given up, which a thread does beside the appends.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+        self.lock = threading.Lock()
+        # Each with the end it had when it was last looked at.
+        self._queues: deque[tuple[ConsumeQueue, int]] = deque()
+
+    def enter(self, queue: ConsumeQueue) -> None:
+        # The message it enters for does not count.
+        self._queues.append((queue, queue.next + 1))
+        spared = 0
+        while len(self._queues) > self.count_max:
+            oldest, end = self._queues.popleft()
+            if oldest is queue:
+                continue
+            if oldest.next != end and spared < _SPARED_MAX:
+                spared += 1
+                self._queues.append((oldest, oldest.next))
+            else:
+                oldest.release()

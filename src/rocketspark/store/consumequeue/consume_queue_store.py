@@ -1,0 +1,321 @@
+"""All consume queues of a store: their names, kinds and directories.
+
+Rule: only this file makes, finds and removes queues; the content of a queue is written by the queue alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+
+from rocketspark.errors import MessageIllegal, StoreError
+from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
+from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ActiveQueues, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
+from rocketspark.store.consumequeue.queue_files import QueueFileInventory
+from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles, SizeEvidence
+from rocketspark.store.files.system_calls import failure
+from rocketspark.store.index.key_hashes import TopicKeys
+from rocketspark.store.settings import StoreSettings
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# Half messages, timers: what is parked there keeps the flags it came with.
+_SYSTEM_PREFIX = "RMQ_SYS_"
+
+
+class ConsumeQueueStore:
+    """All consume queues of a store; each is read from disk when first asked for.
+
+    `batch_topics`: those whose queues are batch queues (attribute queue.type=BatchCQ); who makes such a topic adds it.
+    """
+
+    def __init__(
+        self, settings: StoreSettings, maps: MappedFiles, active_max: int, inventory: QueueFileInventory
+    ) -> None:
+        self.directory = f"{settings.root}/consumequeue"
+        self._batch_directory = f"{settings.root}/batchconsumequeue"
+        self._ext_directory = f"{settings.root}/consumequeue_ext"
+        self._settings = settings
+        self.maps = maps
+        self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
+        # Counts deletions: a queue found before one may be gone.
+        self.generation = 0
+        # Before it no unit counts; and up to which physical offset files of queues were removed.
+        self.min_position = 0
+        self.expired_position = 0
+        self.batch_topics: set[bytes] = set()
+        # Set before the store is opened: topics that are known to have simple queues.
+        self.simple_topics: Collection[str] = ()
+        self.inventory = inventory
+        self._listing_due = False
+        self._size_shown = False
+        self._name_bytes_max = 255
+        self._has_ext = False
+        self._active = ActiveQueues(active_max)
+        self._by_name: dict[tuple[str, int], ConsumeQueue] = {}
+        self._known: dict[str, set[int]] = {}
+        self._keys: dict[str, TopicKeys] = {}
+
+    def scan(self) -> None:
+        """Find the topics and ids of the queues, without reading the queues."""
+        try:
+            # Some file systems take less than the usual 255.
+            self._name_bytes_max = os.pathconf(self.directory, "PC_NAME_MAX")
+        except (OSError, ValueError):
+            pass
+        self._has_ext = self._settings.queue_ext or os.path.isdir(self._ext_directory)
+        for topic, ids in _listed(self._batch_directory):
+            self.batch_topics.add(topic.encode())
+            self._known[topic] = ids
+        evidence = SizeEvidence()
+        for topic, ids in _listed(self.directory):
+            if topic.encode() in self.batch_topics:
+                continue
+            # Until one file shows that the size is as configured.
+            for queue_id in ids if not evidence.found else ():
+                self._make(topic, queue_id).mapped_files.look(evidence)
+            self._known[topic] = ids
+        evidence.judge()
+        self._size_shown = evidence.found
+
+    def lost(self) -> bool:
+        """Tell whether a queue's files are gone that were there when the store was last flushed."""
+        wanted = set(self.inventory.queues.items())
+        if self.inventory.log_begin == self.min_position:
+            wanted.update(self.inventory.firsts.items())
+        for (topic, queue_id), start in wanted:
+            place = f"{topic}/{queue_id}/{start:020d}"
+            if not any(os.path.exists(f"{directory}/{place}") for directory in (self.directory, self._batch_directory)):
+                return True
+        return False
+
+    def may_be_batch(self, topic: bytes) -> bool:
+        """Tell whether a topic without queues may have been made with batch queues, if its records say so."""
+        name = topic.decode()
+        return (
+            name not in self._known
+            and name not in self.simple_topics
+            and name != SCHEDULE_TOPIC
+            and not name.upper().startswith(_SYSTEM_PREFIX)
+        )
+
+    def queues(self) -> Mapping[str, Collection[int]]:
+        return self._known
+
+    def loaded(self) -> list[ConsumeQueue]:
+        return list(self._by_name.values())
+
+    def load_all(self, below: int) -> None:
+        """Read every queue and remove its units at or after physical offset `below`."""
+        for topic, ids in self._known.items():
+            for queue_id in ids:
+                queue = self._make(topic, queue_id)
+                queue.load(below, self.min_position, cut=True)
+                self._enter(queue)
+
+    def find(self, topic: str, queue_id: int, below: int | None = None) -> ConsumeQueue | None:
+        """Return the queue, or None if there is none."""
+        found = self._by_name.get((topic, queue_id))
+        if found is None and queue_id in self._known.get(topic, ()):
+            found = self._make(topic, queue_id)
+            found.load(below, self.min_position, cut=False)
+            self._enter(found)
+        return found
+
+    def make(self, topic: bytes, queue_id: int, below: int | None = None) -> ConsumeQueue:
+        """Return the queue to append to, made if there is none (its first file comes with its first unit).
+
+        Raises MessageIllegal if no directory can have the topic's name.
+        """
+        name = topic.decode()
+        found = self.find(name, queue_id, below)
+        if found is None:
+            if not self.can_have(topic):
+                raise MessageIllegal(
+                    f"topic {name[:300]!r} cannot be the name of a directory (at most {self._name_bytes_max} bytes): "
+                    "choose another",
+                    topic=name,
+                )
+            found = self._make(name, queue_id)
+            if found.ext is not None:
+                found.ext.load(None)
+            self._enter(found)
+            self._known.setdefault(name, set()).add(queue_id)
+        return found
+
+    def can_have(self, topic: bytes) -> bool:
+        """Tell whether a topic's queues can have a directory; else its messages are in no queue."""
+        return (
+            0 < len(topic) <= self._name_bytes_max
+            and b"/" not in topic
+            and b"\0" not in topic
+            and topic not in (b".", b"..")
+        )
+
+    def keys_of(self, name: str) -> TopicKeys:
+        """Return the data of a topic that the key index needs."""
+        found = self._keys.get(name)
+        if found is None:
+            found = self._keys[name] = TopicKeys(name)
+        return found
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove the topic's queues and their files. Raises StoreUnwritable if they cannot be removed."""
+        self.generation += 1
+        for queue_id in self._known.pop(topic, ()):
+            queue = self._by_name.pop((topic, queue_id), None)
+            self.by_bytes.pop((topic.encode(), queue_id), None)
+            if queue is not None:
+                queue.release()
+                for mapped_files in (queue.mapped_files, *((queue.ext.mapped_files,) if queue.ext is not None else ())):
+                    for start in mapped_files.starts:
+                        self.maps.drop(mapped_files, start)
+        self.batch_topics.discard(topic.encode())
+        self._listing_due = True
+        for directory in (self.directory, self._batch_directory, self._ext_directory):
+            try:
+                shutil.rmtree(f"{directory}/{topic}")
+            except FileNotFoundError:
+                pass
+            except OSError as e:
+                raise failure(e, "remove", f"{directory}/{topic}") from e
+
+    def finish_deletion(self, topic: str, position: int) -> None:
+        """Remove the topic if it still has a message from before a physical offset: a kill fell into its deletion."""
+        for queue_id in list(self._known.get(topic, ())):
+            queue = self.find(topic, queue_id)
+            if queue is not None and queue.min < queue.next and queue.unit(queue.min)[0] < position:
+                self.delete_topic(topic)
+                return
+
+    def outdate(self, min_position: int, step_count: int) -> Iterator[None]:
+        """Raise the oldest offsets before the log is cut to `min_position`, so that no read falls into a hole.
+
+        `step_count` queues at a time.
+        """
+        self.min_position = max(self.min_position, min_position)
+        for done, (topic, queue_id) in enumerate(self._names(), 1):
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                queue.find_min(self.min_position)
+            if done % step_count == 0:
+                yield
+
+    def expire(self, min_position: int, step_count: int) -> Iterator[None]:
+        """Remove queue files after the log was cut to `min_position`, `step_count` queues at a time."""
+        self.min_position = max(self.min_position, min_position)
+        for done, (topic, queue_id) in enumerate(self._names(), 1):
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                queue.expire(self.min_position)
+            if done % step_count == 0:
+                yield
+        self.expired_position = min_position
+        self._listing_due = True
+
+    def _names(self) -> list[tuple[str, int]]:
+        return [(topic, queue_id) for topic, ids in self._known.items() for queue_id in ids]
+
+    def release(self) -> None:
+        """Unmap the files of every queue."""
+        for queue in self.loaded():
+            queue.release()
+
+    def flush(self) -> None:
+        """Put every unit written so far on the disk, and note which files there are. Raises OSError, StoreError."""
+        for queue in self.loaded():
+            queue.flush()
+            starts = queue.mapped_files.starts
+            ends = (starts[0], starts[-1]) if starts else (-1, -1)
+            if ends != queue.listed:
+                queue.listed = ends
+                self._listing_due = True
+        if self._listing_due:
+            self._list()
+
+    def _list(self) -> None:
+        known = set(self._names())
+        # Queues not loaded since the start are unchanged.
+        lasts = {name: start for name, start in list(self.inventory.queues.items()) if name in known}
+        firsts = {name: start for name, start in list(self.inventory.firsts.items()) if name in known}
+        for queue in self.loaded():
+            for starts, start in zip((firsts, lasts), queue.listed, strict=True):
+                starts.pop((queue.name, queue.queue_id), None)
+                if start >= 0:
+                    starts[queue.name, queue.queue_id] = start
+        self.inventory.write(self.sizes(), lasts, firsts, self.min_position)
+        self._listing_due = False
+
+    def note_files(self) -> None:
+        """Note the sizes of files if they are not; on a full disk a flush does it later."""
+        if self.sizes() != self.inventory.sizes:
+            self._listing_due = True
+            try:
+                self._list()
+            except StoreError:
+                pass
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes of files in bytes, by the setting's name."""
+        settings = self._settings
+        return {
+            "mappedFileSizeCommitLog": settings.log_file_bytes,
+            "mappedFileSizeConsumeQueue": settings.queue_file_units * UNIT_BYTES,
+            "mapperFileSizeBatchConsumeQueue": settings.batch_queue_file_units * BATCH_UNIT_BYTES,
+            "mappedFileSizeConsumeQueueExt": settings.queue_ext_file_bytes,
+        }
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        settings = self._settings
+        delay_ms = None
+        if topic == SCHEDULE_TOPIC:
+            # A level that is not configured waits a second (rule: ScheduleMessageService, 5.x).
+            delays_ms = settings.delay_ms
+            delay_ms = delays_ms[queue_id] if 0 <= queue_id < len(delays_ms) else 1000
+        kind, ext = ConsumeQueue, None
+        directory, size, option = self.directory, settings.queue_file_units * UNIT_BYTES, "mappedFileSizeConsumeQueue"
+        if topic.encode() in self.batch_topics:
+            kind = BatchConsumeQueue
+            directory, option = self._batch_directory, "mapperFileSizeBatchConsumeQueue"
+            size = settings.batch_queue_file_units * BATCH_UNIT_BYTES
+        elif self._has_ext:
+            where = f"{self._ext_directory}/{topic}/{queue_id}"
+            mapped_files = MappedFileQueue(
+                where, settings.queue_ext_file_bytes, self.maps, "mappedFileSizeConsumeQueueExt", scattered=True
+            )
+            mapped_files.certain = True
+            ext = ConsumeQueueExt(mapped_files, writes=settings.queue_ext)
+        mapped_files = MappedFileQueue(f"{directory}/{topic}/{queue_id}", size, self.maps, option, scattered=True)
+        mapped_files.certain = self.inventory.sizes.get(option) == size or self._size_shown
+        return kind(
+            topic,
+            queue_id,
+            mapped_files,
+            self._active,
+            self.keys_of(topic),
+            delay_ms,
+            rare=settings.append_record_crc,
+            ext=ext,
+        )
+
+    def _enter(self, queue: ConsumeQueue) -> None:
+        queue.counted = queue.next
+        self._by_name[queue.name, queue.queue_id] = queue
+        self.by_bytes[queue.topic, queue.queue_id] = queue
+
+
+def _listed(directory: str) -> Iterator[tuple[str, set[int]]]:
+    """Yield topics and queue ids that have a folder."""
+    try:
+        topics = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for topic in topics:
+        try:
+            names = os.listdir(f"{directory}/{topic}")
+        except NotADirectoryError:
+            continue
+        ids = {int(name) for name in names if name.isascii() and name.isdigit()}
+        if ids:
+            yield topic, ids

@@ -1,0 +1,73 @@
+"""An inventory of the queue files and of the sizes of files. Rule: a file that was there once and is gone is noticed.
+
+RocketMQ has no such file and passes it over. Without it (a store of RocketMQ's, or an older one) nothing is promised.
+"""
+
+from __future__ import annotations
+
+import json
+
+from rocketspark.model.text import whole_number
+from rocketspark.store.files import config_files
+from rocketspark.store.files.system_calls import OsFiles
+
+
+class QueueFileInventory:
+    """The file config/storeFiles.json.
+
+    `sizes`: of files in bytes, by the setting's name; `queues`, `firsts`: where the last and the first file of each
+    queue begins; `log_begin`: the physical offset at which the log began then. Once files of the log were removed,
+    nothing is known of the first files.
+    """
+
+    def __init__(self, root: str, files: OsFiles) -> None:
+        self._path = f"{root}/config/storeFiles.json"
+        self._files = files
+        self.sizes: dict[str, int] = {}
+        self.queues: dict[tuple[str, int], int] = {}
+        self.firsts: dict[tuple[str, int], int] = {}
+        self.log_begin = 0
+
+    def read(self) -> None:
+        """Read the file; one that cannot be parsed counts as missing. Raises StoreUnwritable."""
+        try:
+            table = json.loads(config_files.read(self._path) or "{}")
+            self.sizes = {name: _number(size) for name, size in table.get("sizes", {}).items()}
+            self.queues, self.firsts = _starts(table.get("queues", {})), _starts(table.get("firsts", {}))
+            self.log_begin = _number(table.get("logBegin", 0))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            self.sizes, self.queues, self.firsts = {}, {}, {}
+
+    def write(
+        self,
+        sizes: dict[str, int],
+        queues: dict[tuple[str, int], int],
+        firsts: dict[tuple[str, int], int],
+        log_begin: int,
+    ) -> None:
+        """Replace the file. Raises StoreFull, StoreUnwritable."""
+        table = {"sizes": sizes, "queues": _table(queues), "firsts": _table(firsts), "logBegin": log_begin}
+        config_files.write(self._path, json.dumps(table, ensure_ascii=False, separators=(",", ":")), self._files)
+        self.sizes, self.queues, self.firsts, self.log_begin = dict(sizes), dict(queues), dict(firsts), log_begin
+
+
+def _table(starts: dict[tuple[str, int], int]) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = {}
+    for (topic, queue_id), start in sorted(starts.items()):
+        table.setdefault(topic, {})[str(queue_id)] = start
+    return table
+
+
+def _starts(table: dict[str, dict[str, int]]) -> dict[tuple[str, int], int]:
+    return {
+        (topic, _number(queue_id)): _number(start)
+        for topic, queues in table.items()
+        for queue_id, start in queues.items()
+    }
+
+
+def _number(value: object) -> int:
+    number = value if isinstance(value, int) else whole_number(str(value))
+    if number is None or not number >= 0:
+        raise ValueError(value)
+    return number

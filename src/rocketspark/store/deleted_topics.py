@@ -1,0 +1,44 @@
+"""The deleted topics, each with the log's end at its deletion. Rule: no replay of the log brings older records back.
+
+RocketMQ has no such file and passes it over: there a rebuild of the queues brings deleted topics back.
+"""
+
+from __future__ import annotations
+
+import json
+
+from rocketspark.store.files import config_files
+from rocketspark.store.files.system_calls import OsFiles
+
+
+class DeletedTopics:
+    """The file config/deletedTopics.json. `positions`: of each topic, before which its records are in no queue."""
+
+    def __init__(self, root: str, files: OsFiles) -> None:
+        self._path = f"{root}/config/deletedTopics.json"
+        self._files = files
+        self.positions: dict[bytes, int] = {}
+
+    def read(self, log_end: int) -> None:
+        """Read the file; entries beyond the log's end belong to another log and are dropped.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        try:
+            table = json.loads(config_files.read(self._path) or "{}")
+            found = {topic.encode(): int(at) for topic, at in table.items()}
+        except (ValueError, TypeError, AttributeError):
+            found = {}  # Not worth refusing to start: at worst a rebuild brings a deleted topic back.
+        self.positions = {topic: at for topic, at in found.items() if at <= log_end}
+        if self.positions != found:
+            self._write()
+
+    def add(self, topic: str, position: int, min_position: int) -> None:
+        """Note a deletion; those that the log no longer reaches back to go. Raises StoreFull, StoreUnwritable."""
+        self.positions = {name: at for name, at in self.positions.items() if at > min_position}
+        self.positions[topic.encode()] = position
+        self._write()
+
+    def _write(self) -> None:
+        table = {name.decode("utf-8", "replace"): at for name, at in sorted(self.positions.items())}
+        config_files.write(self._path, json.dumps(table, ensure_ascii=False), self._files)

@@ -1,0 +1,84 @@
+"""The files in config/: small texts, replaced whole, the version before kept as `.bak`.
+
+Rule: at any moment either the file or its `.bak` holds a whole text; callers bring and read the JSON.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rocketspark.errors import StoreError
+from rocketspark.store.files.system_calls import OsFiles, failure
+
+
+def read(path: str) -> str | None:
+    """Return the text of a config file, or of its `.bak` if the file is missing or empty; None if there is neither.
+
+    Raises StoreUnwritable if the file is there and cannot be read.
+    """
+    for candidate in (path, f"{path}.bak"):
+        text = _text(candidate)
+        if text:
+            return text
+    return None
+
+
+def read_backup(path: str) -> str | None:
+    """Return the text of the version before, for a caller that cannot make sense of the newest."""
+    return _text(f"{path}.bak") or None
+
+
+def write(path: str, text: str, files: OsFiles | None = None, *, sync_names: bool = False) -> None:
+    """Replace the text at once: readers, and a kill at any time, see the old or the new one.
+
+    Raises StoreFull or StoreUnwritable.
+    """
+    files = files or OsFiles()
+    before = None
+    try:
+        before = _text(path)
+    except StoreError:
+        pass
+    try:
+        files.make_directory(os.path.dirname(path) or ".")
+        if before and before != text:
+            _replace(files, f"{path}.bak", before)
+        _replace(files, path, text)
+        if sync_names:
+            # So that after a power cut there is this text, not the one before.
+            files.sync_directory(os.path.dirname(path) or ".")
+    except OSError as e:
+        raise failure(e, "write", path, len(text)) from e
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove the unfinished files of a process that was killed. Only their owner may, before it writes."""
+    try:
+        for name in os.listdir(directory):
+            if name.endswith(".tmp"):
+                os.unlink(f"{directory}/{name}")
+    except OSError:
+        pass  # They are in nobody's way.
+
+
+def _replace(files: OsFiles, path: str, text: str) -> None:
+    temporary = f"{path}.tmp"
+    try:
+        files.write_file(temporary, text.encode("utf-8"))
+        os.replace(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "replace").strip("\0")
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise failure(e, "read", path) from e

@@ -1,0 +1,395 @@
+"""The index files: hash chains from keys to physical offsets, so that a message is found by key, unique id or tag.
+
+Rule: keys are collected per append and written many at a time; a query sees them all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketspark.errors import ConfigError, StoreError
+from rocketspark.store.clock import Clock
+from rocketspark.store.files.mapped_file_queue import MappedFiles
+from rocketspark.store.files.system_calls import failure
+from rocketspark.store.index.key_hashes import BatchKeys, Pending, TopicKeys, batch_columns, columns, key_hash
+
+HEADER = struct.Struct(">qqqqii")
+HEADER_BYTES = 40
+ENTRY = struct.Struct(">iqii")
+ENTRY_BYTES = 20
+PENDING_MAX = 512
+# Keys of batches wait in columns, which cost less.
+READY_MAX = 8192
+RESERVE_STEP_BYTES = 1 << 20
+_SLOT = struct.Struct(">i")
+_ENTRIES = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_INT_MAX = 0x7FFFFFFF
+
+
+class IndexFile:
+    """One index file: header, slots, entries. `count` is the number of the next entry, 1 in an empty file."""
+
+    def __init__(self, path: str, slots: int, entries: int, maps: MappedFiles) -> None:
+        self.path = path
+        self.slots = slots
+        self.entries = entries
+        self.files = maps.files
+        # Held outside the cache of maps: there are few index files and the last is always in use.
+        self.map = self.files.map(path, scattered=True)
+        self._entries_at = HEADER_BYTES + 4 * slots
+        self._slot_view = np.frombuffer(self.map, ">i4", slots, HEADER_BYTES)
+        self._entry_view = np.frombuffer(self.map, _ENTRIES, entries, self._entries_at)
+        (
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_position,
+            self.end_position,
+            self.used_slots,
+            self.count,
+        ) = HEADER.unpack_from(self.map)
+        if not 1 <= self.count <= entries:
+            self.count = 1
+        self.reserved = 0
+        self.flushed_count = self.count
+
+    @property
+    def room(self) -> int:
+        """Return the number of entries that still fit. Entry 0 is never used."""
+        return int(self.entries - self.count)
+
+    def reserve(self, count: int) -> None:
+        """Reserve blocks for the next `count` entries. Raises OSError if the disk is full."""
+        end = self._entries_at + (self.count + count) * ENTRY_BYTES
+        if end > self.reserved:
+            step = max(end, min(self.reserved + RESERVE_STEP_BYTES, self._entries_at + self.entries * ENTRY_BYTES))
+            at = self.reserved if self.reserved else 0
+            self.files.reserve(self.path, at, step - at)
+            self.reserved = step
+
+    def write(
+        self,
+        keys: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+    ) -> None:
+        """Add entries, for which there must be room, oldest first. Entries first, header last: a kill between
+        leaves slots that point nowhere or entries that no slot knows, and both are mended by recovery."""
+        first, count = self.count, len(keys)
+        numbers = np.arange(first, first + count, dtype=np.int32)
+        slots = keys % np.int32(self.slots)
+        order = np.argsort(slots, kind="stable")
+        sorted_slots = slots[order]
+        repeated = np.empty(count, bool)
+        repeated[0] = False
+        np.equal(sorted_slots[1:], sorted_slots[:-1], out=repeated[1:])
+        previous = self._slot_view[sorted_slots].astype(np.int32)
+        previous[(previous < 0) | (previous >= first)] = 0
+        sorted_numbers = numbers[order]
+        previous[repeated] = sorted_numbers[:-1][repeated[1:]]
+        fresh_slots = int(np.count_nonzero(previous == 0))
+        begin = self.begin_time_ms
+        seconds = np.clip((times - begin) // 1000, 0, _INT_MAX) if begin > 0 else np.zeros(count, np.int64)
+        if first == 1 and count > 1:
+            # Only the first entry counts from the begin inherited of the file before.
+            seconds[1:] = np.clip((times[1:] - times[0]) // 1000, 0, _INT_MAX)
+        rows = self._entry_view[first : first + count]
+        rows["hash"] = keys
+        rows["position"] = positions
+        rows["seconds"] = seconds
+        unsorted = np.empty(count, np.int32)
+        unsorted[order] = previous
+        rows["previous"] = unsorted
+        if first == 1:
+            self.begin_time_ms, self.begin_position = int(times[0]), int(positions[0])
+        self.end_time_ms, self.end_position = int(times[-1]), int(positions[-1])
+        self.used_slots += fresh_slots
+        self.count = first + count
+        self.write_header()
+        newest = np.empty(count, bool)
+        newest[-1] = True
+        np.logical_not(repeated[1:], out=newest[:-1])
+        self._slot_view[sorted_slots[newest]] = sorted_numbers[newest]
+
+    def write_header(self) -> None:
+        HEADER.pack_into(
+            self.map,
+            0,
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_position,
+            self.end_position,
+            self.used_slots,
+            self.count,
+        )
+
+    def chain(self, key: int) -> Iterator[tuple[int, int]]:
+        """Yield (physical offset, approximate store time in ms) of every entry with that hash, newest first."""
+        number = int(self._slot_view[key % self.slots])
+        above = self.count
+        # A chain only ever goes down; a damaged one ends.
+        while 0 < number < above:
+            above = number
+            found, position, seconds, number = ENTRY.unpack_from(self.map, self._entries_at + number * ENTRY_BYTES)
+            if found == key:
+                # The first entry's seconds count from the begin inherited of the file before; it is the begin itself.
+                yield position, self.begin_time_ms + (seconds * 1000 if above > 1 else 0)
+
+    def drop_from(self, position: int) -> None:
+        """Take away the entries at or after a physical offset; where the file is damaged, its slots are made anew."""
+        count = self.count
+        whole = True
+        above = _INT_MAX << 32
+        while count > 1:
+            found = ENTRY.unpack_from(self.map, self._entries_at + (count - 1) * ENTRY_BYTES)
+            blank = found == (0, 0, 0, 0)
+            if found[1] < position and not blank:
+                break
+            count -= 1
+            slot_at = HEADER_BYTES + 4 * (found[0] % self.slots if found[0] >= 0 else 0)
+            if blank or found[0] < 0 or found[1] > above or not 0 <= found[3] < count:
+                whole = False
+                continue
+            above = found[1]
+            _SLOT.pack_into(self.map, slot_at, found[3])
+            if found[3] == 0:
+                self.used_slots -= 1
+        if count == self.count:
+            return
+        self.count = count
+        self.end_position = ENTRY.unpack_from(self.map, self._entries_at + (count - 1) * ENTRY_BYTES)[1]
+        if not whole:
+            self._remake_slots()
+        self.write_header()
+
+    def _remake_slots(self) -> None:
+        numbers = np.arange(1, self.count, dtype=np.int32)
+        rows = self._entry_view[1 : self.count]
+        self._slot_view[:] = 0
+        # Of several values for one slot the last stays.
+        self._slot_view[rows["hash"] % self.slots] = numbers
+        self.used_slots = int(np.count_nonzero(self._slot_view))
+
+    def sync(self) -> None:
+        """Put the entries, slots and header on the disk. Raises OSError."""
+        count = self.count
+        if count != self.flushed_count:
+            self.files.sync_map(self.map, 0, self._entries_at + count * ENTRY_BYTES)
+            self.flushed_count = count
+
+
+class IndexService:
+    """All index files of a store, oldest first, and the keys not written yet.
+
+    `pending` is the hot path's list: `Store.append` adds to it and calls `write_pending` when it is long.
+    """
+
+    def __init__(self, directory: str, slots: int, entries: int, maps: MappedFiles, clock: Clock) -> None:
+        self.directory = directory
+        self.slots = slots
+        self.entry_count = entries
+        self.maps = maps
+        self.clock = clock
+        self.pending: list[Pending] = []
+        # Hashes, positions and times; `ready_count` of them in all.
+        self._ready: list[tuple[Any, Any, Any]] = []
+        self.ready_count = 0
+        self._paths: list[str] = []
+        self._open: dict[str, IndexFile] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + 4 * self.slots + ENTRY_BYTES * self.entry_count
+
+    def scan(self) -> None:
+        """Read the directory. Raises ConfigError if the files are of other sizes than configured."""
+        try:
+            names = sorted(n for n in os.listdir(self.directory) if n.isascii() and n.isdigit())
+        except FileNotFoundError:
+            names = []
+        for name in names:
+            path = f"{self.directory}/{name}"
+            found = os.path.getsize(path)
+            if found != self.file_bytes:
+                if found == 0:
+                    os.unlink(path)
+                    continue
+                raise ConfigError(
+                    f"index file {path} has {found} bytes, not {self.file_bytes}: set maxHashSlotNum and maxIndexNum"
+                    " as they were, or move the directory away"
+                )
+            self._paths.append(path)
+
+    def end_position(self) -> int:
+        """Return the physical offset of the newest entry; 0 without files."""
+        return int(self._file(self._paths[-1]).end_position) if self._paths else 0
+
+    def has_files(self) -> bool:
+        return bool(self._paths)
+
+    def end_time_ms(self) -> int:
+        return int(self._file(self._paths[-1]).end_time_ms) if self._paths else 0
+
+    def newer_since(self, time_ms: int) -> tuple[int, int] | None:
+        """(store time in ms, physical offset) of the first entry of the files that end after a time or still grow.
+
+        None if there is no such file.
+        """
+        with self._lock:
+            found: tuple[int, int] | None = None
+            for path in reversed(self._paths):
+                file = self._file(path)
+                if file.count <= 1:
+                    continue
+                grows = path == self._paths[-1] and file.room > 0
+                if not grows and file.end_time_ms <= time_ms:
+                    break
+                found = int(file.begin_time_ms), int(file.begin_position)
+            return found
+
+    def drop_from(self, position: int) -> None:
+        """Take away every entry at or after a physical offset, so that replay from there adds none twice."""
+        while self._paths:
+            last = self._file(self._paths[-1])
+            last.drop_from(position)
+            if last.count > 1:
+                return
+            self._remove(self._paths[-1])
+
+    def drop_before(self, position: int) -> None:
+        """Remove the files all of whose entries point before a physical offset."""
+        with self._lock:
+            while len(self._paths) > 1 and self._file(self._paths[0]).end_position < position:
+                self._remove(self._paths[0])
+
+    def write_pending(self) -> None:
+        """Write the keys collected so far. Raises StoreFull or StoreUnwritable; the keys are kept then."""
+        with self._lock:
+            # The list itself is never replaced: an append in another thread may be holding it.
+            self._make_ready()
+            if len(self._ready) > 1:
+                keys, positions, times = (np.concatenate(column) for column in zip(*self._ready, strict=True))
+                self._ready = [(keys, positions, times)]
+            while self._ready:
+                keys, positions, times = self._ready[0]
+                while len(keys):
+                    file = self._writable()
+                    count = min(len(keys), file.room)
+                    try:
+                        file.reserve(count)
+                    except OSError as e:
+                        raise failure(e, "extend", file.path, count * ENTRY_BYTES) from e
+                    file.write(keys[:count], positions[:count], times[:count])
+                    keys, positions, times = keys[count:], positions[count:], times[count:]
+                    self._ready[0] = (keys, positions, times)
+                    self.ready_count -= count
+                self._ready.pop(0)
+
+    def _make_ready(self) -> None:
+        items = self.pending[:]
+        if items:
+            self._add_ready(*columns(items))
+            del self.pending[: len(items)]
+
+    def _add_ready(
+        self, keys: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
+    ) -> None:
+        if len(keys):
+            self._ready.append((keys, positions, times))
+            self.ready_count += len(keys)
+
+    def add_batch(self, topic: TopicKeys, keys: BatchKeys, positions: npt.NDArray[np.int64], time_ms: int) -> None:
+        """Keep the keys of a batch until they are written. `positions` of its messages; all were stored at `time_ms`.
+
+        Nothing is written here, so that nothing can fail.
+        """
+        rows, hashed = batch_columns(topic, keys, len(positions))
+        with self._lock:
+            self._make_ready()
+            self._add_ready(hashed, positions[rows], np.full(len(rows), time_ms, np.int64))
+
+    def flush(self) -> None:
+        """Write the pending keys and put the index files on the disk. Raises OSError, StoreFull or StoreUnwritable."""
+        self.write_pending()
+        with self._lock:
+            files = list(self._open.values())
+        for file in files:
+            file.sync()
+
+    def release(self) -> None:
+        """Unmap every index file."""
+        with self._lock:
+            self._open.clear()
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, *, tag: bool = False) -> Iterator[int]:
+        """Return positions of messages that may have that key, newest first. Hashes collide: look at the message."""
+        try:
+            self.write_pending()
+        except StoreError:
+            pass  # A full disk: what is pending is not found, the rest is.
+        wanted = key_hash(f"{topic}#T#{key}" if tag else f"{topic}#{key}")
+        for path in reversed(list(self._paths)):
+            file = self._file(path)
+            if file.count <= 1 or file.begin_time_ms > end_ms or file.end_time_ms < begin_ms:
+                continue
+            for position, about_ms in file.chain(wanted):
+                if about_ms <= end_ms and about_ms + 1000 >= begin_ms:
+                    yield position
+
+    def _writable(self) -> IndexFile:
+        """Return the last file, or a new one if it is full or there is none."""
+        last = self._file(self._paths[-1]) if self._paths else None
+        if last is not None and last.room > 0:
+            return last
+        now = datetime.fromtimestamp(self.clock.now_ms() / 1000)
+        name = f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}"
+        # Names ascend even where local time goes back.
+        if self._paths and name <= (newest := os.path.basename(self._paths[-1])):
+            name = f"{int(newest) + 1:017d}"
+        path = f"{self.directory}/{name}"
+        try:
+            self.maps.files.make_directory(self.directory)
+            self.maps.files.create(path, self.file_bytes)
+            self.maps.files.reserve(path, 0, HEADER_BYTES + 4 * self.slots)
+            file = IndexFile(path, self.slots, self.entry_count, self.maps)
+        except OSError as e:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
+            raise failure(e, "create", path, HEADER_BYTES + 4 * self.slots) from e
+        file.reserved = HEADER_BYTES + 4 * self.slots
+        if last is not None:
+            file.begin_time_ms = file.end_time_ms = last.end_time_ms
+            file.begin_position = file.end_position = last.end_position
+        file.write_header()
+        self._open[path] = file
+        self._paths.append(path)
+        return file
+
+    def _file(self, path: str) -> IndexFile:
+        found = self._open.get(path)
+        if found is None:
+            try:
+                found = self._open[path] = IndexFile(path, self.slots, self.entry_count, self.maps)
+            except OSError as e:
+                raise failure(e, "map", path) from e
+        return found
+
+    def _remove(self, path: str) -> None:
+        self._paths.remove(path)
+        self._open.pop(path, None)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            raise failure(e, "remove", path) from e

@@ -1,0 +1,194 @@
+"""The entries of the key index: keys, and their hashes as Java makes them, many at a time. Pure.
+
+Rule: of each message first the unique id, then its keys, then its tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketspark.model.java import string_hash
+
+_TAG_HASHES_MAX = 4096
+
+# One appended message, as kept until written: topic, physical offset, store time, unique id, keys, tags.
+Pending = tuple["TopicKeys", int, int, bytes | None, bytes | None, bytes | None]
+
+
+def key_hash(key: str) -> int:
+    """Return the index's hash of a key: |hashCode|, and 0 where Java's abs stays negative."""
+    h = abs(string_hash(key))
+    return 0 if h == 1 << 31 else h
+
+
+class TopicKeys:
+    """The part of the index keys that is the same for all messages of a topic, hashed once."""
+
+    __slots__ = ("_tag_hashes", "name", "prefix_hash", "tag_prefix_hash")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.prefix_hash = string_hash(f"{name}#") & 0xFFFFFFFF
+        self.tag_prefix_hash = string_hash(f"{name}#T#") & 0xFFFFFFFF
+        self._tag_hashes: dict[bytes, int] = {}
+
+    def tag_hash(self, tags: bytes) -> int:
+        """Return the unsigned hash of `topic#T#tags`."""
+        found = self._tag_hashes.get(tags)
+        if found is None:
+            if len(self._tag_hashes) >= _TAG_HASHES_MAX:
+                self._tag_hashes.clear()
+            text = tags.decode("utf-8", "replace")
+            found = self._tag_hashes[tags] = string_hash(f"{self.name}#T#{text}") & 0xFFFFFFFF
+        return found
+
+
+class BatchKeys:
+    """The keys of a batch's messages that go to the index.
+
+    `ids`, `words` (a key each), `tags`: numbers of messages, ascending, with the bytes of their values in as many rows,
+    plain ASCII; `single`: number, unique id, keys and tags of the others, as `Pending` has them.
+    """
+
+    __slots__ = ("ids", "single", "tags", "words")
+
+    def __init__(self) -> None:
+        self.ids: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
+        self.words: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
+        self.tags: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
+        self.single: list[tuple[int, bytes | None, bytes | None, bytes | None]] = []
+
+
+_POWERS = np.empty(1024, np.uint32)
+HASHED_BYTES_MAX = len(_POWERS)
+_POWERS[0] = 1
+for _i in range(1, 1024):
+    _POWERS[_i] = np.uint32(int(_POWERS[_i - 1]) * 31 & 0xFFFFFFFF)
+
+
+def hashes(prefixes: npt.NDArray[np.uint32] | Sequence[int], keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """Java's hashCode of every prefix (given by its own hash) followed by its key, unsigned.
+
+    Keys of equal length are one byte matrix times powers of 31: 0.1 us per key against 5 us in a loop.
+    """
+    blob = b"".join(keys)
+    count = len(keys)
+    width = len(keys[0])
+    lengths = list(map(len, keys))
+    if not blob.isascii() or max(lengths) >= len(_POWERS):
+        return np.fromiter(map(_hash_one, map(int, prefixes), keys), np.uint32, count)
+    starts = np.asarray(prefixes, np.uint32)
+    if lengths.count(width) == count:
+        return hash_rows(starts, np.frombuffer(blob, np.uint8).reshape(count, width))
+    found = np.empty(count, np.uint32)
+    lengths_array = np.array(lengths)
+    for width in set(lengths):
+        rows = np.flatnonzero(lengths_array == width)
+        blob = b"".join([keys[row] for row in rows.tolist()])
+        found[rows] = hash_rows(starts[rows], np.frombuffer(blob, np.uint8).reshape(len(rows), width))
+    return found
+
+
+def hash_rows(starts: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Java's hashCode of texts that begin as `starts` hashes and go on with a row of ASCII bytes, unsigned."""
+    width = rows.shape[1]
+    powers = _POWERS[:width][::-1]
+    sums: npt.NDArray[np.uint32] = np.einsum("ij,j->i", rows, powers, dtype=np.uint32, casting="unsafe")
+    return starts * _POWERS[width] + sums
+
+
+def _hash_one(prefix: int, key: bytes) -> int:
+    units = key.decode("utf-8", "replace").encode("utf-16-be")
+    h = prefix
+    for i in range(0, len(units), 2):
+        h = (31 * h + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    return h
+
+
+def columns(
+    items: list[Pending],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return (hash, position, time) of every key of these messages: per message unique id, then keys, then tags."""
+    count = len(items)
+    topics, positions, times, ids, keys, tags = zip(*items, strict=True)
+    every = np.arange(count)
+    # Most often all messages are of one topic, and have the same tags.
+    topic = topics[0] if topics.count(topics[0]) == count else None
+    if topic is not None:
+        prefixes = np.full(count, topic.prefix_hash, np.uint32)
+    else:
+        prefixes = np.array([of.prefix_hash for of in topics], np.uint32)
+    # Numbers of the messages that the keys belong to, and the keys' hashes.
+    rows: list[npt.NDArray[np.int64]] = []
+    found: list[npt.NDArray[np.uint32]] = []
+    if all(ids):
+        rows.append(every)
+        found.append(hashes(prefixes, ids))
+    elif any(ids):
+        rows.append(np.array([i for i, unique_id in enumerate(ids) if unique_id]))
+        found.append(hashes(prefixes[rows[-1]], [unique_id for unique_id in ids if unique_id]))
+    if any(keys):
+        words = [(i, word) for i, text in enumerate(keys) if text for word in text.split(b" ") if word]
+        if words:
+            rows.append(np.array([i for i, _ in words]))
+            found.append(hashes(prefixes[rows[-1]], [word for _, word in words]))
+    if topic is not None and tags[0] and tags.count(tags[0]) == count:
+        rows.append(every)
+        found.append(np.full(count, topic.tag_hash(tags[0]), np.uint32))
+    elif any(tags):
+        rows.append(np.array([i for i, text in enumerate(tags) if text]))
+        tagged = [of.tag_hash(text) for of, text in zip(topics, tags, strict=True) if text]
+        found.append(np.array(tagged, np.uint32))
+    if not found:
+        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
+    signed = _index_hashes(np.concatenate(found))
+    which = np.concatenate(rows)
+    if len(found) > 1:
+        order = np.argsort(which, kind="stable")
+        which, signed = which[order], signed[order]
+    return signed, np.fromiter(positions, np.int64, count)[which], np.fromiter(times, np.int64, count)[which]
+
+
+def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, npt.NDArray[np.int32]]:
+    """Return (number of the message, hash) of every key of a batch: per message unique id, then keys, then tags."""
+    rows: list[npt.NDArray[np.int64]] = []
+    found: list[npt.NDArray[np.uint32]] = []
+    whole = not keys.single
+    for prefix, kind in (
+        (topic.prefix_hash, keys.ids),
+        (topic.prefix_hash, keys.words),
+        (topic.tag_prefix_hash, keys.tags),
+    ):
+        for of, values in kind:
+            whole = whole and len(of) == count
+            rows.append(of)
+            found.append(hash_rows(np.full(len(of), prefix, np.uint32), values))
+    if whole and found:
+        # Every message has the same kinds of keys.
+        return np.repeat(np.arange(count), len(found)), _index_hashes(np.stack(found, axis=1).ravel())
+    kinds = [np.full(len(of), 2 * n) for n, kind in enumerate((keys.ids, keys.words, keys.tags)) for of, _ in kind]
+    if keys.single:
+        items = [(topic, row, 0, unique_id, words, tags) for row, unique_id, words, tags in keys.single]
+        hashed, single_rows, _ = columns(items)
+        if not found:
+            return single_rows, hashed
+        # A message is either here or there.
+        rows.append(single_rows)
+        found.append(hashed.view(np.uint32))
+        kinds.append(np.zeros(len(hashed), np.int64))
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int32)
+    all_rows = np.concatenate(rows)
+    order = np.argsort(all_rows * 8 + np.concatenate(kinds), kind="stable")
+    return all_rows[order], _index_hashes(np.concatenate(found)[order])
+
+
+def _index_hashes(unsigned: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """Return the hashes as the index has them: never negative."""
+    signed = np.abs(unsigned.view(np.int32))
+    signed[signed < 0] = 0
+    return signed

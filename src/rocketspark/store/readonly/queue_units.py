@@ -1,0 +1,270 @@
+"""Consume queues of both kinds, read only: the places of records by queue offset. Rule: a unit is a hint, never proof.
+
+A queue has units in files up to an offset, and after them a tail of records known from the log alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE
+from rocketspark.store.readonly.log_scan import LogScan
+from rocketspark.store.readonly.read_only_files import ReadOnlyFiles
+
+Ints = npt.NDArray[Any]
+
+BATCH_UNIT_TYPE = np.dtype(
+    [
+        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("time", ">i8"), ("base", ">i8"), ("count", ">i2")),
+        *(("compacted", ">i4"), ("reserved", ">i4")),
+    ]
+)
+assert BATCH_UNIT_TYPE.itemsize == BATCH_UNIT_BYTES
+_CHUNK_UNITS = 1 << 16
+_SIZES_SEEN = 64
+
+
+class QueueUnits(NamedTuple):
+    """Records in queue order: first queue offset, messages, physical offset, size of each; `codes` of tags if known."""
+
+    offsets: Ints
+    counts: Ints
+    positions: Ints
+    sizes: Ints
+    codes: Ints | None
+
+    def only(self, chosen: Ints | slice) -> QueueUnits:
+        """Return the chosen units."""
+        codes = None if self.codes is None else self.codes[chosen]
+        return QueueUnits(self.offsets[chosen], self.counts[chosen], self.positions[chosen], self.sizes[chosen], codes)
+
+
+class LogTail:
+    """Records by the log alone: a table of their queue offset, messages, physical offset and size; sent compressed."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Ints) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __reduce__(self) -> tuple[Callable[[int, bytes], LogTail], tuple[int, bytes]]:
+        steps = np.diff(self.table, axis=0, prepend=np.zeros((1, 4), np.int64))
+        return _unpacked, (len(self.table), zlib.compress(np.ascontiguousarray(steps.T).tobytes(), 1))
+
+
+def _unpacked(rows: int, packed: bytes) -> LogTail:
+    steps = np.frombuffer(zlib.decompress(packed), np.int64).reshape(4, rows).T
+    return LogTail(np.cumsum(steps, axis=0))
+
+
+NO_TAIL = LogTail(np.zeros((0, 4), np.int64))
+
+
+class QueueUnitFiles(ReadOnlyFiles):
+    """The files of one consume queue. `is_torn`: units lack before the end that `bounds` found."""
+
+    def __init__(self, folder: str, batch: bool) -> None:
+        super().__init__((folder,))
+        self.folder = folder
+        self.batch = batch
+        self.is_torn = False
+        self._type = BATCH_UNIT_TYPE if batch else UNIT_TYPE
+        self.width = self._type.itemsize
+
+    def units(self, first: int, count: int) -> Ints:
+        """Units from index `first` on, as many as there are of `count`, those that are not written too."""
+        width = self.width
+        raw = self.read(first * width, count * width)
+        return np.frombuffer(raw, self._type, len(raw) // width)
+
+    def _first(self) -> int:
+        return -(-self.starts[0] // self.width) if self.starts else 0
+
+    def _written(self, units: Ints, below: int) -> Ints:
+        good: Ints = (units["size"] > 0) & (units["position"] >= 0) & (units["position"] < below)
+        if self.batch:
+            good &= (units["base"] >= 0) & (units["count"] > 0)
+        return good
+
+    def end_index(self, below: int) -> int:
+        """Return the index after the last unit of a record before physical offset `below`; `_first` without any.
+
+        All of the file that holds it is looked at: where units lack before others it is the first that does.
+        """
+        width = self.width
+        self.is_torn = False
+        for i in reversed(range(len(self.starts))):
+            first = -(-self.starts[i] // width)
+            good = self._written(self.units(first, self.length(i) // width), below)
+            if good.any():
+                count = len(good) - int(np.argmax(good[::-1]))
+                if not good[:count].all():
+                    # A page that never reached the disk.
+                    self.is_torn = True
+                    count = int(np.argmin(good))
+                return first + count
+        return self._first()
+
+    def end_position(self, below: int) -> int:
+        """The physical offset after the last record that the queue knows before `below`; 0 without any. Quick."""
+        low, high = self._first(), self.end() // self.width
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if len(unit) and self._written(unit, below)[0]:
+                low = middle + 1
+            else:
+                high = middle
+        return self._end_of(low - 1) if low > first else 0
+
+    def _end_of(self, index: int) -> int:
+        last = self.units(index, 1)[0]
+        return 0 if last["size"] == GAP_SIZE else int(last["position"]) + int(last["size"])
+
+    def bounds(self, below: int, min_position: int) -> tuple[int, int, int]:
+        """(oldest queue offset whose record is at `min_position` or later, the next after the last, where that ends).
+
+        Only units of records before physical offset `below` count.
+        """
+        last = self.end_index(below)
+        low, high = self._first(), last
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if len(unit) and unit["size"][0] != GAP_SIZE and unit["position"][0] >= min_position:
+                high = middle
+            else:
+                low = middle + 1
+        end_position = self._end_of(last - 1) if last > self._first() else 0
+        if not self.batch:
+            return low, last, end_position
+        if last <= self._first():
+            return 0, 0, 0
+        unit = self.units(last - 1, 1)[0]
+        following = int(unit["base"]) + int(unit["count"])
+        return (int(self.units(low, 1)[0]["base"]) if low < last else following), following, end_position
+
+    def unit_of(self, offset: int) -> int:
+        """Return the index of the unit that holds a message, or of the first after it."""
+        if not self.batch:
+            return max(offset, self._first())
+        low, high = self._first(), self.end() // self.width
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if len(unit) and unit["count"][0] > 0 and unit["base"][0] + unit["count"][0] <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class QueueFiles(NamedTuple):
+    """One queue: messages [first, next); those before `files_end` are found by the files of `folder`."""
+
+    topic: str
+    queue_id: int
+    folder: str
+    batch: bool
+    first: int
+    files_end: int
+    next: int
+    tail: LogTail
+
+    def part(self, first: int, end: int) -> QueueFiles:
+        """Return the files and the part of the log's tail that hold the messages [first, end)."""
+        table = self.tail.table
+        begin = int(np.searchsorted(table[:, 0] + table[:, 1], first, "right"))
+        tail = LogTail(table[begin : int(np.searchsorted(table[:, 0], end))])
+        return self._replace(first=first, next=end, files_end=min(self.files_end, end), tail=tail)
+
+    def units(self) -> Iterator[QueueUnits]:
+        """Yield the units of the messages, some at a time; gaps, and messages not written, are left out."""
+        if self.first < self.files_end and self.folder:
+            row = QueueUnitFiles(self.folder, self.batch)
+            try:
+                yield from self._file_units(row)
+            finally:
+                row.close()
+        for at in range(0, len(self.tail), _CHUNK_UNITS):
+            offsets, counts, positions, sizes = self.tail.table[at : at + _CHUNK_UNITS].T
+            yield QueueUnits(offsets, counts, positions, sizes, None)
+
+    def _file_units(self, row: QueueUnitFiles) -> Iterator[QueueUnits]:
+        index = row.unit_of(self.first)
+        while True:
+            count = _CHUNK_UNITS if self.batch else min(_CHUNK_UNITS, self.files_end - index)
+            units = row.units(index, count)
+            if not len(units):
+                # A file that is gone; those after it may be there.
+                following = [-(-start // row.width) for start in row.starts if start > index * row.width]
+                if not following or (not self.batch and following[0] >= self.files_end):
+                    return
+                index = following[0]
+                continue
+            if self.batch:
+                offsets, counts = units["base"].astype(np.int64), units["count"].astype(np.int64)
+            else:
+                offsets, counts = np.arange(index, index + len(units), dtype=np.int64), np.ones(len(units), np.int64)
+            found = QueueUnits(
+                offsets, counts, units["position"].astype(np.int64), units["size"].astype(np.int64),
+                units["code"].astype(np.int64),
+            )  # fmt: skip
+            beyond = offsets >= self.files_end
+            if self.batch and (beyond.any() or (counts <= 0).any()):
+                end = int(np.argmax(beyond | (counts <= 0)))
+                yield found.only(slice(0, end))
+                return
+            yield found
+            index += len(units)
+            if not self.batch and index >= self.files_end:
+                return
+
+    def mean_size(self) -> float:
+        """About how many bytes of the log a message takes, by some of them."""
+        sizes: list[float] = []
+        if self.first < self.files_end:
+            row = QueueUnitFiles(self.folder, self.batch)
+            begin, end = row.unit_of(self.first), row.unit_of(self.files_end - 1)
+            for index in np.linspace(begin, end, _SIZES_SEEN).astype(np.int64).tolist():
+                units = row.units(index, 1)
+                if len(units) and 0 < units["size"][0] < GAP_SIZE:
+                    sizes.append(units["size"][0] / (max(units["count"][0], 1) if self.batch else 1))
+            row.close()
+        table = self.tail.table
+        sizes += (table[:, 3] / table[:, 1])[:: max(1, len(table) // _SIZES_SEEN)].tolist()
+        return sum(sizes) / len(sizes) if sizes else 256.0
+
+    def offset_at_time(self, time_ms: int, log: LogScan) -> int:
+        """The first message stored at or after a time; `next` if none is. Store times must ascend along the queue."""
+        row = QueueUnitFiles(self.folder, self.batch) if self.folder else None
+        low, high = self.first, self.next
+        while low < high:
+            middle = (low + high) // 2
+            head = log.head(self._position(middle, row))
+            if head is not None and head[1] >= time_ms:
+                high = middle
+            else:
+                low = middle + 1
+        if row is not None:
+            row.close()
+        return low
+
+    def _position(self, offset: int, row: QueueUnitFiles | None) -> int:
+        """Return the physical offset of a message's record; -1 if that is not known."""
+        if offset < self.files_end and row is not None:
+            unit = row.units(row.unit_of(offset), 1)
+            return int(unit["position"][0]) if len(unit) else -1
+        table = self.tail.table
+        index = int(np.searchsorted(table[:, 0], offset, "right")) - 1
+        return int(table[index, 2]) if index >= 0 else -1

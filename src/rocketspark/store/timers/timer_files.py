@@ -1,0 +1,541 @@
+"""The files of timer messages: the wheel of slots by delivery time, the log of units in them, the checkpoint.
+
+Rule: a unit is written before its slot, both reach the disk before the checkpoint counts them. Files of another grid
+are made anew beside the old ones; one rename makes the new ones count.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles
+from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.timers.timer_wheel import GRIDS_MS, SLOT_COUNT, TimerWheel, TimerWheelSlot, grid_of, moved
+
+NORMAL, ROLL, DELETE = 1, 2, 4
+UNIT_BYTES = 52
+CHECKPOINT_BYTES = 4096
+_UNIT = struct.Struct(">iqiqiqiiq")
+_UNIT_HEAD = struct.Struct(">iqi")
+_BLANK = struct.Struct(">iqi")
+_BLANK_MAGIC = -875286124
+_CHECKPOINT = struct.Struct(">qqqqqqq")
+_RESERVE_STEP_BYTES = 1 << 20
+_PIECE_COUNT = 1000
+
+
+class TimerLogUnit(NamedTuple):
+    """One entry of the timer log. `previous`: the unit before it in its slot, -1 for the first; times in ms.
+
+    `physical_offset`, `record_bytes`: the record in the commit log; `topic_hash`: of the real topic's name; `grid_ms`:
+    on which its message has its time, if that is another than the wheel's, else 0 as RocketMQ writes it.
+    """
+
+    position: int
+    previous: int
+    magic: int
+    write_time_ms: int
+    delay_ms: int
+    physical_offset: int
+    record_bytes: int
+    topic_hash: int
+    grid_ms: int = 0
+
+    @property
+    def time_ms(self) -> int:
+        """The time of its slot."""
+        return self.write_time_ms + self.delay_ms
+
+
+class TimerCheckpoint(NamedTuple):
+    """config/timercheck: slots before `read_time_ms` are done, messages before `queue_offset` are in the wheel."""
+
+    read_time_ms: int = 0
+    physical_offset: int = 0
+    queue_offset: int = 0
+    master_queue_offset: int = 0
+    state_version: int = 0
+    version_time_ms: int = 0
+    version_counter: int = 0
+
+
+def read_checkpoint(path: str) -> TimerCheckpoint:
+    """Return the checkpoint; all zero if there is none."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_CHECKPOINT.size)
+    except FileNotFoundError:
+        return TimerCheckpoint()
+    except OSError as e:
+        raise failure(e, "read", path) from e
+    if len(content) < _CHECKPOINT.size:
+        return TimerCheckpoint()
+    return TimerCheckpoint(*_CHECKPOINT.unpack(content))
+
+
+class TimerLog:
+    """The units, one after another in files of one size."""
+
+    def __init__(self, directory: str, file_bytes: int, files: OsFiles) -> None:
+        self._mapped_files = MappedFileQueue(directory, file_bytes, MappedFiles(files, 16), "mappedFileSizeTimerLog")
+        self._mapped_files.certain = True
+        self._files = files
+        self._size = file_bytes
+        self.end = 0
+        self._reserved = 0
+        self._flushed = 0
+
+    @property
+    def start(self) -> int:
+        """The first position that is still there."""
+        return self._mapped_files.starts[0] if self._mapped_files.starts else 0
+
+    def open(self, known_end: int) -> int:
+        """Find the end, from a position on that is known to be written; what follows the last whole unit is cut.
+
+        Returns from where it was looked for: `known_end`, or the start if no unit ends there.
+        """
+        mapped_files = self._mapped_files
+        mapped_files.scan()
+        if not mapped_files.starts:
+            return 0
+        at = min(known_end, mapped_files.end())
+        at -= (at % self._size) % UNIT_BYTES
+        if at < self.start or (at % self._size and self.unit_at(at - UNIT_BYTES) is None):
+            at = self.start
+        self.end = self._reserved = self._flushed = self._find_end(at)
+        if self._anything_after(self.end):
+            mapped_files.cut(self.end)
+        return at
+
+    def _find_end(self, at: int) -> int:
+        while at < self._mapped_files.end():
+            start = at - at % self._size
+            view = self._mapped_files.get(start).view
+            place = at - start
+            while place + _BLANK.size <= self._size:
+                size, _, magic = _UNIT_HEAD.unpack_from(view, place)
+                if magic == _BLANK_MAGIC:
+                    break
+                if size != UNIT_BYTES or not _is_magic(magic) or place + UNIT_BYTES > self._size:
+                    return start + place
+                place += UNIT_BYTES
+            at = start + self._size
+        return at
+
+    def _anything_after(self, end: int) -> bool:
+        """True if the rest of the end's file is not zero, or files follow."""
+        start = end - end % self._size
+        if start not in self._mapped_files.starts:
+            return False
+        if self._mapped_files.starts[-1] != start:
+            return True
+        view, place = self._mapped_files.get(start).view, end - start
+        return any(view[place : place + UNIT_BYTES])
+
+    def append(self, previous: int, magic: int, write_time_ms: int, delay_ms: int, physical_offset: int,
+               record_bytes: int, topic_hash: int, grid_ms: int = 0) -> int:  # fmt: skip
+        """Write one unit; returns its position. Raises StoreFull or StoreUnwritable, nothing is written then."""
+        position = self.end
+        left = self._size - position % self._size
+        if not self._mapped_files.starts or position == self._mapped_files.end():
+            self._next_file(position)
+        elif left < UNIT_BYTES + _BLANK.size:
+            view = self._mapped_files.get(position - position % self._size).view
+            if left >= _BLANK.size:
+                self._mapped_files.reserve(position, left)
+                _BLANK.pack_into(view, self._size - left, left, 0, _BLANK_MAGIC)
+            position += left
+            self._next_file(position)
+        start = position - position % self._size
+        if position + UNIT_BYTES > self._reserved:
+            self._reserved = self._mapped_files.reserve(position, _RESERVE_STEP_BYTES)
+        unit = _UNIT.pack(
+            UNIT_BYTES, previous, magic, write_time_ms, delay_ms, physical_offset, record_bytes, topic_hash, grid_ms
+        )
+        view, place = self._mapped_files.get(start).view, position - start
+        # Size last: a unit that is torn by a kill is not taken for one.
+        view[place + 4 : place + UNIT_BYTES] = unit[4:]
+        view[place : place + 4] = unit[:4]
+        self.end = position + UNIT_BYTES
+        return position
+
+    def _next_file(self, start: int) -> None:
+        if start not in self._mapped_files.starts:
+            self._mapped_files.add(start, _RESERVE_STEP_BYTES)
+        self._reserved = start + min(_RESERVE_STEP_BYTES, self._size)
+
+    def unit_at(self, position: int) -> TimerLogUnit | None:
+        """Return the unit at a position; None if none is there (any more)."""
+        start = position - position % self._size
+        place = position - start
+        if position < 0 or place + UNIT_BYTES > self._size or start not in self._mapped_files.starts:
+            return None
+        size, previous, magic, *rest = _UNIT.unpack_from(self._mapped_files.get(start).view, place)
+        if size != UNIT_BYTES or not _is_magic(magic):
+            return None
+        return TimerLogUnit(position, previous, magic, *rest)
+
+    def units(self, position: int) -> Iterator[TimerLogUnit]:
+        """Yield every unit from one's position on."""
+        position = max(position, self.start)
+        while position < self.end:
+            found = self.unit_at(position)
+            if found is None:
+                position += self._size - position % self._size
+                continue
+            yield found
+            position += UNIT_BYTES
+
+    def flush(self) -> None:
+        """Put what was written on the disk. May run beside appends."""
+        at, end = self._flushed, self.end
+        while at < end:
+            start = at - at % self._size
+            stop = min(end, start + self._size)
+            path = self._mapped_files.path(start)
+            try:
+                self._files.sync_map(self._mapped_files.get(start).map, at - start, stop - start)
+            except OSError as e:
+                raise failure(e, "flush", path) from e
+            at = stop
+        self._flushed = max(self._flushed, end)
+
+    def clean(self, min_physical_offset: int) -> int:
+        """Remove files whose units all stand for records below a physical offset; returns how many.
+
+        The last file stays: it tells where the log ends.
+        """
+        removed = 0
+        while len(self._mapped_files.starts) > 1:
+            start = self._mapped_files.starts[0]
+            last = start + (self._size - _BLANK.size) // UNIT_BYTES * UNIT_BYTES - UNIT_BYTES
+            found = self.unit_at(last)
+            if found is None or found.physical_offset >= min_physical_offset:
+                break
+            self._mapped_files.remove(start)
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Give the maps back."""
+        self._mapped_files.maps.clear()
+
+
+def _is_magic(magic: int) -> bool:
+    return 0 <= magic <= 15
+
+
+class TimerFiles:
+    """Wheel, log and checkpoint of one store; the files are made with the first timer message.
+
+    `roll_slots`: messages due later than so many slots from now get a slot before, and are rolled on from there.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        precision_ms: int = 1000,
+        log_file_bytes: int = 100 << 20,
+        roll_slots: int = 172_800,
+        files: OsFiles | None = None,
+    ) -> None:
+        self._files = files or OsFiles()
+        self._root = root
+        self.precision_ms = precision_ms
+        # True if the files found are, wholly or in part, on another grid than configured: see `remake`.
+        self.misfit = False
+        # Rule: TimerMessageStore, 5.x: a window that is too wide or too small is the widest.
+        widest = SLOT_COUNT // 2 - 60
+        self._roll_slots = roll_slots if 2 <= roll_slots <= widest else widest
+        self._log_file_bytes = log_file_bytes
+        self._remade = f"{root}/timerremade"
+        self.wheel = TimerWheel(f"{root}/timerwheel", precision_ms, self._files)
+        self.log = TimerLog(f"{root}/timerlog", log_file_bytes, self._files)
+        self._checkpoint_path = f"{root}/config/timercheck"
+        self.used = False
+        self.checkpoint = TimerCheckpoint()
+
+    def open(self) -> None:
+        """Read what is there: after a kill the slots are made to fit the log again.
+
+        The wheel is read on the grid on which it was written last; `misfit` tells if it is to be remade.
+        Raises ConfigError for files of other sizes than the settings say, StoreError if they cannot be read.
+        """
+        self._take_remade()
+        self.checkpoint = read_checkpoint(self._checkpoint_path)
+        try:
+            known = self.log.open(self.checkpoint.physical_offset)
+        except OSError as e:
+            raise failure(e, "open", f"{self._root}/timerlog") from e
+        self.used = self.wheel.open()
+        if self.log.end < self.checkpoint.physical_offset or not self.log.end:
+            # Units are lost: whatever is pending is found again in the queue.
+            self.checkpoint = self.checkpoint._replace(read_time_ms=0, physical_offset=0, queue_offset=0)
+        if not self.log.end:
+            if self.used:
+                for time_ms in self.wheel.slots(0)[0]:
+                    self.wheel.put(time_ms, TimerWheelSlot(-1, -1, 0))
+            return
+        if self.used:
+            self._find_grid()
+        else:
+            self._guess_grid()
+            self.wheel.make()
+            self.used = True
+            known = self.log.start
+        step = self.wheel.precision_ms
+        self._mend({unit.time_ms // step * step: unit.position for unit in self.log.units(known)})
+
+    def _find_grid(self) -> None:
+        """Look on which grid the slots are: each has to be that of its newest unit."""
+        numbers, lasts = self.wheel.numbered()
+        there = lasts < self.log.end
+        numbers, lasts = numbers[there], lasts[there]
+        newest = self.log.unit_at(int(lasts.max())) if len(lasts) else None
+        if newest is None:
+            return
+        # Grids are twice as wide as the next at least, times are all of some weeks: few slots have to be looked at.
+        times = numbers * self.precision_ms
+        odd = (times < newest.time_ms // 4 * 3) | (times > newest.time_ms // 2 * 3)
+        for number, last in zip(numbers[odd].tolist(), lasts[odd].tolist(), strict=True):
+            unit = self.log.unit_at(last)
+            grid_ms = grid_of(number, unit.time_ms) if unit is not None else None
+            if grid_ms is not None and grid_ms != self.precision_ms:
+                self.misfit = True
+                if last == newest.position:
+                    self.wheel.precision_ms = grid_ms
+
+    def _guess_grid(self) -> None:
+        """Take times without a slot of their own as written on another grid; for a wheel that is lost."""
+        times = [unit.time_ms for unit in self.log.units(self.log.start)]
+        for grid_ms in (self.precision_ms, *GRIDS_MS):
+            if not any(time_ms % grid_ms for time_ms in times):
+                self.wheel.precision_ms = grid_ms
+                self.misfit = grid_ms != self.precision_ms
+                break
+
+    def remake(self, checkpoint: TimerCheckpoint, now_ms: int) -> Iterator[None]:
+        """Make wheel and log on the grid that they should be on, piece by piece; nothing may be added meanwhile.
+
+        `checkpoint`: how far delivering and reading came. What waits keeps its order and comes no earlier than on the
+        grid before. Raises StoreError: all is as it was then, as it is after a kill.
+        """
+        building, step = f"{self._remade}.tmp", self.precision_ms
+        try:
+            shutil.rmtree(building, ignore_errors=True)
+            self._files.make_directory(f"{building}/config")
+        except OSError as e:
+            raise failure(e, "create", building) from e
+        made = TimerFiles(
+            building,
+            precision_ms=step,
+            log_file_bytes=self._log_file_bytes,
+            roll_slots=self._roll_slots,
+            files=self._files,
+        )
+        made.wheel.make()
+        made.used = True
+        try:
+            positions, times, grids = self._waiting(checkpoint.read_time_ms)
+            write_ms = now_ms // step * step
+            # Slots of more than a week ago would take the places of new ones.
+            oldest_ms = write_ms - SLOT_COUNT // 2 * step
+            # In the order of sending: files of the log go with the records that they stand for.
+            for done, row in enumerate(np.argsort(positions), 1):
+                unit = self.log.unit_at(positions[row])
+                if unit is not None:
+                    # A recall may be early, in the second before what it recalls, but not late.
+                    delete = bool(unit.magic & DELETE)
+                    out_ms = times[row] // step * step if delete else moved(times[row], grids[row], step)
+                    made.add(
+                        write_ms,
+                        max(oldest_ms, out_ms),
+                        unit.physical_offset,
+                        unit.record_bytes,
+                        unit.topic_hash,
+                        delete=delete,
+                        roll=bool(unit.magic & ROLL),
+                        grid_ms=unit.grid_ms or grids[row],
+                    )
+                if done % _PIECE_COUNT == 0:
+                    yield
+            made.flush(
+                checkpoint._replace(
+                    read_time_ms=checkpoint.read_time_ms // step * step,
+                    # With nothing that waits the log stays, all of it done.
+                    physical_offset=made.log.end or self.log.end,
+                )
+            )
+        finally:
+            made.close()
+        try:
+            for path in (f"{building}/timerlog", building):
+                if os.path.isdir(path):
+                    self._files.sync_directory(path)
+            os.rename(building, self._remade)
+            self._files.sync_directory(self._root)
+        except OSError as e:
+            raise failure(e, "rename", building) from e
+        self.close()
+        self.wheel = TimerWheel(f"{self._root}/timerwheel", step, self._files)
+        self.log = TimerLog(f"{self._root}/timerlog", self._log_file_bytes, self._files)
+        self.misfit = False
+        self.open()
+
+    def _waiting(self, read_time_ms: int) -> tuple[array[int], array[int], array[int]]:
+        """Return (positions, times, grids) of the units of all slots that are not done, 20 bytes each.
+
+        Recalls of the last second are with them, as what they recall may be in a later slot.
+        """
+        second_ms = read_time_ms // GRIDS_MS[0] * GRIDS_MS[0]
+        positions, times, grids = array("q"), array("q"), array("i")
+        for number, last in zip(*(column.tolist() for column in self.wheel.numbered()), strict=True):
+            unit = self.log.unit_at(last)
+            grid_ms = grid_of(number, unit.time_ms) if unit is not None else None
+            if grid_ms is None or (number + 1) * grid_ms <= second_ms:
+                continue
+            done = (number + 1) * grid_ms <= read_time_ms
+            before = len(positions)
+            positions.extend(
+                u.position for u in self._chain_at(last) if not done or u.magic & (DELETE | ROLL) == DELETE
+            )
+            count = len(positions) - before
+            times.extend([number * grid_ms] * count)
+            grids.extend([grid_ms] * count)
+        return positions, times, grids
+
+    def _take_remade(self) -> None:
+        """Put the remade files in the place of the old ones, or go on with that after a kill."""
+        try:
+            shutil.rmtree(f"{self._remade}.tmp", ignore_errors=True)
+            if not os.path.isdir(self._remade):
+                return
+            self._files.make_directory(f"{self._root}/config")
+            if os.path.isdir(f"{self._remade}/timerlog"):
+                if os.path.isdir(f"{self._root}/timerlog"):
+                    shutil.rmtree(f"{self._remade}/old", ignore_errors=True)
+                    os.rename(f"{self._root}/timerlog", f"{self._remade}/old")
+                os.rename(f"{self._remade}/timerlog", f"{self._root}/timerlog")
+            for name in ("config/timercheck", "timerwheel"):
+                if os.path.exists(f"{self._remade}/{name}"):
+                    os.replace(f"{self._remade}/{name}", f"{self._root}/{name}")
+            for path in (f"{self._root}/config", self._root):
+                self._files.sync_directory(path)
+            shutil.rmtree(self._remade)
+        except OSError as e:
+            raise failure(e, "rename", self._remade) from e
+
+    def _mend(self, newest: dict[int, int]) -> None:
+        """Make each slot's end its newest unit; a slot that points behind the log's end is found again."""
+        for time_ms, position in newest.items():
+            slot = self.wheel.get(time_ms)
+            if slot is None or slot.last != position:
+                self._relink(time_ms, position)
+        times, lasts = self.wheel.slots(self.checkpoint.read_time_ms)
+        lost = {time_ms: -1 for time_ms, last in zip(times, lasts, strict=True) if last >= self.log.end}
+        if lost:
+            for unit in self.log.units(self.log.start):
+                time_ms = unit.time_ms // self.wheel.precision_ms * self.wheel.precision_ms
+                if time_ms in lost:
+                    lost[time_ms] = unit.position
+            for time_ms, position in lost.items():
+                self._relink(time_ms, position)
+
+    def _relink(self, time_ms: int, position: int) -> None:
+        first, count, at = -1, 0, position
+        while (unit := self.log.unit_at(at)) is not None:
+            first = at
+            count += -1 if unit.magic & DELETE else 1
+            # Always backwards, as in `chain`.
+            at = unit.previous if unit.previous < at else -1
+        self.wheel.put(time_ms, TimerWheelSlot(first, position, count))
+
+    def add(
+        self,
+        write_time_ms: int,
+        out_time_ms: int,
+        physical_offset: int,
+        record_bytes: int,
+        topic_hash: int,
+        *,
+        delete: bool = False,
+        roll: bool = False,
+        grid_ms: int = 0,
+    ) -> int:
+        """Put a message on the wheel; returns its slot's time, before `out_time_ms` if it is to be rolled.
+
+        `write_time_ms`: now, on the precision's grid; `roll`: it is rolled in any case; `grid_ms`: see `Unit`.
+        Raises StoreFull or StoreUnwritable.
+        """
+        if not self.used:
+            self.wheel.make()
+            self.used = True
+        magic = NORMAL | (DELETE if delete else 0) | (ROLL if roll else 0)
+        time_ms = out_time_ms
+        window_ms = self._roll_slots * self.precision_ms
+        beyond_ms = out_time_ms - write_time_ms - window_ms
+        if beyond_ms >= 0:
+            magic |= ROLL
+            # Little beyond the window: roll at its middle, so that there is time left for the next step.
+            near = beyond_ms < self._roll_slots // 3 * self.precision_ms
+            time_ms = write_time_ms + (self._roll_slots // 2 * self.precision_ms if near else window_ms)
+        slot = self.wheel.get(time_ms) or TimerWheelSlot(-1, -1, 0)
+        position = self.log.append(
+            slot.last, magic, write_time_ms, time_ms - write_time_ms, physical_offset, record_bytes, topic_hash, grid_ms
+        )
+        first = position if slot.first == -1 else slot.first
+        self.wheel.put(time_ms, TimerWheelSlot(first, position, slot.counted + (-1 if delete else 1), slot.magic))
+        return time_ms
+
+    def chain(self, time_ms: int) -> Iterator[TimerLogUnit]:
+        """Return the units of a slot, newest first."""
+        slot = self.wheel.get(time_ms)
+        return self._chain_at(-1 if slot is None else slot.last)
+
+    def _chain_at(self, at: int) -> Iterator[TimerLogUnit]:
+        while (unit := self.log.unit_at(at)) is not None:
+            yield unit
+            # Always backwards: a damaged unit must not make a ring.
+            at = unit.previous if unit.previous < at else -1
+
+    def positions(self, time_ms: int) -> array[int]:
+        """Return the timer log positions of a slot's units, oldest first: 8 bytes each, however many there are."""
+        found = array("q", (unit.position for unit in self.chain(time_ms)))
+        found.reverse()
+        return found
+
+    def pending(self, from_ms: int | None = None) -> list[int]:
+        """Times of the slots that are not done and hold units, ascending; done is what is before the checkpoint."""
+        return self.wheel.slots(self.checkpoint.read_time_ms if from_ms is None else from_ms)[0] if self.used else []
+
+    def clear(self, from_ms: int, to_ms: int, physical_offset: int | None = None) -> None:
+        """Empty the slots of [from, to), but for those whose newest unit is at or after a position of the timer log."""
+        for time_ms, last in zip(*self.wheel.slots(from_ms), strict=True):
+            if time_ms < to_ms and (physical_offset is None or last < physical_offset):
+                self.wheel.put(time_ms, TimerWheelSlot(-1, -1, 0))
+
+    def flush(self, checkpoint: TimerCheckpoint) -> None:
+        """Put everything on the disk and then the checkpoint. May run beside `add`. Raises StoreError."""
+        if not self.used:
+            return
+        self.log.flush()
+        self.wheel.flush()
+        try:
+            self._files.overwrite(self._checkpoint_path, _CHECKPOINT.pack(*checkpoint), CHECKPOINT_BYTES)
+        except OSError as e:
+            raise failure(e, "write", self._checkpoint_path, CHECKPOINT_BYTES) from e
+        self.checkpoint = checkpoint
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.wheel.close()
+        self.log.close()

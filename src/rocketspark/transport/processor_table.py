@@ -1,0 +1,65 @@
+"""Routes: the handlers of request codes, and hooks on requests. Types and tables only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from rocketspark.protocol import headers
+from rocketspark.protocol.headers import Header, NoHeader, Request
+from rocketspark.transport.messages import Parts, Reply
+from rocketspark.transport.overload import Overload
+
+Answer = bytes | Parts | None | Coroutine[Any, Any, bytes | Parts | None]
+# Handlers get the Peer that asked first; Peer imports this module, so it is not named here.
+Handler = Callable[[Any, Request[Any], bytes], Answer]
+Route = tuple["msgspec.json.Decoder[Any]", type[Header], Handler]
+# Serves frames of one code right from what was read: (peer, data, from where, replies) to where the first frame begins
+# that it leaves to the handler. It serves at most some hundred in one call, and adds one reply for each.
+Run = Callable[[Any, bytes, int, list[bytes]], int]
+
+
+class Routes:
+    """The handler of each request code, with its header's type; every other code is "not supported".
+
+    `overload`: decides which requests are refused while the server is behind.
+    """
+
+    def __init__(self) -> None:
+        self.overload: Overload | None = None
+        self.table: dict[int, Route] = {}
+        # The same by how a JSON header begins: one look-up instead of finding the code.
+        self.by_prefix: dict[bytes, Route] = {}
+        self.runs_by_code: dict[int, Run] = {}
+        self.runs: dict[bytes, Run] = {}
+
+    def add(self, code: int, handler: Handler, header: type[Header] | None = None) -> None:
+        """Serve `code` with `handler(peer, request, body)`; the header's type is that of the code's table."""
+        kind = header or headers.REQUEST_HEADERS.get(code, NoHeader)
+        route = (headers.request_decoder(kind), kind, handler)
+        self.table[int(code)] = route
+        self.by_prefix[b'{"code":%d' % code] = route
+
+    def add_run(self, code: int, run: Run) -> None:
+        """Let `run` serve requests of `code`, a number of three digits; the handler gets those that `run` leaves."""
+        self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
+
+
+class ReplyWaiter(Protocol):
+    """The waiter for a reply: a future, or an object told at once. `done`: it waits no more."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Reply, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class RpcHooks(Protocol):
+    """Hooks that see each request of a client and its reply, and may add to the ext fields."""
+
+    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None: ...
+
+    def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None: ...

@@ -1,0 +1,20 @@
+"""Hostile requests by a seed, beside a client that must notice nothing: FUZZ_SEED repeats one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.live.protocol_fuzz import run_fuzz
+from tests.live.support import run
+
+CASES = 400
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_who_behaves_notices_nothing_of_hostile_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    seed = int(os.environ.get("FUZZ_SEED", seed))
+    print(run(run_fuzz(tmp_path, seed, CASES, caplog), 120))

@@ -1,0 +1,66 @@
+"""What a broker set aside, seen and ended by an operator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.live.support import broker, connected, run
+from tests.unit.broker.offline import quarantine_in
+
+from rocketspark.broker.messages.quarantine import ENTRIES_MAX, Quarantine
+from rocketspark.client.connection import client_api
+from rocketspark.errors import ServerError, StoreFull
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.json.bodies import Quarantined
+
+
+def test_an_operator_sees_retries_and_drops(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert await client_api.list_quarantine(peer) == []
+            tried: list[str] = []
+
+            def retry(entry: Quarantined) -> None:
+                tried.append(entry.name)
+                if len(tried) == 1:
+                    raise StoreFull("no room")
+
+            server._quarantine.retries("delay", retry)
+            for position in (7, 9):
+                server._quarantine.add("delay", "T", 1, 2, position, ValueError("odd\n"))
+            first, second = await client_api.list_quarantine(peer)
+            assert (first.name, first.reason, first.attempts) == ("delay-7", "ValueError: odd\\n", 1)
+            info = await peer.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+            assert json.loads(info.body)["table"]["quarantinedMessages"] == "2"
+            with pytest.raises(ServerError, match="no room"):
+                await client_api.end_quarantine(peer, "delay-7", retry=True)
+            assert [e.attempts for e in await client_api.list_quarantine(peer)] == [2, 1]
+            await client_api.end_quarantine(peer, "delay-7", retry=True)
+            await client_api.end_quarantine(peer, second.name, retry=False)
+            assert await client_api.list_quarantine(peer) == []
+            for again in (True, False):
+                with pytest.raises(ServerError, match="nothing named") as missing:
+                    await client_api.end_quarantine(peer, "delay-7", retry=again)
+                assert missing.value.code == 22
+            server._quarantine.add("half", "H", 0, 1, 11, "rotten")
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert [e.name for e in await client_api.list_quarantine(peer)] == ["half-11"]
+
+    run(main())
+
+
+def test_it_is_bounded_and_the_oldest_is_forgotten(tmp_path: Path) -> None:
+    quarantine: Quarantine = quarantine_in(tmp_path)
+    for position in range(ENTRIES_MAX + 3):
+        quarantine.add("delay", "T", 0, position, position, "rotten")
+    names = [entry.name for entry in quarantine.entries()]
+    assert (len(names), names[0], names[-1]) == (ENTRIES_MAX, "delay-3", f"delay-{ENTRIES_MAX + 2}")
+
+
+def test_a_broken_table_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "quarantine.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    assert quarantine_in(tmp_path).entries() == []

@@ -1,0 +1,105 @@
+"""Timer messages with what cannot be delivered among the rest, and clocks that are set back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.broker.messages.test_timer_messages import NOW, Clock, Rig, clock, rig
+
+from rocketspark.broker import topic_names
+from rocketspark.errors import RecordError
+from rocketspark.protocol.message import record
+
+__all__ = ["clock", "rig"]
+
+
+def rot(broker: Rig, number: int) -> int:
+    """One bit of a parked message's body flips."""
+    ((position, _, _),) = broker.store.queue_units(topic_names.TIMER_TOPIC, 0, number, 1)
+    broker.store.log.mapped_files.get(0).map[position + record.FIXED_V4.size] ^= 1
+    return position
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "-1", "x"])
+def test_a_count_of_rolls_that_is_none_counts_as_none(rig: Callable[..., Rig], text: str) -> None:
+    broker = rig(roll_slots=4)
+    for key in ("A", "B", "C"):
+        more = {"TIMER_ROLL_TIMES": text} if key == "B" else {}
+        broker.send(key=key, TIMER_DELAY_SEC=9, **more)
+    for second in range(1, 14):
+        broker.at(NOW + second * 1000)
+    assert sorted(broker.keys()) == ["A", "B", "C"]
+    assert broker.quarantine.entries() == []
+
+
+@pytest.mark.parametrize("on_wheel", [False, True])
+def test_a_rotten_message_is_set_aside_and_the_others_of_its_slot_come(rig: Callable[..., Rig], on_wheel: bool) -> None:
+    broker = rig()
+    for key in ("A", "B", "C"):
+        broker.send(key=key, TIMER_DELAY_SEC=2)
+    if on_wheel:
+        broker.settle()
+    position = rot(broker, 1)
+    broker.at(NOW + 5000)
+    assert broker.keys() == ["A", "C"]
+    assert [e.name for e in broker.quarantine.entries()] == [f"timer-{position}"]
+    with pytest.raises(RecordError):
+        broker.quarantine.retry(f"timer-{position}")
+    rot(broker, 1)
+    broker.quarantine.retry(f"timer-{position}")
+    assert broker.keys() == ["A", "C", "B"]
+    assert broker.quarantine.entries() == []
+    broker.at(NOW + 20_000)
+    assert broker.keys() == ["A", "C", "B"]
+
+
+def test_an_error_nobody_thought_of_loses_nothing_of_a_slot(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = rig()
+    for key in ("A", "B", "C"):
+        broker.send(key=key, TIMER_DELAY_SEC=2)
+    put_back = broker.timers._put_back
+
+    def broken(stored: record.Record, *args: object, **options: bool) -> None:
+        if stored.body == b"B":
+            raise KeyError("x")
+        put_back(stored, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(broker.timers, "_put_back", broken)
+    broker.at(NOW + 5000)
+    assert broker.keys() == ["A", "C"]
+    (entry,) = broker.quarantine.entries()
+    assert entry.reason == "KeyError: 'x'"
+    monkeypatch.undo()
+    broker.quarantine.retry(entry.name)
+    assert broker.keys() == ["A", "C", "B"]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("killed", [False, True])
+def test_after_a_clock_was_set_back_nothing_comes_early_or_twice(
+    rig: Callable[..., Rig], clock: Clock, restarts: int, killed: bool
+) -> None:
+    broker = rig()
+    broker.send(key="before", TIMER_DELAY_SEC=1)
+    broker.at(NOW + 3000)
+    broker.send(key="ahead", TIMER_DELAY_SEC=600)
+    broker.at(NOW + 3_600_000)
+    assert broker.keys() == ["before", "ahead"]
+    broker.checkpoint()
+    clock.now_ms = NOW + 10_000
+    for _ in range(restarts):
+        broker = broker.killed() if killed else broker.restarted()
+    broker.send(key="later", TIMER_DELAY_SEC=590)
+    broker.at(NOW + 60_000)
+    if killed:
+        broker = broker.killed()
+        broker.settle()
+    assert broker.keys() == ["before", "ahead"]
+    broker.at(NOW + 599_999)
+    assert broker.keys() == ["before", "ahead"]
+    broker.at(NOW + 601_000)
+    assert broker.keys() == ["before", "ahead", "later"]
+    broker.stop()

@@ -1,0 +1,370 @@
+"""Half messages that cannot be read, counted or encoded anew: the others are checked, and what can end ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig, check_round
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.messages import transactions
+from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.errors import RecordError, ServerError
+from rocketspark.protocol.message import properties, record
+
+
+def alone(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
+    """Run a test on a loop."""
+
+    def run(tmp_path: Path) -> None:
+        asyncio.run(test(tmp_path))  # type: ignore[arg-type]
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def prepare(rig: Rig, key: str, **pairs: str) -> record.Record:
+    text = "".join(f"{k}\x01{v}\x02" for k, v in {"UNIQ_KEY": key, "PGROUP": "P", "TRAN_MSG": "true", **pairs}.items())
+    stored = text.encode()
+    position, _, _ = rig.transactions.prepare("T", 0, key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN)
+    return rig.at(position)
+
+
+def rot(rig: Rig, position: int) -> None:
+    rig.store.log.mapped_files.get(0).map[position + 88] ^= 1
+
+
+@pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "1e3", "", " 7", "9" * 19])
+def test_numbers_that_are_none_count_as_not_given(text: str) -> None:
+    pairs = {"CHECK_IMMUNITY_TIME_IN_SECONDS": text, "TRANSACTION_CHECK_TIMES": text}
+    half = transactions._half(0, 0, 0, pairs)
+    assert (half.immunity_ms, half.checks) == (0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_any_text_makes_a_half_message(text: str) -> None:
+    half = transactions._half(0, 0, 0, {"CHECK_IMMUNITY_TIME_IN_SECONDS": text, "TRANSACTION_CHECK_TIMES": text})
+    assert half.immunity_ms >= 0 <= half.checks
+
+
+@alone
+async def test_a_broker_starts_whatever_its_half_messages_say(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    prepare(rig, "A", CHECK_IMMUNITY_TIME_IN_SECONDS="²", TRANSACTION_CHECK_TIMES="9" * 5000)
+    prepare(rig, "B")
+    rig.kill()
+    rig = Rig(tmp_path)
+    assert list(rig.transactions._open) == ["A", "B"]
+    check_round(rig)
+    assert rig.producer.asked == ["A", "B"]
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_one_without_room_for_a_count_is_asked_about_and_ends(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    prepare(rig, "A")
+    size = 32_767 - len(prepare(rig, "probe", F="x").properties) + 1
+    full = prepare(rig, "probe", F="x" * size)
+    assert len(full.properties) == 32_767
+    prepare(rig, "B")
+    check_round(rig)
+    assert sorted(rig.producer.asked) == ["A", "B", "probe"]
+    assert rig.transactions._open["probe"].checks == 1
+    rig.end(full, COMMIT)
+    assert rig.delivered() == Counter({"probe": 1})
+    assert rig.quarantine.entries() == []
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_a_value_with_a_control_character_is_checked_and_committed_as_it_is(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    half = prepare(rig, "A", F="a\x01b")
+    prepare(rig, "B")
+    check_round(rig)
+    assert rig.producer.asked == ["A", "B"]
+    rig.end(half, COMMIT)
+    assert rig.delivered() == Counter({"A": 1})
+    ((position, _, _),) = rig.store.queue_units("T", 0, 0, 1)
+    assert pairs_of(rig.at(position).properties)[b"F"] == b"a\x01b"
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_one_that_rots_is_set_aside_and_checked_again_once_it_is_mended(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    bad = prepare(rig, "bad")
+    prepare(rig, "good")
+    rot(rig, bad.position)
+    check_round(rig)
+    assert rig.producer.asked == ["good"]
+    (entry,) = rig.quarantine.entries()
+    assert (entry.name, entry.queue_offset) == (f"half-{bad.position}", bad.queue_offset)
+    with pytest.raises(ServerError, match="Find prepared transaction message failed"):
+        rig.end(bad, COMMIT)
+    with pytest.raises(RecordError):
+        rig.quarantine.retry(entry.name)
+    rot(rig, bad.position)
+    rig.quarantine.retry(entry.name)
+    assert rig.quarantine.entries() == []
+    check_round(rig)
+    assert rig.producer.asked == ["good", "good", "bad"]
+    rig.end(bad, COMMIT)
+    assert rig.delivered() == Counter({"bad": 1})
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_a_rotten_one_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    bad, _ = prepare(rig, "bad"), prepare(rig, "good")
+    rot(rig, bad.position)
+    rig.transactions._open.clear()
+    rig.transactions._recover()
+    assert list(rig.transactions._open) == ["good"]
+    assert [e.name for e in rig.quarantine.entries()] == [f"half-{bad.position}"]
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_an_error_nobody_thought_of_sets_one_aside_and_its_end_is_taken(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    odd = prepare(rig, "odd")
+    prepare(rig, "good")
+    ask = rig.transactions._ask
+
+    def broken(peer: Any, key: str, half: record.Record) -> None:
+        if key == "odd":
+            raise KeyError(key)
+        ask(peer, key, half)
+
+    rig.transactions._ask = broken  # type: ignore[method-assign]
+    for _ in range(3):
+        check_round(rig)
+    assert rig.producer.asked == ["good"] * 3
+    assert len(rig.quarantine.entries()) == 1
+    rig.end(odd, COMMIT)
+    assert rig.quarantine.entries() == []
+    assert rig.delivered() == Counter({"odd": 1})
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_a_record_hidden_in_a_body_is_no_half_message(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    own = prepare(rig, "K")
+    at = rig.store.written_position + 88
+    forged = record.encode(
+        topic=topic_names.HALF_TOPIC.encode(),
+        queue_id=0,
+        queue_offset=own.queue_offset,
+        position=at,
+        body=b"forged",
+        properties=properties.encode(
+            {"UNIQ_KEY": "K", "PGROUP": "P", "REAL_TOPIC": "L" * 260, "REAL_QID": "0"}
+        ).encode(),
+    )
+    stored = properties.encode({"UNIQ_KEY": "X", "MSG_REGION": "R"}).encode()
+    rig.put_message.accept("T", 0, forged, stored, pairs_of(stored), 0, 0, 0, BORN)
+    with pytest.raises(ServerError, match="Find prepared transaction message failed"):
+        rig.end(rig.at(at), COMMIT)
+    with pytest.raises(ServerError, match="no half message"):
+        rig.transactions.resume(at)
+    rig.end(own, COMMIT)
+    assert rig.transactions.open_count == 0
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_progress_is_noted_after_the_ends_it_stands_for_are_on_the_disk(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.end(prepare(rig, "K"), COMMIT)
+    rig.transactions._write_marks()
+    for _ in range(3):
+        rig.transactions._commit_progress()
+        assert rig.offsets.get(transactions.GROUP, topic_names.HALF_TOPIC, 0) is None
+    rig.store.flush_log()
+    rig.transactions._commit_progress()
+    assert rig.offsets.get(transactions.GROUP, topic_names.HALF_TOPIC, 0) == 1
+    assert rig.offsets.get(transactions.GROUP, topic_names.OP_HALF_TOPIC, 0) == 1
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_one_that_was_given_up_and_then_rolled_back_is_committed_no_more(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
+    half = prepare(rig, "K")
+    check_round(rig)
+    assert rig.transactions.open_count == 0
+    rig.end(half, ROLLBACK)
+    with pytest.raises(ServerError, match="was rolled back"):
+        rig.end(half, COMMIT)
+    assert rig.delivered() == Counter()
+    rig.transactions.stop()
+    rig.kill()
+    rig = Rig(tmp_path)
+    assert rig.transactions.open_count == 0
+    with pytest.raises(ServerError, match="was rolled back"):
+        rig.end(half, COMMIT)
+    assert rig.delivered() == Counter()
+    rig.kill()
+
+
+def checked_once(rig: Rig, half: record.Record) -> record.Record:
+    """The newer copy that a check makes of a half message."""
+    check_round(rig)
+    rig.transactions._write_marks()
+    return rig.at(rig.transactions._open[half.body.decode()].position)
+
+
+@alone
+async def test_one_whose_newest_copy_rots_is_committed_by_its_first_handle(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    first = prepare(rig, "K")
+    newest = checked_once(rig, first)
+    rot(rig, newest.position)
+    check_round(rig)
+    assert [entry.name for entry in rig.quarantine.entries()] == [f"half-{newest.position}"]
+    with pytest.raises(ServerError, match="Find prepared transaction message failed"):
+        rig.end(newest, COMMIT)
+    assert rig.delivered() == Counter()
+    for _ in range(2):
+        rig.end(first, COMMIT)
+        assert rig.delivered() == Counter({"K": 1})
+    assert rig.quarantine.entries() == []
+    rig.transactions.stop()
+    rig.kill()
+    rig = Rig(tmp_path)
+    assert rig.transactions.open_count == 0
+    rig.kill()
+
+
+@pytest.mark.parametrize("part", ["record", "unit"])
+def test_one_that_no_start_can_read_is_committed_by_its_first_handle(tmp_path: Path, part: str) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        first = prepare(rig, "K")
+        newest = checked_once(rig, first)
+        if part == "record":
+            rot(rig, newest.position)
+        else:
+            unit_of(rig, newest.queue_offset)[6] ^= 1
+        rig.transactions._open.clear()
+        rig.transactions._recover()
+        assert rig.transactions.open_count == 0
+        assert [entry.queue_offset for entry in rig.quarantine.entries()] == [newest.queue_offset]
+        rig.end(first, COMMIT)
+        rig.end(first, COMMIT)
+        assert rig.delivered() == Counter({"K": 1})
+        assert rig.quarantine.entries() == []
+        rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
+
+
+def unit_of(rig: Rig, queue_offset: int) -> memoryview:
+    """The unit of a half message in its queue."""
+    queue = rig.store.consume_queues.find(topic_names.HALF_TOPIC, 0)
+    assert queue is not None
+    view, at, _ = queue.place(queue_offset, 1)
+    return view[at : at + 20]
+
+
+@alone
+async def test_a_commit_of_what_was_forgotten_or_rolled_back_is_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    first = prepare(rig, "K")
+    rot(rig, checked_once(rig, first).position)
+    check_round(rig)
+    (entry,) = rig.quarantine.entries()
+    rig.quarantine.drop(entry.name)
+    rolled_back = prepare(rig, "R")
+    rig.end(rolled_back, ROLLBACK)
+    rig.end(rolled_back, ROLLBACK)
+    for half in (first, rolled_back):
+        with pytest.raises(ServerError, match="Find prepared transaction message failed"):
+            rig.end(half, COMMIT)
+    assert rig.delivered() == Counter()
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_one_whose_unit_was_wrong_is_tried_again_where_the_queue_says_now(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    half = prepare(rig, "K")
+    unit_of(rig, half.queue_offset)[6] ^= 1
+    rig.transactions._open.clear()
+    rig.transactions._recover()
+    (entry,) = rig.quarantine.entries()
+    with pytest.raises(RecordError):
+        rig.quarantine.retry(entry.name)
+    unit_of(rig, half.queue_offset)[6] ^= 1
+    rig.quarantine.retry(entry.name)
+    rig.end(half, COMMIT)
+    assert rig.delivered() == Counter({"K": 1})
+    assert rig.quarantine.entries() == []
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_an_older_copy_whose_mark_rots_is_not_open_again_after_the_commit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    first = prepare(rig, "K")
+    newest = checked_once(rig, first)
+    (mark,) = rig.marks()
+    rig.end(newest, COMMIT)
+    rig.transactions.stop()
+    rig.store.log.mapped_files.get(0).map[mark.position + 88] ^= 1
+    rig.transactions._open.clear()
+    rig.transactions._recover()
+    assert rig.transactions.open_count == 0
+    rig.kill()
+
+
+@alone
+async def test_a_commit_that_waits_for_its_time_was_committed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
+    half = prepare(rig, "K", DELAY="1")
+    check_round(rig)
+    assert rig.transactions.open_count == 0
+    for _ in range(3):
+        rig.end(half, COMMIT)
+    assert rig.store.queue_range(topic_names.SCHEDULE_TOPIC, 0) == (0, 1)
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_a_commit_that_was_delivered_later_ends_no_other_at_the_beginning_of_the_log(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    first = prepare(rig, "first")
+    assert first.position == 0
+    # A delayed commit that was delivered, which states no half message.
+    stored = properties.encode({"UNIQ_KEY": "other", "DELAY": "1"}).encode()
+    rig.put_message.accept("T", 0, b"other", stored, pairs_of(stored), 0, COMMIT, 0, BORN, delayed=False)
+    rig.kill()
+    rig = Rig(tmp_path)
+    assert list(rig.transactions._open) == ["first"]
+    rig.kill()

@@ -1,0 +1,59 @@
+"""Frames made from a template equal those of the typed header, and arrive as what was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketspark.client.connection.client_api import SendFrames
+from rocketspark.model import MessageQueue
+from rocketspark.protocol import frames, headers
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import SendHeader
+
+TEXTS = ["", "UNIQ_KEY\x01AB\x02WAIT\x01true\x02", 'quote" back\\slash %d %b {} é 漢 \x00\x1f']
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("topic", ["t", "%RETRY%g", "a|b-c_d"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_template_equals_typed_header(text: str, topic: str, batch: bool) -> None:
+    code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
+    made = SendFrames(MessageQueue(topic, "broker-a", 3), group="g%d", code=code)
+    frame = frames.decode(made.frame(77, b"body", text, 1, 1_700_000_000_000, -5))
+    assert (frame.code, frame.opaque, frame.flag) == (320 if batch else 310, 77, 0)
+    assert frame.body == b"body"
+    assert headers.from_ext(SendHeader, frame.ext) == SendHeader(
+        producer_group="g%d",
+        topic=topic,
+        queue_id=3,
+        sys_flag=1,
+        born_time_ms=1_700_000_000_000,
+        flag=-5,
+        properties=text,
+        batch=batch,
+        broker_name="broker-a",
+    )
+
+
+def test_oneway_is_marked() -> None:
+    made = SendFrames(MessageQueue("t", "b", 0), group="g", oneway=True)
+    frame = frames.decode(made.frame(1, b"x", "", 0, 0, 0))
+    assert frame.is_oneway
+    assert frame.code == RequestCode.SEND_MESSAGE_V2
+
+
+@pytest.mark.parametrize(
+    "name", ["t1912345601", "1912345604", "a1912345602b1912345605", "1912345601_1912345605_1912345609"]
+)
+def test_a_name_may_hold_any_digits(name: str) -> None:
+    made = SendFrames(MessageQueue(name, "\ue00071fbe401\ue000" + name, 3), group=name, default_topic=name)
+    frame = frames.decode(made.frame(77, b"body", "A\x01B\x02", 1, 1_700_000_000_000, -5))
+    assert (frame.opaque, frame.flag) == (77, 0)
+    header = headers.from_ext(SendHeader, frame.ext)
+    assert (header.topic, header.producer_group, header.default_topic, header.properties) == (
+        name,
+        name,
+        name,
+        "A\x01B\x02",
+    )
+    assert (header.sys_flag, header.born_time_ms, header.flag) == (1, 1_700_000_000_000, -5)

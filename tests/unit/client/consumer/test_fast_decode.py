@@ -1,0 +1,97 @@
+"""The quick way of decoding a pull reply yields what the general way yields, errors too."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.errors import RecordError
+from rocketspark.model import ReceivedMessage
+from rocketspark.protocol.message import batch, compression, record, sysflags
+
+V6 = bytes(15) + b"\x01" + b"\x00\x00\x2a\x2b"
+V4 = b"\x7f\x00\x00\x01\x00\x00\x2a\x2b"
+
+
+def general(data: bytes, broker_name: str) -> list[ReceivedMessage]:
+    """The same by the functions for single records."""
+    found: list[ReceivedMessage] = []
+    for one in record.decode_all(data):
+        message = record.to_message(one, broker_name)
+        if one.sys_flag & sysflags.INNER_BATCH and one.sys_flag & sysflags.NEED_UNWRAP:
+            found.extend(record._unwrap(one, message))
+        else:
+            found.append(message)
+    return found
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=8)
+PROPERTIES = st.one_of(
+    st.dictionaries(st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "a", "é"]), TEXTS, max_size=5).map(
+        lambda pairs: "".join(f"{k}\x01{v}\x02" for k, v in pairs.items()).encode()
+    ),
+    st.binary(max_size=30),
+)
+RECORDS = st.builds(
+    record.encode,
+    topic=st.sampled_from([b"t", b"topic-2", b"x" * 130, b"\xff"]),
+    queue_id=st.integers(0, 9),
+    queue_offset=st.integers(0, 1 << 40),
+    position=st.integers(0, 1 << 40),
+    body=st.one_of(st.binary(max_size=40), st.just(compression.deflate(b"z" * 50)[0])),
+    properties=PROPERTIES,
+    flag=st.integers(-5, 5),
+    sys_flag=st.sampled_from([0, 0, 0, 0x8, 0x301]),
+    born_time_ms=st.integers(0, 1 << 45),
+    born_host=st.sampled_from([V4, V4, V6]),
+    store_time_ms=st.integers(0, 1 << 45),
+    store_host=st.sampled_from([V4, V4, V6]),
+    reconsume_times=st.integers(0, 20),
+    prepared_position=st.integers(0, 1 << 40),
+)
+
+
+def outcome(data: bytes, quick: bool) -> list[ReceivedMessage] | str:
+    try:
+        return record.decode_messages(data, "b") if quick else general(data, "b")
+    except RecordError:
+        return "RecordError"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(RECORDS, max_size=4))
+def test_equal_on_records_of_all_kinds(records: list[bytes]) -> None:
+    data = b"".join(records)
+    assert outcome(data, quick=True) == outcome(data, quick=False)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(RECORDS, min_size=1, max_size=2), st.data())
+def test_equal_on_broken_records(records: list[bytes], data: st.DataObject) -> None:
+    broken = bytearray(b"".join(records))
+    for _ in range(data.draw(st.integers(1, 3))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(broken[: data.draw(st.integers(0, len(broken)))])
+    assert outcome(cut, quick=True) == outcome(cut, quick=False)
+    assert outcome(bytes(broken), quick=True) == outcome(bytes(broken), quick=False)
+
+
+def test_inner_batches_among_plain_records() -> None:
+    inner = batch.encode([batch.BatchItem(i, b"%d" % i, b"TAGS\x01A\x02") for i in range(3)])
+    outer = record.encode(
+        topic=b"t",
+        queue_id=0,
+        queue_offset=7,
+        position=0,
+        body=inner,
+        properties=b"INNER_NUM\x013\x02INNER_BASE\x017\x02",
+        sys_flag=sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
+    )
+    plain = record.encode(topic=b"t", queue_id=0, queue_offset=10, position=0, body=b"p", properties=b"")
+    found = record.decode_messages(memoryview(outer + plain), "b")
+    assert [(m.queue_offset, m.body, m.tag) for m in found] == [
+        (7, b"0", "A"),
+        (8, b"1", "A"),
+        (9, b"2", "A"),
+        (10, b"p", None),
+    ]

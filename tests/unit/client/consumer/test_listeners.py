@@ -1,0 +1,369 @@
+"""What runs listeners: coroutines that plain functions return, failures of every kind, workers that end, close."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.client.consumer.test_push_consumer import consumer
+from tests.unit.client.fake import Fake, in_loop, until
+
+from rocketspark.client import AsyncPushConsumer
+from rocketspark.client.callbacks import in_thread
+from rocketspark.client.consumer.listeners import Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.ordered_listeners import OrderedListeners
+from rocketspark.client.hooks import Consuming, Hooks
+from rocketspark.client.observe.consume_stats import TopicCounts
+from rocketspark.errors import UsageError
+from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.protocol.message import record
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def message(offset: int, topic: str = "t") -> ReceivedMessage:
+    data = record.encode(
+        topic=topic.encode(),
+        queue_id=0,
+        queue_offset=offset,
+        position=offset * 100,
+        body=b"%d" % offset,
+        properties=b"",
+    )
+    (made,) = record.decode_messages(data, "broker-a")
+    return made
+
+
+def puller(queue: MessageQueue = QUEUE) -> Any:
+    return SimpleNamespace(dropped=False, counts=TopicCounts(), queue=queue)
+
+
+def plain(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An everyday decorator."""
+
+    @functools.wraps(function)
+    def call(given: Any) -> Any:
+        return function(given)
+
+    return call
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.failed: list[int] = []
+
+    def report(self, done: list[Unit], failed: list[Unit]) -> None:
+        self.done += [unit[1].queue_offset for unit in done]
+        self.failed += [unit[1].queue_offset for unit in failed]
+
+
+def tasks(listener: Any, count: int, outcomes: Outcomes) -> TaskListeners:
+    return TaskListeners(listener, count, outcomes.report, Overdue(100, lambda unit: None))
+
+
+def ordered(listener: Any, outcomes: Outcomes, **more: Any) -> OrderedListeners:
+    async def give_up(puller: Any, messages: list[ReceivedMessage]) -> bool:
+        return True
+
+    settings: dict[str, Any] = {"suspend_ms": 1, "attempts_max": -1, "may_run": lambda queue: True, "give_up": give_up}
+    return OrderedListeners(listener, 2, outcomes.report, **(settings | more))
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_what_is_put_as_the_last_worker_ends_is_run(count: int) -> None:
+    @in_loop
+    async def run() -> None:
+        async def listener(given: ReceivedMessage) -> None:
+            pass
+
+        outcomes, f = Outcomes(), puller()
+        listeners = tasks(listener, count, outcomes)
+        for turns in range(4):
+            listeners.put([(f, message(i)) for i in range(count)])
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            listeners.put([(f, message(1000))])
+            await until(lambda: 1000 in outcomes.done)
+            await until(lambda: len(outcomes.done) == count + 1)
+            outcomes.done.clear()
+        await listeners.close()
+
+    run()
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_coroutine_that_a_plain_function_returns_is_run(is_ordered: bool, hooks: bool) -> None:
+    @in_loop
+    async def run() -> None:
+        seen: list[tuple[bytes, bool]] = []
+
+        class Look(Hooks):
+            def after_consume(self, consuming: Consuming) -> None:
+                seen.append((consuming.messages[0].body, consuming.success))
+
+        async with Fake(t=1) as fake:
+            fake.broker.put("t", 0, b"good")
+            fake.broker.put("t", 0, b"bad")
+            ran: list[tuple[bytes, int, bool]] = []
+            loop_thread = threading.get_ident()
+
+            @plain
+            async def listener(message: ReceivedMessage) -> bool:
+                await asyncio.sleep(0)
+                ran.append((message.body, message.reconsume_times, threading.get_ident() == loop_thread))
+                if message.body == b"bad" and not message.reconsume_times:
+                    raise ValueError("as the test wants it")
+                return True
+
+            more: dict[str, Any] = {"hooks": [Look()]} if hooks else {}
+            async with consumer(fake, listener, ordered=is_ordered, suspend_ms=1, **more):
+                await until(lambda: len(ran) == 3)
+            assert sorted(ran) == [(b"bad", 0, True), (b"bad", 1, True), (b"good", 0, True)]
+            assert fake.broker.offsets["g", "t", 0] == 2
+            assert len(fake.broker.send_backs) == (0 if is_ordered else 1)
+            if hooks:
+                assert sorted(seen) == [(b"bad", False), (b"bad", True), (b"good", True)]
+
+    run()
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_coroutine_that_a_coroutine_returns_is_run(is_ordered: bool) -> None:
+    @in_loop
+    async def run() -> None:
+        ran: list[int] = []
+
+        async def handle(given: ReceivedMessage) -> bool:
+            ran.append(given.queue_offset)
+            return len(ran) > 1
+
+        async def forgot_to_await(given: ReceivedMessage) -> Any:
+            return handle(given)
+
+        outcomes = Outcomes()
+        listeners = ordered(forgot_to_await, outcomes) if is_ordered else tasks(forgot_to_await, 1, outcomes)
+        listeners.put([(puller(), message(7))])
+        if is_ordered:
+            await until(lambda: outcomes.done == [7])
+            assert ran == [7, 7]
+        else:
+            await until(lambda: outcomes.failed == [7])
+        await listeners.close()
+
+    run()
+
+
+@in_loop
+async def test_a_generator_is_no_listener() -> None:
+    def yields(given: ReceivedMessage) -> Any:
+        yield given
+
+    async def yields_too(given: ReceivedMessage) -> Any:
+        yield given
+
+    made = AsyncPushConsumer("127.0.0.1:1", "g")
+    for listener in (yields, yields_too):
+        with pytest.raises(UsageError, match="yield"):
+            made.listen(listener)
+    outcomes = Outcomes()
+    threads = ThreadListeners(plain(yields), 2, outcomes.report, Overdue(100, lambda unit: None))
+    threads.put([(puller(), message(0))])
+    await until(lambda: outcomes.failed == [0])
+    await threads.close()
+    assert outcomes.done == []
+
+
+class Stop(BaseException):
+    """Nothing that anybody knows."""
+
+
+async def cancelled_elsewhere(given: Any) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def exits(given: Any) -> None:
+    raise SystemExit(3)
+
+
+async def stops(given: Any) -> None:
+    raise Stop
+
+
+FAILURES: list[Any] = [cancelled_elsewhere, exits, stops]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_whatever_a_coroutine_raises_is_the_failure_of_its_message(failure: Any) -> None:
+    @in_loop
+    async def run() -> None:
+        async def listener(given: ReceivedMessage) -> None:
+            if given.queue_offset == 2:
+                await failure(given)
+
+        outcomes, f = Outcomes(), puller()
+        listeners = tasks(listener, 1, outcomes)
+        listeners.put([(f, message(i)) for i in range(5)])
+        await until(lambda: len(outcomes.done) == 4)
+        assert outcomes.failed == [2]
+        # The same where a thread waits for it.
+        threads = ThreadListeners(plain(listener), 1, outcomes.report, Overdue(100, lambda unit: None))
+        threads.put([(f, message(2)), (f, message(3))])
+        await until(lambda: len(outcomes.done) == 5)
+        assert outcomes.failed == [2, 2]
+        await threads.close()
+        await listeners.close()
+
+    run()
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_in_order_nothing_overtakes_what_failed_by_whatever(failure: Any) -> None:
+    @in_loop
+    async def run() -> None:
+        calls: list[int] = []
+
+        async def listener(given: ReceivedMessage) -> None:
+            calls.append(given.queue_offset)
+            if given.queue_offset == 2 and calls.count(2) < 3:
+                await failure(given)
+
+        for each in (listener, plain(listener)):
+            calls.clear()
+            outcomes, f = Outcomes(), puller()
+            listeners = ordered(each, outcomes)
+            listeners.put([(f, message(i)) for i in range(5)])
+            await until(lambda o=outcomes: len(o.done) == 5)
+            assert (calls, outcomes.done) == ([0, 1, 2, 2, 2, 3, 4], [0, 1, 2, 3, 4])
+            await listeners.close()
+
+    run()
+
+
+@in_loop
+async def test_a_worker_that_is_cancelled_leaves_its_message_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.client.consumer.listeners.CANCELLED_PAUSE_S", 0.001)
+
+    async def listener(given: ReceivedMessage) -> None:
+        if given.queue_offset == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    outcomes, f = Outcomes(), puller()
+    listeners = tasks(listener, 1, outcomes)
+    listeners.put([(f, message(i)) for i in range(4)])
+    await until(lambda: sorted(outcomes.done) == [0, 2, 3])
+    assert outcomes.failed == [1]
+    await listeners.close()
+    calls: list[int] = []
+
+    async def once(given: ReceivedMessage) -> None:
+        calls.append(given.queue_offset)
+        if calls == [0]:
+            await listener(message(1))
+
+    outcomes = Outcomes()
+    in_order = ordered(once, outcomes)
+    in_order.put([(f, message(i)) for i in range(3)])
+    await until(lambda: outcomes.done == [0, 1, 2])
+    assert calls == [0, 0, 1, 2]
+    await in_order.close()
+
+
+@in_loop
+async def test_in_order_a_message_that_cannot_be_given_up_stays() -> None:
+    tries = 0
+
+    async def give_up(puller: Any, messages: list[ReceivedMessage]) -> bool:
+        nonlocal tries
+        tries += 1
+        return tries == 3
+
+    async def listener(given: ReceivedMessage) -> bool:
+        return given.queue_offset != 1
+
+    outcomes, f = Outcomes(), puller()
+    listeners = ordered(listener, outcomes, attempts_max=0, give_up=give_up)
+    listeners.put([(f, message(i)) for i in range(3)])
+    await until(lambda: len(outcomes.done) == 3)
+    assert (outcomes.done, tries) == ([0, 1, 2], 3)
+    await listeners.close()
+
+
+@in_loop
+async def test_messages_of_calls_that_ended_are_let_go() -> None:
+    async def listener(given: ReceivedMessage) -> None:
+        await asyncio.sleep(0)
+
+    outcomes = Outcomes()
+    overdue = Overdue(100, lambda unit: None)
+    listeners = TaskListeners(listener, 8, outcomes.report, overdue)
+    for i in range(100):
+        listeners.put([(puller(), message(i))])
+        overdue._timer.cancel()
+        await asyncio.sleep(0)
+        overdue._look()
+    assert overdue._seen
+    await until(lambda: len(outcomes.done) + len(outcomes.failed) == 100)
+    overdue._timer.cancel()
+    overdue._look()
+    await listeners.close()
+    assert (overdue._seen, overdue.slots, overdue._given_up) == ({}, {}, {})
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited")
+def test_a_thread_that_waits_for_a_loop_that_ended_goes_on() -> None:
+    loop = asyncio.new_event_loop()
+    outcome: list[type[BaseException]] = []
+
+    async def never() -> None:
+        raise AssertionError
+
+    def wait() -> None:
+        try:
+            in_thread(never(), loop)
+        except BaseException as e:
+            outcome.append(type(e))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    loop.call_soon(loop.stop)
+    loop.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(outcome) == 1
+    gc.collect()
+
+
+@in_loop
+async def test_a_hook_that_raises_anything_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Wild(Hooks):
+        def before_consume(self, consuming: Consuming) -> None:
+            raise SystemExit
+
+        def after_consume(self, consuming: Consuming) -> None:
+            raise asyncio.CancelledError
+
+    async with Fake(t=1) as fake:
+        fake.broker.put("t", 0, b"0")
+        got: list[bytes] = []
+
+        async def listener(given: ReceivedMessage) -> None:
+            got.append(given.body)
+
+        with caplog.at_level(logging.CRITICAL, "rocketspark.client"):
+            async with consumer(fake, listener, hooks=[Wild()]):
+                await until(lambda: got == [b"0"])
+        assert fake.broker.offsets["g", "t", 0] == 1

@@ -1,0 +1,102 @@
+"""Offsets in a file: Java's text, replaced as a whole, read from the one before if need be."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consumer.offset_stores import LocalOffsets, decode_offsets, encode_offsets
+from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.model import MessageQueue
+
+A0, A1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
+TEXT = (
+    b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:5,'
+    b'{"brokerName":"broker-a","queueId":1,"topic":"t"}:7}}'
+)
+
+
+def made(folder: Path) -> LocalOffsets:
+    instance = Instance("127.0.0.1:9")
+    instance.client_id = "10.0.0.1@DEFAULT"
+    return LocalOffsets(str(folder), instance, "g")
+
+
+def test_the_text_is_java_s() -> None:
+    assert encode_offsets({A1: 7, A0: 5}) == TEXT
+    assert decode_offsets(TEXT) == {A0: 5, A1: 7}
+
+
+def test_kept_and_read_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = made(tmp_path)
+        await store.load()
+        assert await store.committed(A0) is None
+        assert await store.commit({A0: 4}) == {}
+        assert await store.commit({A0: 5, A1: 7}) == {}
+        path = tmp_path / "10.0.0.1@DEFAULT" / "g" / "offsets.json"
+        assert path.read_bytes() == TEXT
+        assert decode_offsets(path.with_name("offsets.json.bak").read_bytes()) == {A0: 4}
+        again = made(tmp_path)
+        await again.load()
+        assert (await again.committed(A0), await again.committed(A1)) == (5, 7)
+        # A file that was torn: the one before still counts.
+        path.write_bytes(TEXT[:40])
+        torn = made(tmp_path)
+        await torn.load()
+        assert await torn.committed(A0) == 4
+        path.with_name("offsets.json.bak").write_bytes(b"nothing")
+        with pytest.raises(ConfigError, match="mend the file, or remove it"):
+            await made(tmp_path).load()
+
+    asyncio.run(run())
+
+
+def test_commits_at_once_are_all_kept(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = made(tmp_path)
+        for i in range(20):
+            failed = await asyncio.gather(store.commit({A0: i}), store.commit({A1: i}), store.commit({A0: i + 1}))
+            assert failed == [{}, {}, {}]
+        giving_up = asyncio.create_task(store.commit({A0: 100}))
+        await asyncio.sleep(0)
+        giving_up.cancel()
+        assert await store.commit({A1: 100}) == {}
+        again = made(tmp_path)
+        await again.load()
+        assert (await again.committed(A0), await again.committed(A1)) == (100, 100)
+        assert {p.name for p in again.path.parent.iterdir()} == {"offsets.json", "offsets.json.bak"}
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "10.0.0.1@DEFAULT").write_text("a file where the folder should be")
+
+    async def run() -> None:
+        failed = await made(tmp_path).commit({A0: 1})
+        assert list(failed) == [A0]
+        assert isinstance(failed[A0], OSError)
+
+    asyncio.run(run())
+
+
+queues = st.builds(MessageQueue, st.text(max_size=8), st.text(max_size=8), st.integers(0, 1 << 30))
+
+
+@given(st.dictionaries(queues, st.integers(0, 1 << 60), max_size=5))
+def test_there_and_back(offsets: dict[MessageQueue, int]) -> None:
+    assert decode_offsets(encode_offsets(offsets)) == offsets
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_offsets_or_an_error(data: bytes) -> None:
+    try:
+        decode_offsets(data)
+    except ProtocolError:
+        pass

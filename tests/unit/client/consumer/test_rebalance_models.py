@@ -1,0 +1,127 @@
+"""Memberships alone, without a consumer around them, in any order of events: see test_consumer_models.py.
+
+What is read is finished some time later; queues are given up only once that has ended, however long it takes and
+whatever it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from tests.unit.client.consumer.test_consumer_models import Machine, queue_of, quiet_log, run_machine, which
+from tests.unit.client.world import QUEUES
+
+from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.queue_locks import QueueLocks
+from rocketspark.client.consumer.rebalance import Rebalance
+from rocketspark.errors import StateError
+from rocketspark.model import MessageQueue, ReceivedMessage
+
+__all__ = ["quiet_log"]
+
+
+class Member:
+    """A rebalance that starts and closes as consumers do."""
+
+    def __init__(self, machine: MembershipMachine, name: str) -> None:
+        self._world = machine.world
+        self._name = name
+        self._state = "new"
+        self._work: dict[Puller, set[asyncio.Task[None]]] = {}
+        self._ending: asyncio.Task[None] | None = None
+        self._instance: Any = SimpleNamespace(client_id=name, consumers={}, asked=SimpleNamespace(watchers={}))
+        self._rebalance = Rebalance(
+            self._instance,
+            "g",
+            consume_from="first",
+            consume_type="CONSUME_PASSIVELY",
+            how=PullSettings(backlog_count_max=10),
+            deliver=self._deliver,
+            rebalance_interval_ms=20_000,
+            commit_interval_ms=5000,
+            with_retries=False,
+            locks=QueueLocks(self._instance, "g"),
+            settled=self._settled,
+        )
+        self._rebalance.subscribe("t")
+
+    def subscribe(self, topic: str, expression: str = "*") -> None:
+        self._rebalance.subscribe(topic, expression)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._rebalance.unsubscribe(topic)
+
+    def _deliver(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            self._world.gives(self._name, puller.queue, message.queue_offset)
+        task = asyncio.ensure_future(self._finish(puller, messages))
+        self._work.setdefault(puller, set()).add(task)
+        task.add_done_callback(self._work[puller].discard)
+
+    async def _finish(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+        self._world.calls[self._name, puller.queue] += 1
+        others = {n for (n, q), count in self._world.calls.items() if q == puller.queue and count} - {self._name}
+        alone = not others or self._world.loop.time() <= self._world.doubtful_until_s
+        self._world.holds(alone, f"{puller.queue} is in work at {others} and {self._name}")
+        try:
+            await self._world.take_time(3)
+        finally:
+            self._world.calls[self._name, puller.queue] -= 1
+        self._world.done[puller.queue].update(m.queue_offset for m in messages)
+        puller.process_queue.finish(messages)
+
+    async def _settled(self, puller: Puller) -> None:
+        while tasks := [t for f, work in self._work.items() if f.queue == puller.queue for t in work]:
+            await asyncio.wait(tasks)
+
+    async def start(self) -> None:
+        if self._state != "new":
+            raise StateError("closed")
+        self._state = "started"
+        self._rebalance.keep_committing()
+        await self._rebalance.join()
+
+    async def close(self) -> None:
+        begun, self._state = self._state == "started", "closed"
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(begun))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, begun: bool) -> None:
+        if not begun:
+            return
+        await self._rebalance.stop_reading()
+        while tasks := [t for work in self._work.values() for t in work]:
+            await asyncio.wait(tasks)
+        await self._rebalance.leave()
+        await self._instance.close()
+
+
+class MembershipMachine(Machine):
+    def make(self, name: str) -> Member:
+        return Member(self, name)
+
+    @rule(at=which, share=st.floats(0, 1), queues=st.sets(queue_of, min_size=1))
+    def a_broker_resets(self, at: int, share: float, queues: set[MessageQueue]) -> None:
+        offsets = {queue: int(share * self.world.sizes[queue]) for queue in queues}
+        for queue, offset in offsets.items():
+            self.world.done[queue].update(range(offset))
+        self.world.again.update(queues)
+        self.at_once(self.member(at)._rebalance.reset, offsets)
+
+    @rule(at=which, queues=st.sets(queue_of, min_size=1))
+    def own(self, at: int, queues: set[MessageQueue]) -> None:
+        """As if a rebalance of before came to its end only now; the next one mends it."""
+        member = self.member(at)
+        if member._state == "started":
+            self.at_once(member._rebalance._leave_all_but, "t", sorted(queues))
+            self.at_once(member._rebalance._notice.set)
+
+
+def test_any_order_of_events(quiet_log: None) -> None:
+    assert len(QUEUES) > 1
+    run_machine(MembershipMachine)

@@ -1,0 +1,93 @@
+"""Bounds of what is in flight: counts, bytes, turns, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tests.unit.client.fake import in_loop
+
+from rocketspark.client.producer.in_flight_limit import InFlightLimit
+from rocketspark.errors import ConfigError, TooManyInFlight
+
+
+def soon() -> float:
+    return time.monotonic() + 0.02
+
+
+@in_loop
+async def test_count_and_bytes_are_bounded() -> None:
+    room = InFlightLimit(2, 100)
+    assert room.try_enter(60)
+    assert not room.try_enter(41)
+    assert room.try_enter(40)
+    assert not room.try_enter(0)
+    with pytest.raises(TooManyInFlight, match="2 requests of 100 bytes are in flight"):
+        await room.enter(1, soon())
+    room.leave(60)
+    assert room.try_enter(60)
+
+
+@in_loop
+async def test_one_that_is_larger_than_all_goes_alone() -> None:
+    room = InFlightLimit(9, 100)
+    assert room.try_enter(500)
+    assert not room.try_enter(1)
+    room.leave(500)
+    assert room.try_enter(1)
+    assert not room.try_enter(500)
+
+
+@in_loop
+async def test_who_waits_goes_in_turn() -> None:
+    room = InFlightLimit(1, 1 << 20)
+    assert room.try_enter(1)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        await room.enter(1, time.monotonic() + 10)
+        order.append(number)
+        room.leave(1)
+
+    tasks = [asyncio.ensure_future(one(n)) for n in range(5)]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    # Somebody waits: who comes now may not overtake.
+    assert not room.try_enter(1)
+    room.leave(1)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == [0, 1, 3, 4]
+    assert room.count == 0
+
+
+@in_loop
+async def test_who_is_cancelled_as_his_turn_comes_gives_it_back() -> None:
+    room = InFlightLimit(1, 1 << 20)
+    assert room.try_enter(1)
+    waiting = asyncio.ensure_future(room.enter(1, time.monotonic() + 10))
+    await asyncio.sleep(0)
+    room.leave(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert room.count == 0
+
+
+@in_loop
+async def test_a_large_one_that_gives_up_lets_others_pass() -> None:
+    room = InFlightLimit(9, 100)
+    assert room.try_enter(50)
+    large = asyncio.ensure_future(room.enter(80, soon()))
+    await asyncio.sleep(0)
+    small = asyncio.ensure_future(room.enter(10, time.monotonic() + 10))
+    with pytest.raises(TooManyInFlight):
+        await large
+    await small
+    assert room.count == 2
+
+
+def test_bounds_that_cannot_be() -> None:
+    with pytest.raises(ConfigError):
+        InFlightLimit(0, 1)

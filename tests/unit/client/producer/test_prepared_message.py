@@ -1,0 +1,169 @@
+"""Message to what is sent, and the rules for topics, groups, bodies and batches."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from rocketspark.client import validators
+from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack, pack_batch, queue_of_key
+from rocketspark.errors import MessageIllegal, UsageError
+from rocketspark.model import Message, MessageFields, MessageQueue
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message import batch, properties
+
+PACKING = PackingSettings()
+
+
+def test_all_fields_become_properties() -> None:
+    message = Message(
+        topic="t",
+        body=b"b",
+        tag="A",
+        keys=["k1", "k2"],
+        properties={"a": "b"},
+        sharding_key="x",
+        delay_level=3,
+        flag=7,
+        wait_store_ok=False,
+    )
+    before = repr(message)
+    out = pack(message, PACKING)
+    assert repr(message) == before
+    assert properties.decode(out.properties) == {
+        "UNIQ_KEY": out.message_id,
+        "WAIT": "false",
+        "TAGS": "A",
+        "KEYS": "k1 k2",
+        "__SHARDINGKEY": "x",
+        "DELAY": "3",
+        "a": "b",
+    }
+    assert (out.topic, out.body, out.sys_flag, out.flag) == ("t", b"b", 0, 7)
+
+
+def test_every_send_has_an_id_of_its_own() -> None:
+    message = Message(topic="t", body=b"b")
+    assert len({pack(message, PACKING).message_id for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("keys", ["k1 k2", ("k1", "k2")])
+def test_keys_as_text_or_list(keys: str | tuple[str, ...]) -> None:
+    out = pack(Message(topic="t", body=b"b", keys=keys), PACKING)
+    assert properties.decode(out.properties)["KEYS"] == "k1 k2"
+
+
+@pytest.mark.parametrize(("size", "sys_flag"), [(4095, 0), (4096, 0x301)])
+def test_a_body_over_the_limit_is_compressed(size: int, sys_flag: int) -> None:
+    out = pack(Message(topic="t", body=b"z" * size), PACKING)
+    assert out.sys_flag == sys_flag
+    assert (zlib.decompress(out.body) if sys_flag else out.body) == b"z" * size
+
+
+@pytest.mark.parametrize(("kind", "sys_flag"), [("lz4", 0x101), ("zstd", 0x201), ("zlib", 0x301)])
+def test_compression_kinds(kind: str, sys_flag: int) -> None:
+    assert pack(Message(topic="t", body=b"z" * 5000), PACKING._replace(kind=kind)).sys_flag == sys_flag
+
+
+@pytest.mark.parametrize("kind", ["lz4", "zstd", "zlib"])
+def test_a_body_that_does_not_shrink_stays_as_it_is(kind: str) -> None:
+    body = random.Random(7).randbytes(5000)
+    out = pack(Message(topic="t", body=body), PACKING._replace(kind=kind))
+    assert (out.body, out.sys_flag) == (body, 0)
+
+
+ILLEGAL = {
+    "topic empty": Message(topic="", body=b"b"),
+    "topic blank": Message(topic="  ", body=b"b"),
+    "topic character": Message(topic="a b", body=b"b"),
+    "topic unicode": Message(topic="tópic", body=b"b"),
+    "topic newline": Message(topic="abc\n", body=b"b"),
+    "topic long": Message(topic="a" * 128, body=b"b"),
+    "topic of the broker": Message(topic="SCHEDULE_TOPIC_XXXX", body=b"b"),
+    "body empty": Message(topic="t", body=b""),
+    "body text": Message(topic="t", body="text"),  # type: ignore[arg-type]
+    "body large": Message(topic="t", body=b"b" * ((4 << 20) + 1)),
+    "key blank": Message(topic="t", body=b"b", keys=["a b"]),
+    "key empty": Message(topic="t", body=b"b", keys=[""]),
+    "tag control": Message(topic="t", body=b"b", tag="a\x01b"),
+    "property system": Message(topic="t", body=b"b", properties={"KEYS": "x"}),
+    "property control": Message(topic="t", body=b"b", properties={"a": "\x02"}),
+    "property empty": Message(topic="t", body=b"b", properties={"a": ""}),
+    "properties long": Message(topic="t", body=b"b", properties={"a": "x" * 32768}),
+    "delay level": Message(topic="t", body=b"b", delay_level=-1),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_what_breaks_a_rule_is_refused(name: str) -> None:
+    with pytest.raises(MessageIllegal):
+        pack(ILLEGAL[name], PACKING)
+
+
+def test_the_longest_that_is_allowed() -> None:
+    out = pack(Message(topic="%|" + "a" * 125, body=b"b" * (4 << 20)), PACKING)
+    assert len(out.topic) == 127
+
+
+@pytest.mark.parametrize("group", ["", "a b", "g" * 121, "DEFAULT_PRODUCER", "grüppe"])
+def test_groups_that_cannot_be(group: str) -> None:
+    with pytest.raises(MessageIllegal):
+        validators.check_group(group)
+
+
+def test_batch_layout_and_ids() -> None:
+    messages = [Message(topic="t", body=b"%d" % i, tag="A", flag=i) for i in range(3)]
+    out = pack_batch(messages, PACKING)
+    items = batch.decode(out.body)
+    assert [(i.flag, i.body) for i in items] == [(0, b"0"), (1, b"1"), (2, b"2")]
+    ids = [properties.decode(i.properties.decode())["UNIQ_KEY"] for i in items]
+    assert out.message_id == ",".join(ids)
+    outer = properties.decode(out.properties)
+    assert set(outer) == {"UNIQ_KEY", "WAIT"}
+    assert outer["UNIQ_KEY"] not in ids
+    assert out.code == RequestCode.SEND_BATCH_MESSAGE
+
+
+def test_a_batch_is_never_compressed() -> None:
+    out = pack_batch([Message(topic="t", body=b"z" * 9000)], PACKING)
+    assert out.sys_flag == 0
+    assert batch.decode(out.body)[0].body == b"z" * 9000
+
+
+MIXED = {
+    "none": [],
+    "topics": [Message(topic="t", body=b"b"), Message(topic="u", body=b"b")],
+    "wait": [Message(topic="t", body=b"b"), Message(topic="t", body=b"b", wait_store_ok=False)],
+    "sharding": [Message(topic="t", body=b"b", sharding_key="a"), Message(topic="t", body=b"b")],
+    "delay": [Message(topic="t", body=b"b", delay_level=1)],
+    "retry": [Message(topic="%RETRY%g", body=b"b")],
+    "large": [Message(topic="t", body=b"b" * (3 << 20))] * 2,
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_batches_that_cannot_be(name: str) -> None:
+    with pytest.raises(MessageIllegal):
+        pack_batch(MIXED[name], PACKING)
+
+
+def test_message_and_fields_are_not_mixed() -> None:
+    with pytest.raises(UsageError, match="not both"):
+        make_message(Message(topic="t", body=b"b"), None, {"tag": "A"})
+
+
+def test_queue_of_a_key_is_javas() -> None:
+    queues = [MessageQueue("t", "b", i) for i in range(4)]
+    # "polygenelubricants" hashes to Integer.MIN_VALUE in Java, "x" to 120, "order-1" to -1207111310.
+    assert [queue_of_key(k, queues).queue_id for k in ("x", "polygenelubricants", "order-1")] == [
+        120 % 4,
+        0,
+        1207111310 % 4,
+    ]
+
+
+def test_the_fields_of_a_send_call_are_a_messages() -> None:
+    # A transaction gives its id itself.
+    assert [*MessageFields.__annotations__, "transaction_id"] == [*Message.__struct_fields__[2:]]

@@ -1,0 +1,112 @@
+"""Ends of half messages: rows of one queue are committed in their order, whichever ends a broker refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.errors import RocketSparkError
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.spark.exactly_once import end_transactions
+from rocketspark.spark.exactly_once.end_transactions import EndTransactions
+from rocketspark.spark.exactly_once.transaction_handles import HandleHead, HandleManifest
+from rocketspark.spark.options import parse_write
+
+
+class BusyBroker:
+    """Refuses the ends whose number is in `busy`; `committed`: positions in the order they were ended."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, busy: set[int]) -> None:
+        self._busy = busy
+        self._numbers = itertools.count()
+        self.committed: list[int] = []
+        self.position_of: dict[int, int] = {}
+
+    def next_opaque(self) -> int:
+        return next(self._numbers)
+
+    def ask_encoded(self, opaque: int, frame: Any, code: int, timeout_ms: float) -> asyncio.Future[Any]:
+        busy = opaque in self._busy
+        if not busy:
+            self.committed.append(self.position_of[opaque])
+        reply = asyncio.get_running_loop().create_future()
+        code = ResponseCode.SYSTEM_BUSY if busy else ResponseCode.SUCCESS
+        reply.set_result(SimpleNamespace(code=code, remark="", address=self.address))
+        return reply
+
+
+async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool) -> None:
+    async def master(ask: Any, topic: str) -> BusyBroker:
+        return broker
+
+    async def guard() -> None:
+        pass
+
+    options = parse_write({"namesrv": "127.0.0.1:1", "topic": "t"})
+    log: Any = SimpleNamespace(again=master, topic="log", instance=None)
+    made = EndTransactions(log, options, [], fresh=True, guard=guard)
+    made._once["b"] = once
+    ask = made._ask
+
+    def noted(peer: Any, frame: bytes, of: HandleManifest, chunk: Any) -> Any:
+        at = next(broker._numbers)
+        broker._numbers = itertools.count(at)
+        broker.position_of |= {at + i: int(of.positions[row]) for i, row in enumerate(chunk.tolist())}
+        return ask(peer, frame, of, chunk)
+
+    made._ask = noted  # type: ignore[method-assign]
+    await made.commit(manifest)
+
+
+@pytest.mark.parametrize("once", [True, False])
+@settings(max_examples=40, deadline=None)
+@given(
+    targets=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    busy=st.sets(st.integers(0, 40), max_size=12),
+)
+def test_rows_of_a_queue_are_committed_in_their_order(once: bool, targets: list[int], busy: set[int]) -> None:
+    count = len(targets)
+    head = HandleHead("a", 0, count, "q", 1, True, tuple(("t", "b", i) for i in range(3)))
+    rows = np.arange(count, dtype=np.int64)
+    manifest = HandleManifest(head, np.array(targets, np.int32), rows, rows)
+    broker = BusyBroker(busy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(end_transactions, "PAUSE_S", 0)
+        asyncio.run(commit(manifest, broker, once=once))
+    assert sorted(broker.committed) == list(range(count))
+    for queue in range(3):
+        of_queue = [at for at in broker.committed if targets[at] == queue]
+        assert of_queue == sorted(of_queue)
+
+
+class LossyBroker(BusyBroker):
+    """Refuses the ends in `busy` as a broker does that cannot deliver their messages."""
+
+    def ask_encoded(self, opaque: int, frame: Any, code: int, timeout_ms: float) -> asyncio.Future[Any]:
+        reply = super().ask_encoded(opaque, frame, code, timeout_ms)
+        if opaque in self._busy:
+            remark = "Find prepared transaction message failed: transaction K was rolled back or is lost"
+            refused = SimpleNamespace(code=ResponseCode.SYSTEM_ERROR, remark=remark, address=self.address)
+            reply = asyncio.get_running_loop().create_future()
+            reply.set_result(refused)
+        return reply
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_rows_whose_commit_is_refused_as_lost_fail_the_batch(once: bool) -> None:
+    rows = np.arange(3, dtype=np.int64)
+    head = HandleHead("a", 0, 3, "q", 1, False, (("t", "b", 0),))
+    manifest = HandleManifest(head, np.zeros(3, np.int32), rows, rows)
+    broker = LossyBroker({1})
+    with pytest.raises(RocketSparkError, match="1 rows of batch 1 cannot be committed"):
+        asyncio.run(commit(manifest, broker, once=once))
+    assert broker.committed == [0, 2]

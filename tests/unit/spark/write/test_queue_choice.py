@@ -1,0 +1,91 @@
+"""Which rows go where: for whole columns the same as row by row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketspark.client.producer.prepared_message import queue_of_key
+from rocketspark.errors import ConfigError
+from rocketspark.model import MessageQueue
+from rocketspark.spark.write.queue_choice import QueueTarget, targets
+from rocketspark.spark.write.rows import CheckedRows
+
+QUEUES = {
+    "one": [MessageQueue("one", "broker-a", 0)],
+    "two": [MessageQueue("two", broker, i) for broker in ("broker-a", "broker-b") for i in range(3)],
+}
+KINDS = {"topic": pa.string(), "queueId": pa.int32(), "broker": pa.string(), "shardingKey": pa.string()}
+
+
+async def find_queues(topic: str) -> Sequence[MessageQueue]:
+    return QUEUES[topic]
+
+
+def found(topic: str | None = None, /, **columns: list[Any]) -> list[tuple[QueueTarget, list[int]]]:
+    count = len(next(iter(columns.values()))) if columns else 2
+    arrays = {"body": pa.array(["x"] * count)} | {n: pa.array(v, KINDS[n]) for n, v in columns.items()}
+    result = asyncio.run(targets(CheckedRows(pa.RecordBatch.from_pydict(arrays), topic), find_queues))
+    return [(target, list(range(count)) if rows is None else rows.tolist()) for target, rows in result]
+
+
+def by_row(topic: str, queue_id: int | None, broker: str | None, key: str | None) -> QueueTarget:
+    if queue_id is not None:
+        queues = [q for q in QUEUES[topic] if q.queue_id == queue_id and broker in (None, q.broker_name)]
+        return QueueTarget(topic, None, queues[0])
+    if key:
+        return QueueTarget(topic, None, queue_of_key(key, QUEUES[topic]))
+    return QueueTarget(topic, broker)
+
+
+row = st.one_of(
+    st.tuples(st.just("one"), st.sampled_from([None, 0]), st.sampled_from([None, "broker-a"]), st.text(max_size=3)),
+    st.tuples(
+        st.just("two"),
+        st.none() | st.integers(0, 2),
+        st.sampled_from([None, "broker-a", "broker-b"]),
+        st.none() | st.text(st.sampled_from("ab\u00e9\U0001f680"), max_size=9),
+    ),
+)
+
+
+@given(st.lists(row, min_size=1, max_size=40))
+def test_rows_go_where_each_alone_goes(given_rows: list[tuple[str, int | None, str | None, str | None]]) -> None:
+    texts = [None if key is None else "".join(c for c in key if c not in "\x01\x02") for *_, key in given_rows]
+    wanted: dict[QueueTarget, list[int]] = {}
+    for number, ((topic, queue_id, broker, _), key) in enumerate(zip(given_rows, texts, strict=True)):
+        wanted.setdefault(by_row(topic, queue_id, broker, key), []).append(number)
+    topics, ids, brokers, _ = (list(column) for column in zip(*given_rows, strict=True))
+    result = found(None, topic=topics, queueId=ids, broker=brokers, shardingKey=texts)
+    assert len(result) == len(wanted)
+    assert dict(result) == wanted
+
+
+def test_without_such_columns_all_go_one_way() -> None:
+    assert found("two") == [(QueueTarget("two"), [0, 1])]
+    assert found("two", queueId=[None, None]) == [(QueueTarget("two"), [0, 1])]
+    assert found(None, topic=["one", "one"]) == [(QueueTarget("one"), [0, 1])]
+    assert found("two", topic=["one", None]) == [(QueueTarget("two"), [0, 1])]
+    assert found("two", queueId=[]) == [(QueueTarget("two"), [])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"queueId": [7]}, "names queue 7 of topic 'two', which is not there; there are: broker-a/0, broker-a/1"),
+        ({"queueId": [0], "broker": ["broker-z"]}, "names queue 0 on broker 'broker-z'"),
+        (
+            {"broker": ["broker-z"]},
+            "names broker 'broker-z', which has no queue of topic 'two'; there are: broker-a, broker-b",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(columns: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        found("two", **columns)

@@ -1,0 +1,262 @@
+"""Batch consume queues: read as the official broker wrote them, the same bytes written, kept in line with the log."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketspark.model.java import string_hash
+from rocketspark.protocol.message import batch, record
+from rocketspark.protocol.message import properties as props
+from rocketspark.store import GetStatus, Store
+
+NOW_MS = 1_700_000_000_000
+BORN = bytes.fromhex("7f0000010000c001")
+TOPIC = "S_Bcq"
+INNER = 0xC0
+# Ten units in a file.
+SMALL = {"batch_queue_file_units": 10}
+
+
+@pytest.fixture
+def store(make_store: Any) -> Store:
+    made: Store = make_store(**SMALL)
+    made.make_batch_topic("b")
+    return made
+
+
+def send_batch(store: Store, texts: list[str], *, tag: str | None = None, now_ms: int = NOW_MS) -> tuple[int, int, int]:
+    """One record of several messages, as a broker puts it together."""
+    body = batch.encode([batch.BatchItem(n, text.encode(), b"K\x01%d\x02" % n) for n, text in enumerate(texts)])
+    pairs = {"UNIQ_KEY": "U" + texts[0], "KEYS": "k" + texts[0], "INNER_NUM": str(len(texts))}
+    pairs["INNER_BASE"] = str(store.queue_range("b", 0)[1])
+    if tag:
+        pairs["TAGS"] = tag
+    return store.append(
+        b"b", 0, body, props.encode(pairs).encode(), string_hash(tag) if tag else 0, pairs["UNIQ_KEY"].encode(),
+        pairs["KEYS"].encode(), tag.encode() if tag else None, now_ms, 0, INNER, now_ms, BORN,
+    )  # fmt: skip
+
+
+def fill(store: Store, send: Any, rounds: int = 30) -> list[str]:
+    """Batches of 1 to 5 and single messages in turn; returns the texts in order."""
+    texts = []
+    for n in range(rounds):
+        if n % 3 == 2:
+            now = [f"s{n}"]
+            send(store, "b", 0, now[0].encode(), keys=f"k{n}", now_ms=NOW_MS + n)
+        else:
+            now = [f"b{n}.{i}" for i in range(n % 5 + 1)]
+            send_batch(store, now, tag="even" if n % 2 == 0 else "odd", now_ms=NOW_MS + n)
+        texts += now
+    return texts
+
+
+def messages(store: Store, topic: str, at: int, **limits: Any) -> Iterator[tuple[int, bytes]]:
+    """(queue offset, body) of all messages from an offset on."""
+    while (read := store.read(topic, 0, at, 32, 1 << 20, **limits)).status in (GetStatus.FOUND, GetStatus.NO_MATCHED):
+        found = [m for piece in read.records for m in record.decode_messages(piece)]
+        assert len(found) == read.count
+        assert sum(map(len, read.records)) == read.size
+        yield from ((m.queue_offset, m.body) for m in found)
+        assert read.next_offset > at
+        at = read.next_offset
+
+
+@pytest.mark.parametrize("name", ["store", "store_unclean", "store_ext"])
+def test_official_batch_queues_are_read(name: str, golden: Callable[[str], Any]) -> None:
+    g = golden(name)
+    found = Store(g.settings)
+    found.open()
+    expected = [m for m in g.manifest["messages"] if m["topic"] == TOPIC]
+    assert [m["queueOffset"] for m in expected] == [0, 5]
+    assert found.queues()[TOPIC] == {0}
+    assert found.queue_range(TOPIC, 0) == (0, 6)
+    read = found.read(TOPIC, 0, 0, 32, 1 << 20)
+    assert (read.status, read.count, read.next_offset, read.max_offset) == (GetStatus.FOUND, 6, 6, 6)
+    assert [record.decode(r).position for r in read.records] == [m["commitLogOffset"] for m in expected]
+    assert [offset for offset, _ in messages(found, TOPIC, 0)] == list(range(6))
+    # A read within a batch gives the whole of it, and goes on behind.
+    for offset in range(1, 5):
+        read = found.read(TOPIC, 0, offset, 1, 1 << 20)
+        assert (read.count, read.next_offset) == (5, 5)
+    assert found.store_time_at(TOPIC, 0, 4) == expected[0]["storeTimestamp"]
+    assert found.store_time_at(TOPIC, 0, 5) == expected[1]["storeTimestamp"]
+    tagged = found.read(TOPIC, 0, 0, 32, 1 << 20, frozenset({string_hash("TagInner")}))
+    assert [record.decode(r).queue_offset for r in tagged.records] == [5]
+    found.close()
+
+
+@pytest.mark.parametrize("name", ["store", "store_ext"])
+def test_official_batch_queues_are_made_anew_byte_for_byte(name: str, golden: Callable[[str], Any]) -> None:
+    g = golden(name)
+    path = g.root / "batchconsumequeue" / TOPIC / "0" / ("0" * 20)
+    before = path.read_bytes()
+    assert any(before)
+    shutil.rmtree(g.root / "batchconsumequeue")
+    shutil.rmtree(g.root / "consumequeue")
+    again = Store(g.settings)
+    again.batch_topics = [TOPIC]
+    again.open()
+    again.close()
+    assert path.read_bytes() == before
+    assert not (g.root / "consumequeue" / TOPIC).exists()
+
+
+def test_offsets_count_messages(store: Store, send: Any) -> None:
+    assert send_batch(store, ["a", "b", "c"])[1] == 0
+    assert send(store, "b", 0, b"d")[1] == 3
+    assert send_batch(store, ["e"])[1] == 4
+    assert send_batch(store, ["f", "g"])[1] == 5
+    assert store.queue_range("b", 0) == (0, 7)
+    assert list(messages(store, "b", 0)) == list(enumerate([b"a", b"b", b"c", b"d", b"e", b"f", b"g"]))
+    path = Path(store.settings.root, "batchconsumequeue/b/0", "0" * 20)
+    units = [u for u in struct.iter_unpack(">qiqqqhii", path.read_bytes()) if u[1]]
+    assert [(base, count, compacted, rest) for *_, base, count, compacted, rest in units] == [
+        (0, 3, -1, 0),
+        (3, 1, -1, 0),
+        (4, 1, -1, 0),
+        (5, 2, -1, 0),
+    ]
+    assert not Path(store.settings.root, "consumequeue/b").exists()
+    assert store.take_stored()[0][:2] == ("b", 7)
+
+
+def test_reads_are_bounded_but_never_split_a_batch(store: Store) -> None:
+    for n in range(5):
+        send_batch(store, [f"{n}.{i}" for i in range(4)])
+    assert store.read("b", 0, 0, 1, 1 << 20).next_offset == 4
+    assert store.read("b", 0, 0, 8, 1 << 20).next_offset == 8
+    assert store.read("b", 0, 0, 11, 1 << 20).next_offset == 8
+    assert store.read("b", 0, 4, 100, 10).next_offset == 8
+    assert store.read("b", 0, 18, 100, 1 << 20).next_offset == 20
+    assert store.read("b", 0, 20, 100, 1 << 20).status is GetStatus.AT_END
+    assert store.read("b", 0, 21, 100, 1 << 20).status is GetStatus.OFFSET_TOO_BIG
+
+
+def test_tags_and_filters_are_of_records(store: Store, send: Any) -> None:
+    texts = fill(store, send)
+    even = [b for _, b in messages(store, "b", 0, codes=frozenset({string_hash("even")}))]
+    assert even == [t.encode() for t in texts if t[0] == "b" and int(t[1:].split(".")[0]) % 2 == 0]
+    single = [b for _, b in messages(store, "b", 0, accepts=lambda found: not record.decode(found).sys_flag & INNER)]
+    assert single == [t.encode() for t in texts if t[0] == "s"]
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "lower", "upper"),
+    [
+        (NOW_MS - 1, 0, 0),
+        (NOW_MS, 0, 0),
+        (NOW_MS + 5, 3, 0),
+        (NOW_MS + 10, 3, 3),
+        (NOW_MS + 20, 4, 4),
+        (NOW_MS + 99, 4, 4),
+    ],
+)
+def test_offsets_by_time(time_ms: int, lower: int, upper: int, store: Store) -> None:
+    send_batch(store, ["a", "b", "c"], now_ms=NOW_MS)
+    send_batch(store, ["d"], now_ms=NOW_MS + 10)
+    send_batch(store, ["e", "f"], now_ms=NOW_MS + 20)
+    assert store.offset_at_time("b", 0, time_ms) == lower
+    assert store.offset_at_time("b", 0, time_ms, upper=True) == upper
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_goes_on_where_it_ended(clean: bool, store: Store, send: Any, make_store: Any) -> None:
+    texts = fill(store, send)
+    files = sorted(Path(store.settings.root, "batchconsumequeue/b/0").iterdir())
+    assert len(files) == 3
+    before = [path.read_bytes() for path in files]
+    if clean:
+        store.close()
+    else:
+        store._closed = True
+        store._give_back()
+        # A unit that leads nowhere, as a kill of the system may leave it.
+        content = before[2][:-46] + struct.pack(">qiqqqhii", 1 << 30, 10, 0, 0, 1 << 20, 1, -1, 0)
+        files[2].write_bytes(content)
+    again = make_store(Path(store.settings.root), **SMALL)
+    assert [m.decode() for _, m in messages(again, "b", 0)] == texts
+    assert [path.read_bytes() for path in files] == before
+    assert send_batch(again, ["x", "y"])[1] == len(texts)
+    assert [m.decode() for _, m in messages(again, "b", 0)] == [*texts, "x", "y"]
+    assert [record.decode(r).body[20:22] for r in again.query("b", "kx", 10, 0, 1 << 60)] == [b"x\0"]
+
+
+def test_it_is_made_anew_from_the_log(store: Store, send: Any, make_store: Any) -> None:
+    texts = fill(store, send)
+    store.close()
+    root = Path(store.settings.root)
+    before = {p: p.read_bytes() for p in sorted(root.glob("batchconsumequeue/b/0/*"))}
+    shutil.rmtree(root / "batchconsumequeue")
+    # What kind of topic it is the first record tells, a batch; else the broker says so.
+    again = make_store(root, **SMALL)
+    assert {p: p.read_bytes() for p in sorted(root.glob("batchconsumequeue/b/0/*"))} == before
+    assert [m.decode() for _, m in messages(again, "b", 0)] == texts
+
+
+def test_files_go_with_the_log_and_with_the_topic(store: Store, send: Any) -> None:
+    for n in range(300):
+        send_batch(store, [f"{n}.{i}" + "x" * 50 for i in range(3)], now_ms=NOW_MS + n)
+    store.flush_log()
+    while store.expire(NOW_MS + 200):
+        pass
+    low, high = store.queue_range("b", 0)
+    assert 300 < low < high == 900
+    assert low % 3 == 0
+    assert int(min(Path(store.settings.root, "batchconsumequeue/b/0").iterdir()).name) == low // 3 // 10 * 460
+    assert [offset for offset, _ in messages(store, "b", low)] == list(range(low, high))
+    assert store.read("b", 0, low - 1, 10, 1 << 20).status is GetStatus.OFFSET_TOO_SMALL
+    store.delete_topic("b")
+    assert not Path(store.settings.root, "batchconsumequeue/b").exists()
+    # Made anew without the attribute it is a topic as any other.
+    send(store, "b", 0, b"plain")
+    store.flush_queues()
+    assert Path(store.settings.root, "consumequeue/b/0").exists()
+    assert [b for _, b in messages(store, "b", 0)] == [b"plain"]
+
+
+def test_a_lost_start_of_the_log_leaves_the_later_messages(store: Store, send: Any, make_store: Any) -> None:
+    for n in range(300):
+        send_batch(store, [f"{n}.{i}" + "x" * 50 for i in range(3)], now_ms=NOW_MS + n)
+    store.flush_log()
+    while store.expire(NOW_MS + 200):
+        pass
+    low, high = store.queue_range("b", 0)
+    store.close()
+    root = Path(store.settings.root)
+    shutil.rmtree(root / "batchconsumequeue")
+    again = make_store(root, **SMALL)
+    assert again.queue_range("b", 0) == (low, high)
+    assert [offset for offset, _ in messages(again, "b", low)] == list(range(low, high))
+
+
+def test_a_hole_in_it_is_told(store: Store, send: Any) -> None:
+    send_batch(store, ["a", "b"])
+    store.consume_queues.find("b", 0).fill_to(5)
+    send_batch(store, ["c"])
+    reads = [store.read("b", 0, at, 10, 1 << 20) for at in (0, 2, 5)]
+    assert [(r.status, r.count, r.next_offset) for r in reads] == [
+        (GetStatus.FOUND, 2, 2),
+        (GetStatus.REMOVED, 0, 5),
+        (GetStatus.FOUND, 1, 6),
+    ]
+
+
+def test_a_damaged_unit_of_an_older_file_is_told_as_gone(store: Store, send: Any, make_store: Any) -> None:
+    texts = fill(store, send)
+    store.close()
+    path = sorted((Path(store.settings.root) / "batchconsumequeue" / "b" / "0").iterdir())[0]
+    content = bytearray(path.read_bytes())
+    content[5] ^= 0x10
+    path.write_bytes(content)
+    again = make_store(**SMALL)
+    first = again.read("b", 0, 0, 32, 1 << 20)
+    assert (first.status, first.next_offset) == (GetStatus.REMOVED, 1)
+    assert [body.decode() for _, body in messages(again, "b", 1)] == texts[1:]
+    assert again.mender.lost == 1

@@ -1,0 +1,162 @@
+"""A unit of a consume queue that was flipped on the disk: its message comes all the same, or its loss is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.store.readonly.test_read_only_store import Lost, read_all
+
+from rocketspark.model.java import string_hash
+from rocketspark.protocol.message import record
+from rocketspark.store import GetStatus, Store
+
+UNIT_BYTES = 20
+FILE_UNITS = 50
+COUNT = 120
+SMALL, LARGE = 7, 64
+
+
+def filled(make_store: Any, send: Any, count: int = COUNT) -> Path:
+    """Two topics in lockstep: their records of one offset differ in the topic alone, and are 256 bytes each."""
+    store = make_store()
+    for i in range(count):
+        for topic in ("t0", "t1"):
+            body = b"%s %04d" % (topic.encode(), i)
+            send(store, topic, 0, body.ljust(256 - record.record_bytes(0, 2, 7, 0)), tag="A")
+    store.close()
+    return Path(store.settings.root)
+
+
+def unit_file(root: Path, offset: int, topic: str = "t0") -> tuple[Path, int]:
+    first = offset // FILE_UNITS * FILE_UNITS
+    return root / "consumequeue" / topic / "0" / f"{first * UNIT_BYTES:020d}", (offset - first) * UNIT_BYTES
+
+
+def put(root: Path, offset: int, change: Any, topic: str = "t0") -> None:
+    path, at = unit_file(root, offset, topic)
+    content = bytearray(path.read_bytes())
+    content[at : at + UNIT_BYTES] = change(bytes(content[at : at + UNIT_BYTES]))
+    path.write_bytes(content)
+
+
+def flipped(bit: int) -> Any:
+    def change(unit: bytes) -> bytes:
+        content = bytearray(unit)
+        content[bit // 8] ^= 0x80 >> bit % 8
+        return bytes(content)
+
+    return change
+
+
+def walk(store: Store, count_max: int, topic: str = "t0", **filters: Any) -> tuple[list[int], list[int]]:
+    """Offsets that were read, each record that of the offset, and the offsets that were told as gone."""
+    at, end = store.queue_range(topic, 0)
+    found: list[int] = []
+    gone: list[int] = []
+    steps = 0
+    while at < end:
+        read = store.read(topic, 0, at, count_max, 1 << 20, **filters)
+        assert read.status in (GetStatus.FOUND, GetStatus.REMOVED), (read.status, at)
+        for chunk in read.records:
+            for r in record.decode_all(chunk):
+                assert r.topic == topic.encode()
+                assert r.body.startswith(b"%s %04d" % (topic.encode(), r.queue_offset))
+                found.append(r.queue_offset)
+        if read.status is GetStatus.REMOVED:
+            gone += range(at, read.next_offset)
+        assert read.next_offset > at
+        at = read.next_offset
+        steps += 1
+        assert steps <= 3 * COUNT
+    return found, gone
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"codes": frozenset({string_hash("A")})},
+    {"accepts": lambda found: True},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=["all", "tags", "test"])
+@pytest.mark.parametrize("count_max", [1, SMALL, LARGE])
+def test_every_bit_of_place_and_size(make_store: Any, send: Any, count_max: int, filters: dict[str, Any]) -> None:
+    root = filled(make_store, send)
+    for bit in range(96) if not filters and count_max == SMALL else range(0, 96, 5):
+        offset = 10 + bit % 35  # In the oldest file, in the midst.
+        kept = unit_file(root, offset)[0].read_bytes()
+        put(root, offset, flipped(bit))
+        store = make_store()
+        found, gone = walk(store, count_max, **filters)
+        assert (found, gone) == (list(range(COUNT)), []), bit
+        assert (store.mender.mended, store.mender.lost) == (1, 0), bit
+        assert f"offset {offset} of queue 0 of topic t0" in store.mender.news[-1]
+        store.close()
+        assert unit_file(root, offset)[0].read_bytes() == kept
+
+
+def test_the_first_and_neighbours_and_all_of_a_file(make_store: Any, send: Any) -> None:
+    root = filled(make_store, send)
+    for offset in (0, 1, 2, 48, 49, 50, 51):
+        put(root, offset, flipped(20))
+    store = make_store()
+    assert walk(store, 32) == (list(range(COUNT)), [])
+    assert store.mender.mended == 7
+
+
+def test_the_record_of_another_topic_is_not_given_out(make_store: Any, send: Any) -> None:
+    root = filled(make_store, send)
+    path, at = unit_file(root, 20, "t1")
+    others = path.read_bytes()[at : at + UNIT_BYTES]
+    put(root, 20, lambda unit: others)
+    store = make_store()
+    assert walk(store, 32) == (list(range(COUNT)), [])
+    assert walk(store, 32, "t1") == (list(range(COUNT)), [])
+    assert store.mender.mended == 1
+
+
+def test_what_the_log_has_not_is_told_once_and_passed_over(make_store: Any, send: Any) -> None:
+    root = filled(make_store, send)
+    store = make_store()
+    position, size, _ = store.queue_units("t0", 0, 20, 1)[0]
+    start = position - position % 16384
+    with open(root / "commitlog" / f"{start:020d}", "r+b") as log:
+        log.seek(position - start)
+        log.write(bytes(size))
+    put(root, 20, flipped(30))
+    for _ in range(2):
+        for filters in FILTERS:
+            assert walk(store, 32, **filters) == ([n for n in range(COUNT) if n != 20], [20])
+    assert (store.mender.mended, store.mender.lost, len(store.mender.news)) == (0, 1, 1)
+    assert "the log has no record of it" in store.mender.news[0]
+
+
+def test_what_was_written_since_the_start_costs_nothing(
+    make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    for i in range(30):
+        send(store, "t0", 0, b"t0 %04d" % i, tag="A")
+    monkeypatch.setattr(store.mender, "right_until", None)
+    monkeypatch.setattr(store.mender, "is_right", None)
+    for filters in FILTERS:
+        assert walk(store, 10, **filters)[0] == list(range(30))
+
+
+def test_a_reader_of_the_files_tells_of_it_and_gives_no_other_record(make_store: Any, send: Any) -> None:
+    """It changes nothing, so it makes no unit anew: a copy without consumequeue/ has all."""
+    root = filled(make_store, send)
+    path, at = unit_file(root, 20, "t1")
+    others = path.read_bytes()[at : at + UNIT_BYTES]
+    whole = read_all(root)
+    for change in [*map(flipped, range(0, 96, 7)), lambda unit: others]:
+        kept = unit_file(root, 20)[0].read_bytes()
+        put(root, 20, change)
+        lost: Lost = []
+        found = read_all(root, lost=lost)
+        assert [row[:4] for row in lost] == [("t0", 0, 20, 21)]
+        assert found["t0", 0] == whole["t0", 0][:20] + whole["t0", 0][21:]
+        assert found["t1", 0] == whole["t1", 0]
+        unit_file(root, 20)[0].write_bytes(kept)

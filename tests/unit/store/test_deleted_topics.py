@@ -1,0 +1,105 @@
+"""A deleted topic stays deleted, and one made again keeps what was sent to it, whenever the process is killed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketspark.protocol.message import record
+from rocketspark.store import Store
+
+
+def bodies(store: Store, topic: str, queue_id: int) -> list[bytes]:
+    read = store.read(topic, queue_id, store.queue_range(topic, queue_id)[0], 1000, 1 << 20)
+    return [bytes(found.body) for piece in read.records for found in record.decode_all(piece)]
+
+
+def killed(store: Store, to: Path) -> Path:
+    """The directory as a killed process leaves it: what was written to maps is in the files."""
+    shutil.copytree(store.settings.root, to)
+    return to
+
+
+def flush(store: Store) -> None:
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+
+
+@pytest.mark.parametrize("new", [0, 1, 2])
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("keys", [None, "k"])
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("lost", ["nothing", "queues"])
+def test_a_kill_after_a_deletion(
+    new: int, others: int, keys: str | None, flushed: bool, lost: str, make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    store = make_store()
+    for i in range(7):
+        send(store, "keep", 0, b"%d" % i, keys=keys)
+        send(store, "t", 1, b"old%d" % i, keys=keys)
+    if flushed:
+        flush(store)
+    store.delete_topic("t")
+    assert [send(store, "t", 1, b"new%d" % i, keys=keys)[1] for i in range(new)] == list(range(new))
+    for i in range(others):
+        send(store, "keep", 0, b"more%d" % i, keys=keys)
+    root = killed(store, tmp_path / "killed")
+    if lost == "queues":
+        shutil.rmtree(root / "consumequeue")
+    for _ in range(2):
+        again = make_store(root)
+        assert bodies(again, "t", 1) == [b"new%d" % i for i in range(new)]
+        assert len(bodies(again, "keep", 0)) == 7 + others
+        assert set(again.queues()) == ({"keep", "t"} if new else {"keep"})
+        again.close()
+
+
+def test_a_kill_within_a_deletion(make_store: Any, send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noted and its files are still there: the next start removes them."""
+    store = make_store()
+    for i in range(120):
+        send(store, "t", i % 2, b"%d" % i)
+        send(store, "keep", 0, b"%d" % i)
+    monkeypatch.setattr(store.consume_queues, "delete_topic", lambda topic: None)
+    store.delete_topic("t")
+    root = killed(store, tmp_path / "killed")
+    shutil.rmtree(root / "consumequeue" / "t" / "0")
+    again = make_store(root)
+    assert set(again.queues()) == {"keep"}
+    assert not (root / "consumequeue" / "t").exists()
+    assert send(again, "t", 1, b"new")[1] == 0
+
+
+def test_what_is_noted_goes_with_the_log(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    send(store, "a", 0, b"x")
+    store.delete_topic("a")
+    for _ in range(20):
+        send(store, "keep", 0, bytes(1000))
+    noted = Path(store.settings.root) / "config" / "deletedTopics.json"
+    assert noted.read_text() == '{"a": 93}'
+    store.flush_log()
+    assert store.expire(1 << 60) == 1
+    send(store, "b", 0, b"x")
+    store.delete_topic("b")
+    assert noted.read_text() == f'{{"b": {store.written_position}}}'
+
+
+@pytest.mark.parametrize("text", ['{"t": 1000000}', "no json", "[1]", '{"t": "x"}', ""])
+def test_notes_of_another_log_count_for_nothing(text: str, make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    send(store, "t", 0, b"x")
+    root = killed(store, tmp_path / "killed")
+    (root / "config" / "deletedTopics.json").write_text(text)
+    shutil.rmtree(root / "consumequeue")
+    again = make_store(root)
+    assert bodies(again, "t", 0) == [b"x"]
+    # Nor when the log has grown over the place.
+    for _ in range(70):
+        send(again, "keep", 0, bytes(15_000))
+    again.close()
+    (root / "checkpoint").unlink()
+    (root / "abort").touch()
+    assert bodies(make_store(root), "t", 0) == [b"x"]

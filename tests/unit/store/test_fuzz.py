@@ -1,0 +1,23 @@
+"""Stores that are damaged in every way: flip, cut, swap, remove, fill; and each call of the system fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.store import fuzz
+
+SEEDS, SOAK_SEEDS, PART = 200, 10_000, 25
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_what_was_acknowledged_and_is_undamaged_is_kept(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + PART):
+        fuzz.run(seed, tmp_path / str(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(SEEDS, SOAK_SEEDS, 100))
+def test_many_more_seeds(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 100):
+        fuzz.run(seed, tmp_path / str(seed))
