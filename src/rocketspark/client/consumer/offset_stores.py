@@ -61,17 +61,19 @@ class BrokerOffsets:
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
     ) -> dict[MessageQueue, Exception]:
-        """Send each offset to its broker, all at once: brokers that hang cost one time-out together."""
+        """Send each offset to its broker; brokers that hang cost one time-out together, or two."""
         failed: dict[MessageQueue, Exception] = {}
 
-        async def tell(queue: MessageQueue, offset: int) -> None:
+        async def tell(queue: MessageQueue, *, oneway: bool) -> None:
             try:
                 peer = await self._instance.peer_of(queue)
-                await client_api.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
+                await client_api.update_consumer_offset(peer, queue, self._group, offsets[queue], oneway=oneway)
             except Exception as e:
                 failed[queue] = e
 
-        await asyncio.gather(*(tell(queue, offset) for queue, offset in offsets.items()))
+        first, others = client_api.commits_in_turn(offsets)
+        await asyncio.gather(*(tell(queue, oneway=oneway and not others) for queue in first))
+        await asyncio.gather(*(tell(queue, oneway=oneway) for queue in others))
         return failed
 
     def place(self, queue: MessageQueue) -> object:

@@ -221,7 +221,13 @@ class ClusterQueries:
     def commit(self, offsets: Mapping[MessageQueue, int], group: str) -> Iterable[MessageQueue]:
         """Commit the next offset to consume of each queue; return those whose broker answered. Raises ServerError."""
         wire = self._access.wire(group)
-        return self._run(self._of_each(list(offsets), lambda q: self._commit(q, offsets[q], wire), if_there=True))
+        return self._run(self._commit_all(offsets, wire))
+
+    async def _commit_all(self, offsets: Mapping[MessageQueue, int], group: str) -> list[MessageQueue]:
+        done: list[MessageQueue] = []
+        for queues in client_api.commits_in_turn(offsets):
+            done += await self._of_each(queues, lambda q: self._commit(q, offsets[q], group), if_there=True)
+        return done
 
     async def _commit(self, queue: MessageQueue, offset: int, group: str) -> None:
         queue = self._access.wire_queue(queue)

@@ -1,18 +1,22 @@
-"""Offsets in a file: Java's text, replaced as a whole, read from the one before if need be."""
+"""Where offsets are stored: on brokers, in what order they are told; in a file, Java's text, replaced as a whole."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.client.connection.instance import Instance
-from rocketspark.client.consumer.offset_stores import LocalOffsets, decode_offsets, encode_offsets
+from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets, decode_offsets, encode_offsets
 from rocketspark.errors import ConfigError, ProtocolError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import UpdateConsumerOffsetHeader
 
 A0, A1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
 TEXT = (
@@ -100,3 +104,62 @@ def test_any_bytes_are_offsets_or_an_error(data: bytes) -> None:
         decode_offsets(data)
     except ProtocolError:
         pass
+
+
+class HeldPeer:
+    """A connection that notes commits and answers one when `answer` is called."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, bool]] = []
+        self.waiting: list[asyncio.Future[Any]] = []
+
+    def oneway(self, code: int, header: UpdateConsumerOffsetHeader) -> None:
+        assert code == RequestCode.UPDATE_CONSUMER_OFFSET
+        self.told.append((header.topic, header.queue_id, False))
+
+    async def request(self, code: int, header: UpdateConsumerOffsetHeader, *, timeout_ms: float) -> Any:
+        assert code == RequestCode.UPDATE_CONSUMER_OFFSET
+        self.told.append((header.topic, header.queue_id, True))
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        return await self.waiting[-1]
+
+    def answer(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            future.set_result(mock.Mock())
+
+
+def on(topic: str, *ids: int) -> dict[MessageQueue, int]:
+    return {MessageQueue(topic, "broker-a", i): 10 + i for i in ids}
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+def test_a_broker_is_told_one_queue_of_a_topic_before_the_others(oneway: bool) -> None:
+    async def run() -> None:
+        peer = HeldPeer()
+        instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
+        offsets = on("t", 0, 1, 2) | on("u", 4, 5)
+        task = asyncio.create_task(BrokerOffsets(instance, "g").commit(offsets, oneway=oneway))
+        while len(peer.waiting) < 2:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert peer.told == [("t", 0, True), ("u", 4, True)]
+        peer.answer()
+        while len(peer.told) < 5:
+            await asyncio.sleep(0)
+        assert peer.told[2:] == [("t", 1, not oneway), ("t", 2, not oneway), ("u", 5, not oneway)]
+        peer.answer()
+        assert await task == {}
+
+    asyncio.run(run())
+
+
+def test_a_single_queue_needs_no_answer_where_none_is_asked_for() -> None:
+    async def run() -> None:
+        peer = HeldPeer()
+        instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
+        assert await BrokerOffsets(instance, "g").commit(on("t", 3), oneway=True) == {}
+        assert peer.told == [("t", 3, False)]
+
+    asyncio.run(run())
