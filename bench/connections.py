@@ -17,7 +17,7 @@ from bench.plan import Plan
 from bench.raw_pull import frames as pull_frames
 from bench.report import Figure, Row, progress, rates_row, show, values_row
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 COUNT = 1000
 QUEUES = 8

@@ -19,7 +19,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.message import batch
 from rocketspark.transport.connections import dial, parse_address
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 BATCH_COUNT = 500
 IN_FLIGHT = 4

@@ -12,7 +12,7 @@ from bench.peers import Servers, both, end_rows, ours
 from bench.plan import Plan
 from bench.report import Row, progress, rates_row, show
 from rocketspark.protocol.headers import SendReply
-from rocketspark.transport.messages import reply
+from rocketspark.transport.request_frames import reply
 
 WINDOWS = (1, 16, 64, 256)
 

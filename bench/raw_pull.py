@@ -21,7 +21,7 @@ from bench.report import Figure, Row, progress, rates_row, show
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import record, sysflags
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 TOPIC = "bench-pull"
 QUEUES = 8

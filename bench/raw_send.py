@@ -16,7 +16,7 @@ from bench.load import Load, Stream, pump
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.message import batch
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 FRAME_COUNT = 8192
 STREAM_BYTES_MAX = 64 << 20
@@ -54,7 +54,7 @@ def batches(topic: str, body_bytes: int, batch_count: int, queues: int) -> Strea
     """Batches of `batch_count` messages, the queues in turn; a whole number of turns."""
     prefix = secrets.token_hex(12).upper()
     body = b"x" * body_bytes
-    chunked_work = max(STREAM_BYTES_MAX // (body_bytes + 80) // batch_count // queues, 1)
+    rounds = max(STREAM_BYTES_MAX // (body_bytes + 80) // batch_count // queues, 1)
 
     def one(number: int) -> bytes:
         first = number * batch_count
@@ -62,7 +62,7 @@ def batches(topic: str, body_bytes: int, batch_count: int, queues: int) -> Strea
         items = [batch.BatchItem(0, body, f"UNIQ_KEY\x01{u}\x02WAIT\x01true\x02".encode()) for u in ids]
         return frame(topic, number % queues, batch.encode(items), ids[0], number, batched=True)
 
-    return Stream(one(i) for i in range(queues * min(chunked_work, 64)))
+    return Stream(one(i) for i in range(queues * min(rounds, 64)))
 
 
 def run(address: str, topic: str, *, window: int, body_bytes: int, seconds: float) -> Load:

@@ -18,7 +18,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import RegisterBrokerHeader, RouteHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 WINDOWS = (1, 16, 64)
 FEW = 8

@@ -19,7 +19,7 @@ from bench.report import Row, percentile, progress, show, values_row
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MaxOffsetHeader, PullHeader
 from rocketspark.protocol.message import sysflags
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 CONNECTIONS = 50
 PER_CONNECTION = 40

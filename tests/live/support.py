@@ -21,9 +21,9 @@ from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.record import Record
 from rocketspark.transport.connections import dial
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import Reply
 
 T = TypeVar("T")
 

@@ -45,8 +45,8 @@ from rocketspark.protocol.headers.admin import (
     StatsHeader,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 CONF = "# by hand\nbrokerName=broker-a\n\nmaxMessageSize = 1000\ntraceOn=true\n"
 

@@ -28,8 +28,8 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendReply
 from rocketspark.protocol.message import batch, message_ids, properties, record
 from rocketspark.protocol.message.batch import BatchItem
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 BATCHED = "+queue.type=BatchCQ"
 

@@ -11,8 +11,8 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import HeartbeatReply
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 CHANGED = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 TOLD = (CHANGED, headers.ConsumerListHeader(group=GROUP))

@@ -30,9 +30,9 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.message import properties
-from rocketspark.transport.messages import Reply, reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import Reply, reply
 
 
 def table(body: bytes) -> dict[tuple[str, int], Any]:

@@ -33,8 +33,8 @@ from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.errors import ConfigError
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.message import batch, properties, sysflags
-from rocketspark.transport.messages import reply, request
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply, request
 from rocketspark.transport.server import Server
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"

@@ -30,8 +30,8 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import OffsetReply, TimeReply
 from rocketspark.protocol.json import java_json
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 
 async def query(peer: Peer, queue_id: int = 0, topic: str = TOPIC, zero: bool | None = None) -> Reply:

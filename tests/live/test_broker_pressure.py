@@ -17,7 +17,7 @@ from rocketspark.broker.operations import fast_failure
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.connections import dial
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 
 def test_requests_that_waited_too_long_are_refused_by_kind_and_not_stored(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply
 from rocketspark.protocol.message import batch
 from rocketspark.protocol.message.batch import BatchItem
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 # Longer than any test: what is answered was not due.
 HOLD = {"sys_flag": 6, "suspend_ms": 600_000}

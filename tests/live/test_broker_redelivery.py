@@ -28,8 +28,8 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import message_ids
 from rocketspark.protocol.message.record import Record
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 RETRY = "%RETRY%G"
 DLQ = "%DLQ%G"

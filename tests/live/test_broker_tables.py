@@ -19,8 +19,8 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import GroupConfigTable, TopicConfig, TopicConfigTable
-from rocketspark.transport.messages import request
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import request
 
 MANY = 3000
 

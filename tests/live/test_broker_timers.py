@@ -14,8 +14,8 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, SendReply
 from rocketspark.protocol.timers import RecallHandle, RecallHeader, decode_handle
 from rocketspark.testing.process import run_server_process
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 GROUP = "P"
 

@@ -27,8 +27,8 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json import registration as deflated
 from rocketspark.protocol.json.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.protocol.json.registration import encode_compressed
-from rocketspark.transport.messages import Reply
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 
 async def route_reply(peer: Peer, topic: str = TOPIC) -> Reply:

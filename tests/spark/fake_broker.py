@@ -12,9 +12,9 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, Request, TopicHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
 

@@ -20,9 +20,9 @@ from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
 from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.partitions import ranges
 from rocketspark.spark.read.pull_records import DataLost
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
 

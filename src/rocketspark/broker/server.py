@@ -35,9 +35,9 @@ from rocketspark.broker.messages.schedule_messages import ScheduleMessages, enco
 from rocketspark.broker.messages.timer_messages import TimerMessages
 from rocketspark.broker.messages.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
-from rocketspark.broker.operations.chunked_work import ChunkedWork
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
@@ -247,7 +247,7 @@ class BrokerServer:
             timer_rules,
             self._long_polling,
         )
-        chunked_work = ChunkedWork()
+        long_scans = LongScans()
         self._filters, self._tables = BackgroundThread("filters"), BackgroundThread("tables")
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         client_handler = ClientHandler(self._clients, self._groups, self._topics, self._locks)
@@ -260,7 +260,7 @@ class BrokerServer:
             self._offsets,
             self._long_polling,
             self._stats,
-            chunked_work,
+            long_scans,
             self._filters,
         )
         self._registration = Registration(s, self._topics, self._tables)
@@ -284,7 +284,7 @@ class BrokerServer:
                 self._settled,
                 self._stats.forget_topic,
                 self._stats.put_tps,
-                chunked_work=chunked_work,
+                long_scans=long_scans,
                 beside=self._tables,
             ),
             QueryHandler(self.store),
@@ -301,7 +301,7 @@ class BrokerServer:
                 self._long_polling,
                 self._stats.consume_tps,
                 lambda: s.reset_offsets_here,
-                chunked_work=chunked_work,
+                long_scans=long_scans,
                 beside=self._tables,
             ),
             ConsumerHandler(s.broker_name, self.store, self._clients),
@@ -321,7 +321,7 @@ class BrokerServer:
                 self._quarantine,
                 self._settled,
                 self._file_cleaning.clean_now,
-                chunked_work=chunked_work,
+                long_scans=long_scans,
             ),
             QuarantineHandler(self._quarantine),
             ReplyHandler(s, put_message, self._topics, self._clients, store_host, self._send.check),

@@ -22,7 +22,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.model.text import shown
 from rocketspark.protocol.message import properties
-from rocketspark.transport.messages import Reply
+from rocketspark.transport.request_frames import Reply
 
 log = logging.getLogger("rocketspark.client")
 sends_log = logging.getLogger("rocketspark.sends")

@@ -9,9 +9,9 @@ from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.json import bodies
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 # Bits of a topic's system flag (rule: TopicSysFlag, 5.x).
 UNIT = 1

@@ -33,9 +33,9 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.registration import TOPICS_MAX, decode_compressed
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.namesrv")
 

@@ -19,10 +19,10 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message.message_ids import pack_host
-from rocketspark.transport.messages import Parts, Reply, reply
 from rocketspark.transport.overload import SLICE, Overload
 from rocketspark.transport.pending_requests import PendingRequests
 from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
+from rocketspark.transport.request_frames import Parts, Reply, reply
 
 log = LimitedLog("rocketspark.transport")
 

@@ -11,8 +11,8 @@ from rocketspark.errors import NoReply, NotSent
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Header
-from rocketspark.transport.messages import Reply, request
 from rocketspark.transport.processor_table import ReplyWaiter, RpcHooks
+from rocketspark.transport.request_frames import Reply, request
 
 # Requests with time-outs from here on are looked at together, this often; shorter ones have timers of their own.
 SWEPT_MS_MIN = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench.load import Refused, Replies, Stream
 
-from rocketspark.transport.messages import reply
+from rocketspark.transport.request_frames import reply
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 7, 9, 10, 11, 64, 1000])

@@ -14,9 +14,9 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.message import batch, properties, record
-from rocketspark.transport.messages import reply, request
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply, request
 from rocketspark.transport.server import Server
 
 Rule = Callable[[Any, bytes], tuple[int, str] | None]

@@ -20,7 +20,7 @@ from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol import trace
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties, record
-from rocketspark.transport.messages import reply
+from rocketspark.transport.request_frames import reply
 
 
 class Seen(Hooks):

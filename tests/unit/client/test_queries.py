@@ -15,7 +15,7 @@ from rocketspark.errors import NotSent, ServerError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import properties, sysflags
-from rocketspark.transport.messages import reply
+from rocketspark.transport.request_frames import reply
 
 
 def answers(fake: Fake) -> None:

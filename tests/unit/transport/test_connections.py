@@ -10,8 +10,8 @@ from tests.live.support import run, until
 
 from rocketspark.errors import ConfigError, ConnectionLost, NotSent
 from rocketspark.transport.connections import Connections, dial, parse_address, parse_addresses
-from rocketspark.transport.messages import reply
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
 

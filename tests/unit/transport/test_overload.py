@@ -14,10 +14,10 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.frames import BINARY, JSON, Frame
 from rocketspark.protocol.headers import NoHeader
 from rocketspark.transport.connections import dial
-from rocketspark.transport.messages import reply
 from rocketspark.transport.overload import Overload, Received
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
 SEND, PULL, OTHER = 10, 11, 12

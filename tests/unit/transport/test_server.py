@@ -19,9 +19,9 @@ from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
 from rocketspark.transport.connections import dial
 from rocketspark.transport.descriptors import Descriptors
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
 ECHO, SLOW, PROMISED, NEVER, LONG = 1, 2, 3, 4, 5

@@ -18,8 +18,8 @@ from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timer_messages import TimerMessages
 from rocketspark.broker.messages.transactions import Transactions
-from rocketspark.broker.operations.chunked_work import QUEUES_IN_TURN, ChunkedWork
 from rocketspark.broker.operations.live_settings import LiveSettings
+from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.operations.runtime_info import runtime_info
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats, Window
@@ -43,9 +43,9 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import QueueBody, SubscriptionBody, TopicConfig
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import reply
 
 UNITS_MAX = 10_000
 # Topics of one request that are looked at in a turn of the loop.
@@ -82,7 +82,7 @@ class AdminHandler:
         settled: Callable[[], Awaitable[None]],
         expire: Callable[[], None] = lambda: None,
         *,
-        chunked_work: ChunkedWork,
+        long_scans: LongScans,
     ) -> None:
         self._settings = settings
         self._live = live
@@ -99,7 +99,7 @@ class AdminHandler:
         self._quarantine = quarantine
         self._settled = settled
         self._expire = expire
-        self._chunked_work = chunked_work
+        self._long_scans = long_scans
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -169,7 +169,7 @@ class AdminHandler:
 
     def consume_stats(self, peer: Peer, request: Request[BrokerConsumeStatsHeader], body: bytes) -> Answer:
         """GET_BROKER_CONSUME_STATS (317): the progress of every group in every topic."""
-        return self._chunked_work.answer(peer, self._consume_stats(request))
+        return self._long_scans.answer(peer, self._consume_stats(request))
 
     def _consume_stats(self, request: Request[BrokerConsumeStatsHeader]) -> Generator[None, None, bytes]:
         seen = 0

@@ -16,7 +16,7 @@ from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.admin_topics import merged_attributes
-from rocketspark.broker.operations.chunked_work import QUEUES_IN_TURN, ChunkedWork
+from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.table_saving import SavedTable
@@ -42,9 +42,9 @@ from rocketspark.protocol.headers import (
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody, TopicConfig
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
 
@@ -82,7 +82,7 @@ class GroupHandler:
         consume_tps: Callable[[str, str], float] = lambda group, topic: 0.0,
         reset_here: Callable[[], bool] = lambda: True,
         *,
-        chunked_work: ChunkedWork,
+        long_scans: LongScans,
         beside: BackgroundThread,
     ) -> None:
         self._broker_name = broker_name
@@ -95,7 +95,7 @@ class GroupHandler:
         self._long_polling = long_polling
         self._consume_tps = consume_tps
         self._reset_here = reset_here
-        self._chunked_work = chunked_work
+        self._long_scans = long_scans
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
         self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.snapshot, beside)
 
@@ -255,7 +255,7 @@ class GroupHandler:
 
     def progress(self, peer: Peer, request: Request[ConsumerStatsHeader], body: bytes) -> Answer:
         """GET_CONSUME_STATS (208): the end, the group's offset and the last consumed time of every queue."""
-        return self._chunked_work.answer(peer, self._progress(request))
+        return self._long_scans.answer(peer, self._progress(request))
 
     def _progress(self, request: Request[ConsumerStatsHeader]) -> Generator[None, None, bytes]:
         h = request.ext
@@ -306,7 +306,7 @@ class GroupHandler:
 
     def time_span(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> Answer:
         """QUERY_CONSUME_TIME_SPAN (303): first, last and consumed store time of every queue."""
-        return self._chunked_work.answer(peer, self._time_span(request))
+        return self._long_scans.answer(peer, self._time_span(request))
 
     def _time_span(self, request: Request[GroupTopicHeader]) -> Generator[None, None, bytes]:
         h = request.ext

@@ -9,7 +9,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.messages import batch_queue_topics
-from rocketspark.broker.operations.chunked_work import QUEUES_IN_TURN, ChunkedWork
+from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.storage.table_saving import SavedTable
 from rocketspark.broker.topics import Topics
@@ -21,9 +21,9 @@ from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import reply
 
 # Rule: TopicFilterType, 5.x.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
@@ -48,7 +48,7 @@ class TopicHandler:
         deleted: Callable[[str], None] = lambda topic: None,
         put_tps: Callable[[str], float] = lambda topic: 0.0,
         *,
-        chunked_work: ChunkedWork,
+        long_scans: LongScans,
         beside: BackgroundThread,
     ) -> None:
         self._broker_name = broker_name
@@ -58,7 +58,7 @@ class TopicHandler:
         self._settled = settled
         self._deleted = deleted
         self._put_tps = put_tps
-        self._chunked_work = chunked_work
+        self._long_scans = long_scans
         self._all = SavedTable(topics.state, lambda: topics.table, topics.wrapper_json, beside)
 
     def routes(self, routes: Routes) -> None:
@@ -125,7 +125,7 @@ class TopicHandler:
 
     def stats(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> Answer:
         """GET_TOPIC_STATS_INFO (202): bounds and last store time of each queue, and the topic's rate."""
-        return self._chunked_work.answer(peer, self._stats(request))
+        return self._long_scans.answer(peer, self._stats(request))
 
     def _stats(self, request: Request[TopicHeader]) -> Generator[None, None, bytes]:
         config = self._known(request.ext.topic)

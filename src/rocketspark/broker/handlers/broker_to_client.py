@@ -8,9 +8,9 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import ConsumeDirectlyHeader, ConsumerStatusHeader, Header, Request, RunningInfoHeader
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import Reply, reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import Reply, reply
 
 TIMEOUT_MS = 10_000
 

@@ -22,9 +22,9 @@ from rocketspark.protocol.headers import (
     sender_language,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
 

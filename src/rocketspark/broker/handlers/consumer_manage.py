@@ -19,9 +19,9 @@ from rocketspark.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 
 class OffsetHandler:

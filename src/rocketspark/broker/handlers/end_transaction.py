@@ -8,9 +8,9 @@ from rocketspark.broker.storage.flush import FlushService
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndTransactionHeader, Request
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 
 class TransactionHandler:

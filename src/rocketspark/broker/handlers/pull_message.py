@@ -16,7 +16,7 @@ from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling
 from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, PullFilter
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
-from rocketspark.broker.operations.chunked_work import ChunkedWork
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.topics import Topics
@@ -33,9 +33,9 @@ from rocketspark.protocol.json.bodies import ClientCheck
 from rocketspark.protocol.message import sysflags
 from rocketspark.store.get_message import NOTHING_SO_FAR, GetMessageResult, GetStatus, SoFar
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import Parts, reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import Parts, reply
 
 _LENGTHS = struct.Struct(">ii")
 _REPLY = (
@@ -96,7 +96,7 @@ class PullHandler:
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
         stats: Stats,
-        chunked_work: ChunkedWork,
+        long_scans: LongScans,
         beside: BackgroundThread,
     ) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class PullHandler:
         self._offsets = offsets
         self._long_polling = long_polling
         self._stats = stats
-        self._chunked_work = chunked_work
+        self._long_scans = long_scans
         self._beside = beside
         # Held pulls with something for a connection that does not read.
         self._stalled: dict[Peer, dict[HeldRequest, None]] = {}
@@ -182,7 +182,7 @@ class PullHandler:
         while sieve.cut:
             if sieve.awaited is not None:
                 await asyncio.wait([sieve.awaited])
-            await self._chunked_work.next()
+            await self._long_scans.next()
             if not peer.is_open:
                 return None
             read = self._read(h, at, codes, sieve, SoFar(at - h.queue_offset, count, size))

@@ -12,9 +12,9 @@ from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.admin import QuarantinedHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import QuarantineTable
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 
 class QuarantineHandler:

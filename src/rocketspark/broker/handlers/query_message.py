@@ -6,9 +6,9 @@ from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import QueryMessageHeader, QueryMessageReply, Request, ViewMessageHeader
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 QUERY_COUNT_MAX = 64
 UNIQUE_COUNT_MAX = 32

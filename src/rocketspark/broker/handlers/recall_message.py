@@ -14,9 +14,9 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.timers import RecallHeader
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 RECALL_TAG = b"_RECALL_TAG_"
 

@@ -17,9 +17,9 @@ from rocketspark.protocol.headers import PushReplyHeader, Request, SendHeader, S
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 PUSH_TIMEOUT_MS = 3000
 REPLY_TO = "REPLY_TO_CLIENT"

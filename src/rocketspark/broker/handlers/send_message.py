@@ -33,9 +33,9 @@ from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import batch, record, sysflags
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import reply
 
 # Two hex digits for each byte.
 _HEX = np.frombuffer(b"".join([b"%02X" % i for i in range(256)]), np.uint16)

@@ -10,8 +10,8 @@ import asyncio
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport import descriptors
-from rocketspark.transport.messages import reply
 from rocketspark.transport.overload import Overload
+from rocketspark.transport.request_frames import reply
 
 SENDS = (
     RequestCode.SEND_MESSAGE,

@@ -19,9 +19,9 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.store.store import Store
-from rocketspark.transport.messages import Parts
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Handler, Routes, Run
+from rocketspark.transport.request_frames import Parts
 
 SIZE_BOUNDS = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 # In ms.

@@ -18,9 +18,9 @@ from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.errors import RocketSparkError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.headers import Request
-from rocketspark.transport.messages import Parts, reply_with
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer
+from rocketspark.transport.request_frames import Parts, reply_with
 
 log = LimitedLog("rocketspark.broker")
 

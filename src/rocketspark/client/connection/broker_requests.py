@@ -26,9 +26,9 @@ from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import QueueBody
 from rocketspark.protocol.json.queue_offsets import decode_offsets
 from rocketspark.protocol.message import compression, properties, record, sysflags
-from rocketspark.transport.messages import reply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
 
 log = logging.getLogger("rocketspark.client")
 

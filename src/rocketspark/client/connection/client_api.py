@@ -21,9 +21,9 @@ from rocketspark.protocol.headers.admin import QuarantinedHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.message import record
 from rocketspark.protocol.timers import RecallHeader, RecallReply
-from rocketspark.transport.messages import Reply
-from rocketspark.transport.messages import request as request_frame
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
+from rocketspark.transport.request_frames import request as request_frame
 
 TIMEOUT_MS = 3000.0
 TIMES_END_MS = (1 << 63) - 1

@@ -13,7 +13,7 @@ from rocketspark.client.producer.send_attempts import FailedAttempt, result_of
 from rocketspark.client.results import SendResult
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
-from rocketspark.transport.messages import Reply
+from rocketspark.transport.request_frames import Reply
 
 
 class PendingSend(ResultTaker, Protocol):

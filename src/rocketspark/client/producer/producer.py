@@ -44,7 +44,7 @@ from rocketspark.errors import (
 )
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.timers import decode_handle
-from rocketspark.transport.messages import Reply
+from rocketspark.transport.request_frames import Reply
 
 GROUP = "rocketspark_producer"
 

@@ -31,9 +31,9 @@ from rocketspark.spark.exactly_once.commit_topic import PAUSE_S, CommitTopic
 from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.transaction_handles import HandleManifest
 from rocketspark.spark.options import WriteOptions
-from rocketspark.transport.messages import Reply
-from rocketspark.transport.messages import request as request_frame
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
+from rocketspark.transport.request_frames import request as request_frame
 
 log = logging.getLogger("rocketspark.spark")
 

@@ -16,7 +16,7 @@ from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.headers import Header
 from rocketspark.transport.connections import parse_address
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 BUFFER_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 3.0

@@ -24,7 +24,7 @@ from rocketspark.protocol.json.bodies import GroupConfig, TopicConfig
 from rocketspark.protocol.message import batch, properties, record
 from rocketspark.store import Store
 from rocketspark.store.commitlog.commit_log import CommitLog
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 
 @pytest.fixture(autouse=True)

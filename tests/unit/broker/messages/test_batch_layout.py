@@ -23,7 +23,7 @@ from rocketspark.protocol.message import batch
 from rocketspark.store import Store
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.index.key_hashes import TopicKeys, batch_columns, columns
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 
 @pytest.fixture(autouse=True)

@@ -151,13 +151,13 @@ class Rig:
 Turn = tuple[int, int, int, bool]
 
 
-async def killed_and_recovered(root: Path, chunked_work: list[Turn], kill_after: int, kill_again: int) -> int:
+async def killed_and_recovered(root: Path, turns: list[Turn], kill_after: int, kill_again: int) -> int:
     """How many records the broker that is killed could store."""
     outcomes: dict[str, int] = {}
     left_open: list[record.Record] = []
     rig = Rig(root, kill_after)
     try:
-        for half_messages, commits, rollbacks, checked in chunked_work:
+        for half_messages, commits, rollbacks, checked in turns:
             for _ in range(half_messages):
                 key = f"K{len(outcomes)}"
                 outcomes[key] = ROLLBACK
@@ -195,17 +195,17 @@ async def killed_and_recovered(root: Path, chunked_work: list[Turn], kill_after:
     return stored
 
 
-def run_killed(chunked_work: list[Turn], kill_after: int, kill_again: int) -> int:
+def run_killed(turns: list[Turn], kill_after: int, kill_again: int) -> int:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         # A few marks fill one record of them.
         patch.setattr(transactions, "MARK_BYTES_MAX", 8)
-        return asyncio.run(killed_and_recovered(Path(folder), chunked_work, kill_after, kill_again))
+        return asyncio.run(killed_and_recovered(Path(folder), turns, kill_after, kill_again))
 
 
 def test_a_kill_at_any_record_commits_nothing_twice_and_loses_nothing() -> None:
-    chunked_work = [(9, 6, 1, False), (3, 5, 0, True)]
+    turns = [(9, 6, 1, False), (3, 5, 0, True)]
     kill_after = 0
-    while run_killed(chunked_work, kill_after, kill_after % 5) == kill_after:
+    while run_killed(turns, kill_after, kill_after % 5) == kill_after:
         kill_after += 1
     assert kill_after > 25
 
@@ -216,8 +216,8 @@ TURNS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 
 
 @settings(max_examples=40, deadline=None)
 @given(TURNS, st.integers(0, 60), st.integers(0, 12))
-def test_whatever_comes_and_wherever_it_is_killed(chunked_work: list[Turn], kill_after: int, kill_again: int) -> None:
-    run_killed(chunked_work, kill_after, kill_again)
+def test_whatever_comes_and_wherever_it_is_killed(turns: list[Turn], kill_after: int, kill_again: int) -> None:
+    run_killed(turns, kill_after, kill_again)
 
 
 def test_marks_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch
-from rocketspark.transport.messages import Reply
+from rocketspark.transport.request_frames import Reply
 
 ROUTE = TopicRoute("t", (BrokerData("c", "a", {0: "a:1"}),), (QueueData("a", 2, 2, 6),))
 

@@ -16,7 +16,7 @@ from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import record, sysflags
-from rocketspark.transport.messages import request
+from rocketspark.transport.request_frames import request
 
 
 class Bank:

@@ -1,4 +1,5 @@
-"""Long answers in pieces. Rule: one piece per turn of the loop, for all answers together, so other requests go on."""
+"""Scans over many queues, in pieces. Rule: one piece per turn of the loop, for all scans together, so other requests
+go on."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ from rocketspark.transport.peer import Peer
 QUEUES_IN_TURN = 256
 
 
-class ChunkedWork:
-    """Makes long answers. Each is a generator that yields between its pieces and returns the answer."""
+class LongScans:
+    """Runs long scans. Each is a generator that yields between its pieces and returns the answer."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._rotation = asyncio.Lock()
 
     async def next(self) -> None:
-        """Wait for a turn of the loop in which to make a piece; answers take turns in rotation."""
+        """Wait for a turn of the loop in which to do a piece; scans take turns in rotation."""
         async with self._rotation:
             await asyncio.sleep(0)
 
     def answer(self, peer: Peer, steps: Generator[None, None, bytes]) -> bytes | Coroutine[None, None, bytes]:
-        """Return the answer, at once if it is made in one piece."""
+        """Return the answer, at once if the scan has one piece."""
         try:
             next(steps)
         except StopIteration as e:
