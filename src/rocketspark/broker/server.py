@@ -32,6 +32,7 @@ from rocketspark.broker.messages import batch_queue_topics, deliver_delayed
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
+from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.messages.timer_messages import TimerMessages
 from rocketspark.broker.messages.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
@@ -189,14 +190,9 @@ class BrokerServer:
             precision_ms=s.timer_precision_ms,
             delay_max_ms=s.timer_delay_max_s * 1000,
         )
+        send_rules = SendRules(self.store, self._topics, MessageSettings.of(s))
         put_message = PutMessage(
-            self.store,
-            self._long_polling,
-            self._delays,
-            self._stats,
-            body_bytes_max=s.message_bytes_max,
-            marks=_marks(s),
-            timer_rules=timer_rules,
+            self.store, send_rules, self._long_polling, self._delays, self._stats, timer_rules=timer_rules
         )
         timer_files = TimerFiles(
             s.store_root,
@@ -245,7 +241,6 @@ class BrokerServer:
             self._settled,
             store_host,
             timer_rules,
-            self._long_polling,
         )
         long_scans = LongScans()
         self._filters, self._tables = BackgroundThread("filters"), BackgroundThread("tables")
@@ -324,7 +319,7 @@ class BrokerServer:
                 long_scans=long_scans,
             ),
             QuarantineHandler(self._quarantine),
-            ReplyHandler(s, put_message, self._topics, self._clients, store_host, self._send.check),
+            ReplyHandler(s, put_message, self._clients, store_host),
         ):
             handler.routes(routes)
         self._metrics: Metrics | None = None
@@ -365,9 +360,7 @@ class BrokerServer:
         s = self.settings
         live = LiveSettings(s, {"listenPort": str(self._server.port)})
         # Read from the settings at each use.
-        live.watch(
-            "autoCreateSubscriptionGroup rejectTransactionMessage longPollingEnable enablePropertyFilter".split()
-        )
+        live.watch("autoCreateSubscriptionGroup longPollingEnable enablePropertyFilter".split())
         live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
         live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable useServerSideResetOffset".split())
         live.watch("recallMessageEnable allowRecallWhenBrokerNotWriteable".split())
@@ -392,10 +385,10 @@ class BrokerServer:
 
         def limits() -> None:
             self.store.limit_bodies(s.message_bytes_max)
-            put_message.configure(body_bytes_max=s.message_bytes_max, marks=_marks(s))
+            put_message.rules.configure(MessageSettings.of(s))
 
-        live.watch("maxMessageSize regionId traceOn".split(), limits)
-        live.watch("regionId traceOn brokerPermission".split(), self._send.configure)
+        live.watch("maxMessageSize regionId traceOn brokerPermission rejectTransactionMessage".split(), limits)
+        live.watch("regionId traceOn".split(), self._send.configure)
         live.watch("brokerPermission autoCreateTopicEnable".split(), self._topics.announce)
         live.watch(
             "flushIntervalCommitLog flushIntervalConsumeQueue syncFlushTimeout".split(),
@@ -508,8 +501,3 @@ class BrokerServer:
                     log.exception("a table of the broker could not be written while it closes")
             self._wheel.close()
         self.store.close()
-
-
-def _marks(s: BrokerSettings) -> dict[str, str]:
-    """Properties put into every message."""
-    return {"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name}

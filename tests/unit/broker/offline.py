@@ -6,20 +6,22 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.live.support import settings as broker_settings
 
 from rocketspark.broker import server
-from rocketspark.broker.handlers import send_fast_path
 from rocketspark.broker.handlers import send_message as send_handler
-from rocketspark.broker.messages import put_message
+from rocketspark.broker.messages import put_message, send_rules
 from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames
 from rocketspark.protocol.json.bodies import QuarantineTable
+from rocketspark.store import Store
 from rocketspark.transport.peer import Peer
 
 NOW = int(time.time())
@@ -29,6 +31,12 @@ HOST = bytes.fromhex("7f00000100002a9f")
 def quarantine_in(root: Path) -> Quarantine:
     """What is set aside by the broker of a store."""
     return Quarantine(JsonFile(root / "config" / "quarantine.json", QuarantineTable))
+
+
+def rules_in(store: Store, *, body_bytes_max: int = 1 << 20, marks: dict[str, str]) -> SendRules:
+    """What a broker without topics takes."""
+    topics: Any = SimpleNamespace(table={})
+    return SendRules(store, topics, MessageSettings(body_bytes_max, marks))
 
 
 class Wire(asyncio.Transport):
@@ -110,6 +118,6 @@ class Broker:
 def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers stamp the same store time and address, so that their files can be compared."""
     monkeypatch.setattr(put_message, "time", lambda: NOW)
-    monkeypatch.setattr(send_fast_path, "time", lambda: NOW)
     monkeypatch.setattr(server, "pack_host", lambda host, port: HOST)
-    monkeypatch.setattr(send_handler, "any_queue", lambda count: 0)
+    for module in (send_rules, send_handler):
+        monkeypatch.setattr(module, "any_queue", lambda count: 0)

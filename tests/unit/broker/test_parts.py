@@ -18,8 +18,9 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
-from rocketspark.broker.messages.put_message import any_queue, pairs_of
+from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
+from rocketspark.broker.messages.send_rules import any_queue
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.errors import ConfigError, ServerError, StoreFull, StoreUnwritable

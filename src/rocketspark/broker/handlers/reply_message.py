@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.handlers.send_message import illegal_queue
-from rocketspark.broker.messages.put_message import PutMessage, any_queue, pairs_of
+from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError, TransportError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PushReplyHeader, Request, SendHeader, SendHeaderV1, SendReply
-from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -27,23 +23,19 @@ PUSHED_AT = "PUSH_REPLY_TIME"
 
 
 class ReplyHandler:
-    """Serves SEND_REPLY_MESSAGE in both forms. `check`: the checks that every send passes."""
+    """Serves SEND_REPLY_MESSAGE in both forms."""
 
     def __init__(
         self,
         settings: BrokerSettings,
         put_message: PutMessage,
-        topics: Topics,
         clients: ConnectedClients,
         store_host: bytes,
-        check: Callable[[Request[Any]], TopicConfig],
     ) -> None:
         self._settings = settings
         self._put_message = put_message
-        self._topics = topics
         self._clients = clients
         self._store_host = store_host
-        self._check = check
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -54,9 +46,7 @@ class ReplyHandler:
         """SEND_REPLY_MESSAGE (324, 325): pushed first, then stored (rule: ReplyMessageProcessor, 5.x)."""
         h: SendHeader = request.ext
         marks = {"MSG_REGION": self._settings.region, "TRACE_ON": "true" if self._settings.trace_on else "false"}
-        if self._topics.get(h.topic) is None:
-            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
-        queue_id = self._queue(request)
+        queue_id = self._put_message.rules.admit_reply(h)
         failure = await self._push(peer, h, marks, body)
         stored = h.properties.encode()
         pairs = pairs_of(stored)
@@ -86,18 +76,6 @@ class ReplyHandler:
             trace_on=self._settings.trace_on,
         )
         return reply(request.opaque, header=header, remark=failure)
-
-    def _queue(self, request: Request[Any]) -> int:
-        """Return the queue that the reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
-        h: SendHeader = request.ext
-        config = self._check(request)
-        if h.sys_flag & (sysflags.TRANSACTION_MASK | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP):
-            raise ServerError(
-                ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a reply is neither a transaction's nor a batch"
-            )
-        if h.queue_id >= max(config.write_queue_nums, config.read_queue_nums):
-            raise ServerError(ResponseCode.INVALID_PARAMETER, illegal_queue(h.topic, h.queue_id, config))
-        return h.queue_id if h.queue_id >= 0 else any_queue(config.write_queue_nums)
 
     async def _push(self, peer: Peer, h: SendHeader, marks: dict[str, str], body: bytes) -> str | None:
         """Push the reply to the client that sent the request; return the error as text, None if the client took it."""

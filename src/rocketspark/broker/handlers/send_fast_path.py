@@ -1,23 +1,19 @@
-"""The fast path of plain sends, all of one read together. Rule: a send that is not plain goes to `SendHandler.send`.
+"""The fast path of plain sends, all of one read decoded together. A send that is not plain goes to `SendHandler.send`.
 
-Both ways have the same effect. Plain is a SEND_MESSAGE_V2 of a shape seen before, to a queue that exists, stored as it
-is and answered at once.
+Rule: it only decodes and answers; what is plain, and may be stored as it is, `SendRules.plain_sends` decides. Both ways
+have the same effect. It takes SEND_MESSAGE_V2 of a shape seen before, to a queue that exists, answered at once.
 """
 
 from __future__ import annotations
 
 import struct
-from time import time
 
-from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages.put_message import TAG_KEPT_MAX, PutMessage
+from rocketspark.broker.messages.send_rules import PlainSends
 from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
-from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.protocol.message import properties, record, sysflags
+from rocketspark.protocol.message import properties, record
 from rocketspark.store.commitlog.append_message import PlainMessage
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
-from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 
 _LENGTHS = struct.Struct(">ii")
@@ -30,30 +26,20 @@ LARGE_BODY_BYTES = 512
 # Shapes kept for a connection. Learning one costs some 30 us, so it is paid for: by plain sends, and slowly by others.
 SHAPES_MAX = 32
 TAGS_MAX = 1000
-# Flags and properties that do not matter to the broker when it stores a message.
-_PLAIN_FLAGS = sysflags.COMPRESSED | sysflags.MULTI_TAGS | sysflags.COMPRESSION_MASK
-_PLAIN_NAMES = frozenset(
-    b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
-    b" __SHARDINGKEY".split()
-)
-_SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
 
 
 class _Form:
-    """A shape of send headers, with what the broker's present settings make of it."""
+    """A shape of send headers; `plain`: how its sends are stored, None while they are not plain."""
 
-    __slots__ = (
-        *("generation", "header_bytes", "marks", "queue_count", "queues", "rest", "shape", "tag_codes", "topic"),
-    )
+    __slots__ = ("body_bytes_max", "header_bytes", "plain", "queues", "rest", "shape", "tag_codes")
 
     def __init__(self, shape: SendShape, header_bytes: int) -> None:
         self.shape = shape
         self.header_bytes = header_bytes
-        self.topic = shape.header.topic
+        self.plain: PlainSends | None = None
+        self.body_bytes_max = 0
         self.tag_codes: dict[bytes, int] = {}
-        self.marks = b""
-        self.generation = self.queue_count = -1
         self.queues: dict[bytes, ConsumeQueue] = {}
         # The pieces after the body: every other one, from the second on, is a value of the header.
         self.rest: list[bytes] = []
@@ -72,22 +58,18 @@ class _Known:
 
 
 class SendFastPath:
-    """Stores and answers the plain sends of one broker."""
+    """Decodes and answers the plain sends of one broker."""
 
-    def __init__(
-        self, store: Store, put_message: PutMessage, topics: dict[str, TopicConfig], long_polling: LongPolling
-    ) -> None:
-        self._store = store
-        self._consume_queues = store.consume_queues
+    def __init__(self, put_message: PutMessage) -> None:
         self._put_message = put_message
-        self._topics = topics
-        self._long_polling = long_polling
+        self._rules = put_message.rules
+        self._is_current = put_message.rules.is_current
         self._on = False
         self._reply = b""
         self.pause = 0
 
     def configure(self, *, on: bool, reply: bytes) -> None:
-        """Take over settings. `on`: whether any send is plain.
+        """Take over settings. `on`: sends are answered at once, so any may be plain.
 
         `reply`: the template of a reply's header, of queue id, unique id, physical offset, queue offset and opaque.
         """
@@ -108,7 +90,7 @@ class SendFastPath:
         messages: list[PlainMessage] = []
         opaques: list[bytes] = []
         form = known.last
-        if form is not None and self._is_bound(form):
+        if form is not None and (self._is_current(form.plain) or self._adapt(form)):
             at = self._read(form, data, at, messages, opaques)
         while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, data, at)) is not None:
             known.last = form
@@ -118,7 +100,7 @@ class SendFastPath:
             at = end
         if not messages:
             return at
-        placed = self._store.append_run(messages, int(time() * 1000), peer.packed_host)
+        placed = self._put_message.accept_run(messages, peer.packed_host)
         template, lengths, add = self._reply, _LENGTHS.pack, out.append
         for message, opaque, (position, queue_offset) in zip(messages, opaques, placed, strict=False):
             header = template % (message[0].queue_id, message[4], position, queue_offset, opaque)
@@ -126,16 +108,12 @@ class SendFastPath:
             add(lengths(size + 4, size) + header)
         if known.credit < CREDIT_MAX:
             known.credit += len(placed) * CREDIT_OF_PLAIN
-        if self._long_polling.awaited:
-            for message in messages[: len(placed)]:
-                self._long_polling.mark(message[0].name, message[0].queue_id)
         if len(placed) < len(messages):
             # The next message cannot be stored: `SendHandler.send` answers its sender.
             self.pause = PAUSE
             at = begun
             for _ in placed:
                 at += 4 + _LENGTHS.unpack_from(data, at)[0]
-            return at
         return at
 
     def _read(self, form: _Form, data: bytes, at: int, messages: list[PlainMessage], opaques: list[bytes]) -> int:
@@ -148,7 +126,7 @@ class SendFastPath:
         queues, rest, tag_codes = form.queues, form.rest, form.tag_codes
         add_message, add_opaque, lengths = messages.append, opaques.append, _LENGTHS.unpack_from
         view, size, header_bytes = memoryview(data), len(data), form.header_bytes
-        room, body_bytes_max = RUN_MAX - len(messages), self._put_message.body_bytes_max
+        room, body_bytes_max = RUN_MAX - len(messages), form.body_bytes_max
         born_text, born_time_ms = b"", 0
         keys = tags = None
         code = 0
@@ -213,7 +191,7 @@ class SendFastPath:
             return None
         for form in known.forms.get(header_bytes, ()):
             if form.shape.unpack(data, at + 8)[::2] == form.shape.fixed:
-                return form if self._is_bound(form) else None
+                return form if self._is_current(form.plain) or self._adapt(form) else None
         if known.credit < LEARN_COST:
             known.credit += 1
             return None
@@ -227,47 +205,29 @@ class SendFastPath:
         known.count += 1
         form = _Form(shape, header_bytes)
         known.forms.setdefault(header_bytes, []).append(form)
-        return form if self._is_bound(form) else None
+        return form if self._is_current(form.plain) or self._adapt(form) else None
 
-    def _is_bound(self, form: _Form) -> bool:
-        """Tell whether sends of this form are plain now; adapt the form to changes since the last send."""
-        config = self._topics.get(form.topic)
-        if config is None:
-            return False
-        count, readable = config.write_queue_nums, config.read_queue_nums
-        if readable > count:
-            count = readable
-        marks, generation = self._put_message.marks, self._consume_queues.generation
-        if form.marks is marks and form.generation == generation and form.queue_count == count:
-            return True
+    def _adapt(self, form: _Form) -> bool:
+        """Adapt a form to changes since its last send; returns whether its sends are plain now."""
         shape = form.shape
-        topic = form.topic.encode()
-        stored = shape.header.properties.removesuffix(properties.PAIR_END).encode() + b"\x02" + marks
-        if (
-            form.topic in topic_names.NOT_SENDABLE
-            or topic.startswith(b"%")
-            or shape.header.sys_flag & ~_PLAIN_FLAGS
-            or not shape.names & _SYSTEM_NAMES <= _PLAIN_NAMES
-            or self._put_message.first_mark in shape.names
-            or len(topic) > 127
-            or len(stored) > properties.BYTES_MAX
-        ):
+        form.plain = plain = self._rules.plain_sends(shape.header, shape.names)
+        if plain is None:
             return False
-        pieces = [record.after_body(topic, stored)[: -len(stored)] + shape.stored[0]]
+        stored = shape.header.properties.removesuffix(properties.PAIR_END).encode() + b"\x02" + plain.marks
+        pieces = [record.after_body(plain.topic.encode(), stored)[: -len(stored)] + shape.stored[0]]
         for piece in shape.stored[1:]:
             pieces += (b"", piece)
-        pieces[-1] += marks
-        form.rest = pieces
-        form.queues = {}
-        form.tag_codes = {}
-        form.marks, form.generation, form.queue_count = marks, generation, count
+        pieces[-1] += plain.marks
+        form.rest, form.queues, form.tag_codes = pieces, {}, {}
+        form.body_bytes_max = plain.settings.body_bytes_max
         return True
 
     def _queue(self, form: _Form, text: bytes) -> ConsumeQueue | None:
         """Return the queue that a header names, if it can take plain messages."""
-        if not text.isdigit() or (text[0] == ord("0") and len(text) > 1) or int(text) >= form.queue_count:
+        assert form.plain is not None
+        if not text.isdigit() or (text[0] == ord("0") and len(text) > 1):
             return None
-        queue = self._store.plain_queue(form.topic.encode(), int(text))
+        queue = self._put_message.plain_queue(form.plain, int(text))
         if queue is not None:
             form.queues[text] = queue
         return queue

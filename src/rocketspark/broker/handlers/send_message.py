@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,26 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.send_fast_path import SendFastPath
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
-from rocketspark.broker.messages.put_message import Accepted, PutMessage, any_queue, pairs_of
+from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
+from rocketspark.broker.messages.send_rules import any_queue
 from rocketspark.broker.messages.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.topics import Topics
-from rocketspark.errors import RecordError, ServerError
-from rocketspark.model.route import PERM_WRITE
+from rocketspark.errors import ServerError
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
-from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.protocol.message import batch, record, sysflags
+from rocketspark.protocol.json.bodies import GroupConfig
+from rocketspark.protocol.message import record, sysflags
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -58,11 +57,11 @@ class SendHandler:
         settled: Callable[[], Awaitable[None]],
         store_host: bytes,
         timer_rules: TimerRules,
-        long_polling: LongPolling,
     ) -> None:
         self._settings = settings
         self._store = store
         self._put_message = put_message
+        self._rules = put_message.rules
         self._accept = put_message.accept
         self._topics = topics
         self._topic_table = topics.table
@@ -74,13 +73,12 @@ class SendHandler:
         self._timer_rules = timer_rules
         self._sync_flush = settings.sync_flush
         self._host_hex = store_host.hex().upper().encode()
-        self._plain = SendFastPath(store, put_message, topics.table, long_polling)
+        self._plain = SendFastPath(put_message)
         self.configure()
 
     def configure(self) -> None:
         """Take over the settings that may change while the broker runs."""
         settings = self._settings
-        self._writable = bool(settings.broker_permission & PERM_WRITE)
         region, trace = msgspec.json.encode(settings.region), b"true" if settings.trace_on else b"false"
         self._marks = {"MSG_REGION": settings.region, "TRACE_ON": trace.decode()}
         # A reply is put together from this template: an encoder would cost three times as much.
@@ -91,7 +89,7 @@ class SendHandler:
         )
         self._reply = reply_of % (b"%d", b"%d", b"%b", b"%d")
         self._plain.configure(
-            on=self._writable and not self._sync_flush,
+            on=not self._sync_flush,
             reply=reply_of % (b"0", b"%d", self._host_hex + b"%016X", b"%b"),
         )
 
@@ -126,29 +124,21 @@ class SendHandler:
         """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
         h = request.ext
         topic = h.topic
-        config = self._topic_table.get(topic)
-        if config is None or topic in topic_names.NOT_SENDABLE or not self._writable or h.sys_flag & 0x8C:
-            is_new = config is None
-            try:
-                config = self.check(request)
-            except ServerError as e:
-                return reply(request.opaque, e.code, self._marks, remark=e.remark)
+        is_new = topic not in self._topic_table
+        try:
+            config = self._rules.admit(h)
             if is_new:
                 return self._answer_settled(self.send(peer, request, body))
-        queue_id = h.queue_id
-        if queue_id < 0:
-            queue_id = any_queue(config.write_queue_nums)
-        elif queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
-            remark = illegal_queue(topic, queue_id, config)
-            return reply(request.opaque, ResponseCode.INVALID_PARAMETER, self._marks, remark=remark)
-        stored = h.properties.encode()
-        pairs = pairs_of(stored)
-        try:
+            queue_id = self._rules.queue_for(h, config)
+            stored = h.properties.encode()
+            pairs = pairs_of(stored)
             if h.batch or request.code == 320:
-                return self._send_batch(peer, request, topic, queue_id, pairs, body)
+                batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host)
+                ids = self._ids(batch.positions)
+                return self._answer_batch(peer, request, queue_id, batch.queue_offset, ids, batch.end, pairs)
             if topic[0] == "%" and topic.startswith(topic_names.RETRY_PREFIX):
                 topic, queue_id = self._retry_target(h, topic, queue_id, pairs)
-            if h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
+            if h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
                 position, queue_offset, end = self._transactions.prepare(
                     topic, queue_id, body, stored, pairs, h.flag, h.sys_flag, h.born_time_ms, peer.packed_host
                 )
@@ -234,58 +224,6 @@ class SendHandler:
 
         self._flush_service.reached(end, tell)
 
-    def _send_batch(
-        self,
-        peer: Peer,
-        request: Request[SendHeader],
-        topic: str,
-        queue_id: int,
-        pairs: dict[bytes, bytes],
-        body: bytes,
-    ) -> bytes | None:
-        if len(body) > self._settings.message_bytes_max:
-            raise ServerError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: a batch of {len(body)} bytes, limit {self._settings.message_bytes_max}",
-            )
-        if topic.startswith(topic_names.RETRY_PREFIX):
-            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {topic}")
-        layout = batch.scan(body)
-        items: list[batch.BatchItem] = []
-        is_inner = b"UNIQ_KEY" in pairs and batch_queue_topics.has_batch_queues(self._topic_table[topic])
-        if layout is not None and not is_inner:
-            taken = self._put_message.accept_layout(
-                topic,
-                queue_id,
-                layout,
-                sys_flag=request.ext.sys_flag,
-                born_time_ms=request.ext.born_time_ms,
-                born_host=peer.packed_host,
-            )
-            if taken is not None:
-                positions, queue_offset, end = taken
-                return self._answer_batch(peer, request, queue_id, queue_offset, self._ids(positions), end, pairs)
-        if layout is None or not is_inner:
-            try:
-                items = batch.decode(body)
-            except RecordError as e:
-                raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {e}") from e
-            if not items:
-                raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
-        if is_inner:
-            count = len(items) if layout is None else layout.message_count
-            return self._send_inner_batch(peer, request, queue_id, pairs, body, count)
-        accepted = self._put_message.accept_batch(
-            topic,
-            queue_id,
-            items,
-            sys_flag=request.ext.sys_flag,
-            born_time_ms=request.ext.born_time_ms,
-            born_host=peer.packed_host,
-        )
-        ids = b",".join(b"%b%016X" % (self._host_hex, position) for position, _, _ in accepted)
-        return self._answer_batch(peer, request, queue_id, accepted[0][1], ids, accepted[-1][2], pairs)
-
     def _answer_batch(
         self,
         peer: Peer,
@@ -301,95 +239,38 @@ class SendHandler:
             return None
         return self._answer(0, request, queue_id, queue_offset, ids, pairs)
 
-    def _ids(self, positions: NDArray[np.int64]) -> bytes:
+    def _ids(self, positions: Sequence[int] | NDArray[np.int64]) -> bytes:
         """Return the broker's ids of records, separated by commas."""
-        host = self._host_hex
+        host, positions = self._host_hex, np.asarray(positions, np.int64)
         rows = np.empty((len(positions), len(host) + 17), np.uint8)
         rows[:, : len(host)] = np.frombuffer(host, np.uint8)
         rows[:, len(host) : -1] = _HEX[positions.astype(">i8").view(np.uint8).reshape(-1, 8)].view(np.uint8)
         rows[:, -1] = ord(",")
         return rows.tobytes()[:-1]
 
-    def _send_inner_batch(
-        self,
-        peer: Peer,
-        request: Request[SendHeader],
-        queue_id: int,
-        pairs: dict[bytes, bytes],
-        body: bytes,
-        count: int,
-    ) -> bytes | None:
-        """Store a batch in a topic with batch queues as one record; the sender gets its unique id."""
-        h = request.ext
-        position, queue_offset, end = batch_queue_topics.accept(
-            self._put_message,
-            self._store,
-            h.topic,
-            queue_id,
-            body,
-            count,
-            pairs,
-            flag=h.flag,
-            sys_flag=h.sys_flag,
-            born_time_ms=h.born_time_ms,
-            born_host=peer.packed_host,
-        )
-        self._stats.batched(h.topic, count)
-        message_id = b"%b%016X" % (self._host_hex, position)
-        if self._sync_flush and pairs.get(b"WAIT") != b"false":
-            self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
-            return None
-        return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
-
-    def check(self, request: Request[SendHeader]) -> TopicConfig:
-        """Check a send that is not plain, in the order of wire.md 2.4; return its topic. Raises ServerError."""
-        h = request.ext
-        if not self._writable:
-            raise ServerError(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
-            )
-        topic_names.check_topic(h.topic)
-        if h.topic in topic_names.NOT_SENDABLE:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{h.topic}] is forbidden.")
-        if self._settings.reject_transactions and h.sys_flag & 0xC == sysflags.TRANSACTION_PREPARED:
-            raise ServerError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
-            )
-        config = self._topics.get(h.topic)
-        batch_queue_topics.check_sent(h.topic, config, h.sys_flag)
-        if config is not None:
-            return config
-        if h.topic.startswith(topic_names.RETRY_PREFIX):
-            return self._topics.ensure(h.topic)
-        return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count)
-
     def _retry_target(self, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]) -> tuple[str, int]:
         """Return topic and queue for a consumer's resent message: after its last attempt, the dead letter queue."""
         group = topic[len(topic_names.RETRY_PREFIX) :]
-        config = self._groups.get(group)
-        if config is None:
-            raise ServerError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}; create it first"
-            )
+        config = self._group(group)
         max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
         if h.reconsume_times <= max_times:
             return topic, queue_id
         pairs.pop(b"DELAY", None)
         return self._topics.ensure(topic_names.dead_letter_topic(group)).topic_name, 0
 
+    def _group(self, group: str) -> GroupConfig:
+        config = self._groups.get(group)
+        if config is None:
+            raise ServerError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}; create it first"
+            )
+        return config
+
     def send_back(self, peer: Peer, request: Request[SendBackHeader], body: bytes) -> bytes | None:
         """CONSUMER_SEND_MSG_BACK (36): the message comes again later, or becomes a dead letter."""
         h = request.ext
-        config = self._groups.get(h.group)
-        if config is None:
-            raise ServerError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {h.group}; create it first"
-            )
-        if not self._writable:
-            raise ServerError(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
-            )
+        config = self._group(h.group)
+        self._rules.check_writable()
         if config.retry_queue_nums <= 0:
             return reply(request.opaque)
         found = self._store.record_at(h.physical_offset)
@@ -406,36 +287,17 @@ class SendHandler:
         else:
             target = self._topics.ensure(plan.topic, config.retry_queue_nums)
             queue_id = any_queue(min(config.retry_queue_nums, max(1, target.write_queue_nums)))
-        if not target.perm & PERM_WRITE:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{plan.topic}] sending message is forbidden")
+        self._rules.admit_back(target)
         pairs = pairs_of(plan.stored)
-        accepted: Accepted = self._accept(
-            plan.topic,
-            queue_id,
-            failed.body,
-            plan.stored,
-            pairs,
-            failed.flag,
-            failed.sys_flag & ~record.HOST_FLAGS,
-            failed.born_time_ms,
-            failed.born_host,
-            plan.reconsume_times,
-            again=True,
+        _, _, end = self._put_message.accept_again(
+            failed, plan.topic, queue_id, plan.stored, pairs, delayed=True, reconsume_times=plan.reconsume_times
         )
         self._stats.sent_back(h.group, pairs[b"RETRY_TOPIC"].decode("utf-8", "replace"), dead=plan.dead)
         if self._sync_flush and not request.flag & frames.ONEWAY_FLAG:
             peer.promise()
             self._flush_service.reached(
-                accepted[2],
+                end,
                 lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
             )
             return None
         return reply(request.opaque)
-
-
-def illegal_queue(topic: str, queue_id: int, config: TopicConfig) -> str:
-    """Return the remark for a sender that names a queue which the topic does not have."""
-    return (
-        f"request queueId[{queue_id}] is illegal, {topic}: readQueueNums {config.read_queue_nums},"
-        f" writeQueueNums {config.write_queue_nums}"
-    )

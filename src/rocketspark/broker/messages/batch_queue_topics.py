@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rocketspark.broker.messages.put_message import Accepted, PutMessage
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import sysflags
-from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
-from rocketspark.store.store import Store
 
 QUEUE_TYPE = "queue.type"
 SIMPLE, BATCH = "SimpleCQ", "BatchCQ"
@@ -50,40 +47,3 @@ def check_sent(topic: str, config: TopicConfig | None, sys_flag: int) -> None:
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal: inner batches need {QUEUE_TYPE}={BATCH}, {topic} has not",
         )
-
-
-def accept(
-    put_message: PutMessage,
-    store: Store,
-    topic: str,
-    queue_id: int,
-    body: bytes,
-    count: int,
-    pairs: dict[bytes, bytes],
-    *,
-    flag: int,
-    sys_flag: int,
-    born_time_ms: int,
-    born_host: bytes,
-) -> Accepted:
-    """Store a batch of `count` messages as one record; `pairs`: properties of the whole.
-
-    Raises ServerError as `PutMessage.accept`.
-    """
-    if count > INNER_COUNT_MAX:
-        raise ServerError(
-            ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a batch of {count}, the limit is {INNER_COUNT_MAX}"
-        )
-    pairs |= {b"INNER_NUM": b"%d" % count, b"INNER_BASE": b"%d" % store.queue_range(topic, queue_id)[1]}
-    return put_message.accept(
-        topic,
-        queue_id,
-        body,
-        b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()]),
-        pairs,
-        flag,
-        sys_flag | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
-        born_time_ms,
-        born_host,
-        delayed=False,
-    )

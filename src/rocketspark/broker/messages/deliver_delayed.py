@@ -9,7 +9,7 @@ from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.message import record, record_crc
+from rocketspark.protocol.message import record_crc
 from rocketspark.protocol.message.record import Record
 
 
@@ -26,20 +26,8 @@ def delivery(put_message: PutMessage, stats: Stats) -> Callable[[Record], None]:
                 f" REAL_QID {pairs.get(b'REAL_QID', b'')[:20]!r}",
             )
         topic, queue_id = target
-        position, _, end = put_message.accept(
-            topic,
-            queue_id,
-            parked.body,
-            record_crc.without(parked.properties),
-            pairs,
-            parked.flag,
-            parked.sys_flag & ~record.HOST_FLAGS,
-            parked.born_time_ms,
-            parked.born_host,
-            parked.reconsume_times,
-            delayed=False,
-            again=True,
-        )
+        stored = record_crc.without(parked.properties)
+        position, _, end = put_message.accept_again(parked, topic, queue_id, stored, pairs)
         count(stats.delivered, topic, end - position)
 
     return deliver

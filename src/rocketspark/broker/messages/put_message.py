@@ -1,14 +1,16 @@
 """The only way into the store's log: every message, from clients or the broker itself, is accepted here.
 
-Rule: the properties, tags code and topic of a stored record are decided here and nowhere else.
+Rule: what may be sent is decided by its `send_rules`, the topic, queue, properties and tags code of a stored record
+here, and nothing of it elsewhere: handlers decode and answer. The four ways in: `accept` (a new message),
+`accept_again` (one that was stored before), `accept_batch`, `accept_run` (plain sends of one read).
 """
 
 from __future__ import annotations
 
-import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +19,18 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import batch_properties
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
+from rocketspark.broker.messages.send_rules import PlainSends, SendRules, illegal, items_of, refused
 from rocketspark.broker.messages.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.broker.statistics.stats import Stats, count
-from rocketspark.errors import MessageIllegal, ServerError, StoreError, StoreFull
+from rocketspark.errors import MessageIllegal, ServerError, StoreError
 from rocketspark.model.java import string_hash
-from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.message import batch, properties, sysflags
+from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.message import batch, properties, record, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
-from rocketspark.store.commitlog.append_message import BatchMessage
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.commitlog.append_message import BatchMessage, PlainMessage
+from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
+from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
 from rocketspark.store.store import Store
 
 pairs_of = properties.pairs_of
@@ -34,43 +40,45 @@ TAG_KEPT_MAX = 128
 # Properties that park a message until a time.
 _PARKING = TIMER_PROPERTIES | {b"DELAY"}
 
+# (physical offset, queue offset, physical offset after the record).
 Accepted = tuple[int, int, int]
+
+
+class AcceptedBatch(NamedTuple):
+    """Where a batch was stored: the physical offset of each record, the first queue offset, the end of the last."""
+
+    positions: Sequence[int] | NDArray[np.int64]
+    queue_offset: int
+    end: int
 
 
 class PutMessage:
     """The way of every message into the store; held pulls are told of it.
 
-    `marks`: properties that the broker adds to every message (region, trace, cluster); `timer_rules`: None takes no
-    timer messages; `timer_arrived`: called when one was stored.
+    `rules`: what is taken; `timer_rules`: None takes no timer messages; `timer_arrived`: called when one was stored.
     """
 
     def __init__(
         self,
         store: Store,
+        rules: SendRules,
         long_polling: LongPolling,
         delays: ScheduleMessages,
         stats: Stats,
-        *,
-        body_bytes_max: int,
-        marks: dict[str, str],
         timer_rules: TimerRules | None = None,
     ) -> None:
         self._store = store
-        self._append = store.append
+        self._append, self._append_run = store.append, store.append_run
+        self.rules = rules
         self._long_polling = long_polling
         self._delays = delays
         self._stats = stats
         self._timer_rules = timer_rules
         self.timer_arrived: Callable[[], None] = lambda: None
-        self.configure(body_bytes_max=body_bytes_max, marks=marks)
         self._topic_bytes: dict[str, bytes] = {}
         self._tag_codes: dict[bytes, int] = {}
 
-    def configure(self, *, body_bytes_max: int, marks: dict[str, str]) -> None:
-        """Change the limit and the marks from the next message on."""
-        self.body_bytes_max = body_bytes_max
-        self.marks = properties.encode(marks).encode()
-        self.first_mark = next(iter(marks), "").encode()
+    # -- properties -----------------------------------------------------------------------------------------------
 
     def tag_code(self, tags: bytes | None) -> int:
         """Return the hash that filters by tag; 0 without tags."""
@@ -102,7 +110,9 @@ class PutMessage:
             pairs[b"UNIQ_KEY"] = unique_id
             stored += b"UNIQ_KEY\x01" + unique_id + b"\x02"
         # A message that was stored before (a retry, a delayed one) has the marks.
-        return stored if self.first_mark in pairs else stored + self.marks
+        return stored if self.rules.first_mark in pairs else stored + self.rules.marks
+
+    # -- into the store -------------------------------------------------------------------------------------------
 
     def accept(
         self,
@@ -127,13 +137,11 @@ class PutMessage:
         unless `delayed` is false. `again`: it was stored before, so its body may be larger than bodies may be now.
         Raises ServerError: 13 too large, 14 the store takes nothing now.
         """
-        if len(body) > self.body_bytes_max and not again:
-            raise ServerError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: body of {len(body)} bytes, the limit is {self.body_bytes_max}",
-            )
-        if b"UNIQ_KEY" in pairs and self.first_mark not in pairs and stored[-1] == 2:
-            stored += self.marks
+        rules = self.rules
+        if len(body) > rules.body_bytes_max and not again:
+            raise illegal(f"body of {len(body)} bytes, the limit is {rules.body_bytes_max}")
+        if b"UNIQ_KEY" in pairs and rules.first_mark not in pairs and stored[-1] == 2:
+            stored += rules.marks
         else:
             stored = self.marked(stored, pairs)
         tags = pairs.get(b"TAGS")
@@ -144,10 +152,7 @@ class PutMessage:
         else:
             code = self.tag_code(tags)
         if len(stored) > properties.BYTES_MAX:
-            raise ServerError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: properties of {len(stored)} bytes, the limit is {properties.BYTES_MAX}",
-            )
+            raise illegal(f"properties of {len(stored)} bytes, the limit is {properties.BYTES_MAX}")
         try:
             accepted = self._append(
                 self._topic_bytes.get(topic) or self.topic_bytes(topic),
@@ -167,11 +172,8 @@ class PutMessage:
                 prepared_position,
                 again=again,
             )
-        except (StoreError, MessageIllegal) as e:
-            self._stats.put_failures += 1
-            raise refused(e) from e
-        except struct.error as e:
-            raise out_of_range(e) from e
+        except (StoreError, MessageIllegal, struct.error) as e:
+            raise self._refused(e) from e
         self._long_polling.mark(topic, queue_id)
         if topic is not real_topic:
             if topic is topic_names.SCHEDULE_TOPIC:
@@ -180,6 +182,56 @@ class PutMessage:
                 self.timer_arrived()
             count(self._stats.parked, real_topic, accepted[2] - accepted[0])
         return accepted
+
+    def accept_again(
+        self,
+        kept: Record,
+        topic: str,
+        queue_id: int,
+        stored: bytes,
+        pairs: dict[bytes, bytes] | None = None,
+        *,
+        delayed: bool = False,
+        added_flags: int = 0,
+        reconsume_times: int | None = None,
+        prepared_position: int = 0,
+    ) -> Accepted:
+        """Store a message that was stored before, with `stored` as its properties, as `accept` does.
+
+        Body, flags, birth and, unless given, reconsume times are those of the record `kept`.
+        """
+        return self.accept(
+            topic,
+            queue_id,
+            kept.body,
+            stored,
+            pairs_of(stored) if pairs is None else pairs,
+            kept.flag,
+            kept.sys_flag & ~record.HOST_FLAGS | added_flags,
+            kept.born_time_ms,
+            kept.born_host,
+            kept.reconsume_times if reconsume_times is None else reconsume_times,
+            prepared_position,
+            delayed=delayed,
+            again=True,
+        )
+
+    def plain_queue(self, plain: PlainSends, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue of plain sends for `accept_run`; None if it is not there, or its messages need `accept`."""
+        return (
+            self._store.plain_queue(self.topic_bytes(plain.topic), queue_id) if queue_id < plain.queue_count else None
+        )
+
+    def accept_run(self, messages: list[PlainMessage], born_host: bytes) -> list[tuple[int, int]]:
+        """Store plain sends (see `plain_sends`) one after another; returns (physical offset, queue offset) of each.
+
+        Those before the first that cannot be stored: `accept` tells what is wrong with that one.
+        """
+        placed = self._append_run(messages, int(time() * 1000), born_host)
+        if self._long_polling.awaited:
+            for message in messages[: len(placed)]:
+                self._long_polling.mark(message[0].name, message[0].queue_id)
+        return placed
 
     def _park(
         self,
@@ -219,10 +271,9 @@ class PutMessage:
                     queue_id,
                 )
                 if len(stored) + ADDED_BYTES > properties.BYTES_MAX:
-                    raise ServerError(
-                        ResponseCode.MESSAGE_ILLEGAL,
-                        f"the message is illegal: properties of {len(stored)} bytes, the limit for a timer message is"
-                        f" {properties.BYTES_MAX - ADDED_BYTES}",
+                    raise illegal(
+                        f"properties of {len(stored)} bytes, the limit for a timer message is"
+                        f" {properties.BYTES_MAX - ADDED_BYTES}"
                     )
                 pairs[b"REAL_TOPIC"] = topic.encode()
                 pairs[b"TIMER_OUT_MS"] = b"%d" % out_ms
@@ -230,6 +281,55 @@ class PutMessage:
         return topic, queue_id, stored, tags, self.tag_code(tags)
 
     def accept_batch(
+        self, h: SendHeader, queue_id: int, body: bytes, pairs: dict[bytes, bytes], born_host: bytes
+    ) -> AcceptedBatch:
+        """Store the messages of a batch at consecutive queue offsets, all or none; batch queues take one record.
+
+        `pairs`: properties of the whole; a record for the whole gets its own. Raises ServerError as `accept`.
+        """
+        as_one = self.rules.check_batch(h, body)
+        layout = batch.scan(body)
+        if as_one and b"UNIQ_KEY" in pairs:
+            message_count = len(items_of(body)) if layout is None else layout.message_count
+            return self._accept_inner_batch(h, queue_id, body, message_count, pairs, born_host)
+        if layout is not None:
+            accepted = self._accept_layout(h, queue_id, layout, born_host)
+            if accepted is not None:
+                return accepted
+        placed = self.accept_items(
+            h.topic,
+            queue_id,
+            items_of(body),
+            sys_flag=h.sys_flag,
+            born_time_ms=h.born_time_ms,
+            born_host=born_host,
+        )
+        return AcceptedBatch([position for position, _, _ in placed], placed[0][1], placed[-1][2])
+
+    def _accept_inner_batch(
+        self, h: SendHeader, queue_id: int, body: bytes, message_count: int, pairs: dict[bytes, bytes], born_host: bytes
+    ) -> AcceptedBatch:
+        """Store a batch as one record."""
+        if message_count > INNER_COUNT_MAX:
+            raise illegal(f"a batch of {message_count}, the limit is {INNER_COUNT_MAX}")
+        base = self._store.queue_range(h.topic, queue_id)[1]
+        pairs |= {b"INNER_NUM": b"%d" % message_count, b"INNER_BASE": b"%d" % base}
+        position, queue_offset, end = self.accept(
+            h.topic,
+            queue_id,
+            body,
+            b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()]),
+            pairs,
+            h.flag,
+            h.sys_flag | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
+            h.born_time_ms,
+            born_host,
+            delayed=False,
+        )
+        self._stats.batched(h.topic, message_count)
+        return AcceptedBatch([position], queue_offset, end)
+
+    def accept_items(
         self,
         topic: str,
         queue_id: int,
@@ -239,17 +339,15 @@ class PutMessage:
         born_time_ms: int,
         born_host: bytes,
     ) -> list[Accepted]:
-        """Store the messages of a batch at consecutive queue offsets, all or none. Raises ServerError as `accept`."""
+        """Store the messages of a batch, decoded. They carry no marks of the broker's, as RocketMQ stores them."""
         now_ms = int(time() * 1000)
         rows = []
         for item in items:
-            if len(item.body) > self.body_bytes_max or len(item.properties) > properties.BYTES_MAX:
-                raise ServerError(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"the message is illegal: body {len(item.body)} bytes (limit {self.body_bytes_max}),"
-                    f" properties {len(item.properties)} bytes",
+            if len(item.body) > self.rules.body_bytes_max or len(item.properties) > properties.BYTES_MAX:
+                raise illegal(
+                    f"body {len(item.body)} bytes (limit {self.rules.body_bytes_max}),"
+                    f" properties {len(item.properties)} bytes"
                 )
-            # Batched messages carry no marks of the broker's (as RocketMQ stores them).
             pairs = pairs_of(item.properties)
             tags = pairs.get(b"TAGS")
             rows.append(
@@ -267,65 +365,37 @@ class PutMessage:
             accepted = self._store.append_batch(
                 self.topic_bytes(topic), queue_id, rows, now_ms, sys_flag, born_time_ms, born_host
             )
-        except (StoreError, MessageIllegal) as e:
-            self._stats.put_failures += 1
-            raise refused(e) from e
-        except struct.error as e:
-            raise out_of_range(e) from e
+        except (StoreError, MessageIllegal, struct.error) as e:
+            raise self._refused(e) from e
         self._long_polling.mark(topic, queue_id)
         self._stats.batched(topic, len(rows))
         return accepted
 
-    def accept_layout(
-        self,
-        topic: str,
-        queue_id: int,
-        layout: batch.Layout,
-        *,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-    ) -> tuple[NDArray[np.int64], int, int] | None:
-        """Store a batch as its sender laid it out, with the effect of `accept_batch`.
-
-        Returns (physical offsets, first queue offset, end); None, with nothing done, if `accept_batch` has to take it.
-        """
-        name = self.topic_bytes(topic)
-        if len(born_host) != 8 or sys_flag & sysflags.TRANSACTION_PREPARED:
+    def _accept_layout(
+        self, h: SendHeader, queue_id: int, layout: batch.Layout, born_host: bytes
+    ) -> AcceptedBatch | None:
+        """Store a batch as its sender laid it out, with the effect of `accept_items`; None if that has to take it."""
+        name = self.topic_bytes(h.topic)
+        if len(born_host) != 8 or h.sys_flag & sysflags.TRANSACTION_PREPARED:
             return None
         body_bytes, properties_bytes = int(layout.body_bytes.max()), int(layout.properties_bytes.max())
-        if body_bytes > self.body_bytes_max or properties_bytes > properties.BYTES_MAX:
+        if body_bytes > self.rules.body_bytes_max or properties_bytes > properties.BYTES_MAX:
             return None
         try:
             if not self._store.takes_layouts(name, queue_id):
                 return None
             codes, keys = batch_properties.read(layout, pairs_of, self.tag_code)
             accepted = self._store.append_layout(
-                name, queue_id, layout, codes, keys, int(time() * 1000), sys_flag, born_time_ms, born_host
+                name, queue_id, layout, codes, keys, int(time() * 1000), h.sys_flag, h.born_time_ms, born_host
             )
-        except (StoreError, MessageIllegal) as e:
+        except (StoreError, MessageIllegal, struct.error) as e:
+            raise self._refused(e) from e
+        self._long_polling.mark(h.topic, queue_id)
+        self._stats.batched(h.topic, layout.message_count)
+        return AcceptedBatch(*accepted)
+
+    def _refused(self, error: StoreError | MessageIllegal | struct.error) -> ServerError:
+        """Count a message that the store could not take; return the reply to its sender."""
+        if not isinstance(error, struct.error):
             self._stats.put_failures += 1
-            raise refused(e) from e
-        except struct.error as e:
-            raise out_of_range(e) from e
-        self._long_polling.mark(topic, queue_id)
-        self._stats.batched(topic, layout.message_count)
-        return accepted
-
-
-def refused(error: StoreError | MessageIllegal) -> ServerError:
-    """Return the reply to a sender when the store cannot take a message."""
-    if isinstance(error, MessageIllegal):
-        return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
-    what = "the disk is full" if isinstance(error, StoreFull) else "the store is not writable"
-    return ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {what}: {error}")
-
-
-def out_of_range(error: struct.error) -> ServerError:
-    """Return the reply to a sender whose header holds a number that no record can."""
-    return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a number is out of range: {error}")
-
-
-def any_queue(count: int) -> int:
-    """Return a random queue id below `count`, for senders that leave the choice to the broker."""
-    return random.randrange(count) if count > 0 else 0
+        return refused(error)

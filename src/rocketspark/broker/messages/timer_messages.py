@@ -489,20 +489,8 @@ class TimerMessages:
         given.pop(b"__CRC32#", None)  # That of the other record.
         if not roll:
             given.pop(GRID_PROPERTY, None)
-        position, _, end = self._put_message.accept(
-            target,
-            queue_id,
-            stored.body,
-            b"".join([b"%b\x01%b\x02" % pair for pair in given.items()]),
-            given,
-            stored.flag,
-            stored.sys_flag & ~record.HOST_FLAGS,
-            stored.born_time_ms,
-            stored.born_host,
-            stored.reconsume_times,
-            delayed=False,
-            again=True,
-        )
+        text = b"".join([b"%b\x01%b\x02" % pair for pair in given.items()])
+        position, _, end = self._put_message.accept_again(stored, target, queue_id, text, given)
         if not roll:
             count(self._stats.delivered, target, end - position)
             self.dequeued[target] = self.dequeued.get(target, 0) + 1

@@ -349,7 +349,7 @@ class Transactions:
             log.info("transaction %s is committed, though it was given up", key)
             return self._commit(half, half.position)
         # A newer copy, which is ended: no later commit finds the message given up.
-        _, queue_offset, _ = self._store_again(topic_names.HALF_TOPIC, half, half.properties)
+        _, queue_offset, _ = self._put_message.accept_again(half, topic_names.HALF_TOPIC, 0, half.properties)
         self._mark(queue_offset)
         return None
 
@@ -379,19 +379,14 @@ class Transactions:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "the half message has no topic and queue it may go to")
         topic, queue_id = target
         stored = properties.without(half.properties, _OF_THE_HALF)
-        position, _, end = self._put_message.accept(
+        position, _, end = self._put_message.accept_again(
+            half,
             topic,
             queue_id,
-            half.body,
             stored,
-            pairs_of(stored),
-            half.flag,
-            half.sys_flag & ~record.HOST_FLAGS | sysflags.TRANSACTION_COMMIT,
-            half.born_time_ms,
-            half.born_host,
-            half.reconsume_times,
-            prepared_position,
-            again=True,
+            delayed=True,
+            added_flags=sysflags.TRANSACTION_COMMIT,
+            prepared_position=prepared_position,
         )
         count(self._stats.committed, topic, end - position)
         took_s = max(0, now_ms() - half.born_time_ms) // 1000
@@ -420,7 +415,7 @@ class Transactions:
             # As a batch of one: RocketMQ's carries neither a unique id nor the broker's marks.
             item = BatchItem(0, text, b"WAIT\x01true\x02TAGS\x01d\x02")
             try:
-                ((_, op_offset, _),) = self._put_message.accept_batch(
+                ((_, op_offset, _),) = self._put_message.accept_items(
                     topic_names.OP_HALF_TOPIC, 0, [item], sys_flag=0, born_time_ms=now_ms(), born_host=self._store_host
                 )
             except Exception as e:
@@ -519,7 +514,7 @@ class Transactions:
         if given_up:
             why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
             log.warning("half message %s had no end after %s: given up", key, why)
-            self._store_again(topic_names.CHECK_MAX_TOPIC, stored, stored.properties)
+            self._put_message.accept_again(stored, topic_names.CHECK_MAX_TOPIC, 0, stored.properties)
             del self._open[key]
             self._mark(half.queue_offset)
             return
@@ -528,7 +523,7 @@ class Transactions:
             kept = properties.with_value(kept, CHECK_TIMES.encode(), b"%d" % (half.checks + 1))
         asked = stored
         try:
-            position, queue_offset, _ = self._store_again(topic_names.HALF_TOPIC, stored, kept)
+            position, queue_offset, _ = self._put_message.accept_again(stored, topic_names.HALF_TOPIC, 0, kept)
         except ServerError as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
@@ -540,22 +535,6 @@ class Transactions:
         if producer is not None:
             half.checks += 1
             self._ask(producer.peer, key, asked)
-
-    def _store_again(self, topic: str, stored: Record, kept: bytes) -> Accepted:
-        return self._put_message.accept(
-            topic,
-            0,
-            stored.body,
-            kept,
-            pairs_of(kept),
-            stored.flag,
-            stored.sys_flag & ~record.HOST_FLAGS,
-            stored.born_time_ms,
-            stored.born_host,
-            stored.reconsume_times,
-            delayed=False,
-            again=True,
-        )
 
     def resume(self, position: int) -> None:
         """Check the message at a physical offset again, from the first time on, e.g. one that was given up.
@@ -574,7 +553,7 @@ class Transactions:
         kept = properties.with_value(stored.properties, CHECK_TIMES.encode(), b"0")
         if len(kept) > properties.BYTES_MAX:
             kept = properties.without(kept, (CHECK_TIMES.encode(),))
-        new_position, queue_offset, _ = self._store_again(topic_names.HALF_TOPIC, stored, kept)
+        new_position, queue_offset, _ = self._put_message.accept_again(stored, topic_names.HALF_TOPIC, 0, kept)
         before = self._open.get(key)
         if before is not None:
             self._mark(before.queue_offset)

@@ -17,6 +17,7 @@ from tests.unit.broker.offline import Broker, Wire, same_clock, split
 
 from rocketspark.broker.handlers import send_fast_path
 from rocketspark.broker.messages import put_message
+from rocketspark.broker.messages.send_rules import MessageSettings
 from rocketspark.broker.statistics.histograms import RequestTimes
 from rocketspark.errors import StoreFull
 from rocketspark.protocol import frames
@@ -309,6 +310,7 @@ def test_a_record_too_large_for_a_log_file_is_refused_alone(tmp_path: Path) -> N
 def test_changes_hold_from_the_next_send_on(tmp_path: Path, runs: Runs) -> None:
     async def main(broker: Broker) -> None:
         server, store = broker.server, broker.server.store
+        rules = server._send._rules
         peer, wire = broker.connect()
 
         def outcome(*frame_: bytes) -> list[int]:
@@ -325,9 +327,9 @@ def test_changes_hold_from_the_next_send_on(tmp_path: Path, runs: Runs) -> None:
         server._topics.put(TopicConfig(topic_name="A", read_queue_nums=4, write_queue_nums=4))
         assert outcome(*both) == [0, 0]
         # Other marks, a smaller limit.
-        server._send._put_message.configure(body_bytes_max=3, marks={"MSG_REGION": "elsewhere"})
+        rules.configure(MessageSettings(3, {"MSG_REGION": "elsewhere"}))
         assert outcome(*both) == [13, 13]
-        server._send._put_message.configure(body_bytes_max=100, marks={"MSG_REGION": "elsewhere"})
+        rules.configure(MessageSettings(100, {"MSG_REGION": "elsewhere"}))
         assert outcome(*both) == [0, 0]
         last = stored(broker, store.queue_range("A", 0)[1] - 1)
         assert properties.find(last.properties, b"MSG_REGION") == b"elsewhere"
@@ -341,10 +343,10 @@ def test_changes_hold_from_the_next_send_on(tmp_path: Path, runs: Runs) -> None:
         # No sends at all.
         server._topics.put(TopicConfig(topic_name="A", read_queue_nums=4, write_queue_nums=4))
         server.settings.broker_permission = 4
-        server._send.configure()
+        rules.configure(MessageSettings.of(server.settings))
         assert outcome(*both) == [16, 16]
         server.settings.broker_permission = 6
-        server._send.configure()
+        rules.configure(MessageSettings.of(server.settings))
         runs.sizes.clear()
         assert outcome(*both, *both) == [0] * 4
         assert runs.sizes == [4]

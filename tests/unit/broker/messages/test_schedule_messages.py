@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.offline import quarantine_in
+from tests.unit.broker.offline import quarantine_in, rules_in
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
@@ -51,9 +51,8 @@ class Rig:
         file = JsonFile(root / "config/delayOffset.json", bodies.DelayOffsetTable, encode_delay_offsets)
         self.delays = ScheduleMessages(self.store, LEVELS_MS, file, quarantine_in(root))
         stats = Stats("C", self.store.take_stored, 0)
-        self.put_message = PutMessage(
-            self.store, LongPolling(), self.delays, stats, body_bytes_max=1 << 20, marks={"MARK": "m"}
-        )
+        rules = rules_in(self.store, marks={"MARK": "m"})
+        self.put_message = PutMessage(self.store, rules, LongPolling(), self.delays, stats)
         self.delays._find_delivered()
 
     def park(self, key: str, level: int, times: int = 0) -> None:

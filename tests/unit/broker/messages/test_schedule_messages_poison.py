@@ -21,6 +21,7 @@ from rocketspark.broker.messages import deliver_delayed
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages import schedule_messages as delays_module
 from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.send_rules import MessageSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.errors import RecordError, ServerError, StoreFull
 from rocketspark.protocol.message import properties, record
@@ -152,7 +153,7 @@ def test_a_lower_limit_of_bodies_holds_nothing_back(tmp_path: Path, now: Clock) 
     rig = Broker(tmp_path, now)
     rig.park("A" * 3000, 1)
     rig.park("B", 1)
-    rig.put_message.configure(body_bytes_max=1000, marks={"MARK": "m"})
+    rig.put_message.rules.configure(MessageSettings(1000, {"MARK": "m"}))
     rig.store.limit_bodies(1000)
     now[0] += 1000
     rig.wait_ms(1)

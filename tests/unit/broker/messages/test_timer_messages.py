@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.offline import quarantine_in
+from tests.unit.broker.offline import quarantine_in, rules_in
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
@@ -75,7 +75,7 @@ class Rig:
             delay_max_ms=options.get("delay_max_ms", 3 * DAY_MS),
         )
         self.put_message = PutMessage(
-            self.store, LongPolling(), delays, stats, body_bytes_max=1 << 20, marks=MARKS, timer_rules=self.rules
+            self.store, rules_in(self.store, marks=MARKS), LongPolling(), delays, stats, timer_rules=self.rules
         )
         files = TimerFiles(
             str(root),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.offline import quarantine_in
+from tests.unit.broker.offline import quarantine_in, rules_in
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
@@ -67,7 +67,8 @@ class Rig:
         file = JsonFile(root / "config/delayOffset.json", bodies.DelayOffsetTable)
         delays = ScheduleMessages(self.store, (1000,), file, self.quarantine)
         marks = {"MSG_REGION": "R", "TRACE_ON": "true", "CLUSTER": "C"}
-        self.put_message = PutMessage(self.store, LongPolling(), delays, stats, body_bytes_max=1 << 20, marks=marks)
+        rules = rules_in(self.store, marks=marks)
+        self.put_message = PutMessage(self.store, rules, LongPolling(), delays, stats)
         self.left = kill_after
         self.full = False
 
@@ -84,7 +85,7 @@ class Rig:
             return store
 
         self.put_message.accept = counted(self.put_message.accept)  # type: ignore[method-assign]
-        self.put_message.accept_batch = counted(self.put_message.accept_batch)  # type: ignore[method-assign]
+        self.put_message.accept_items = counted(self.put_message.accept_items)  # type: ignore[method-assign]
         self.offsets = ConsumerOffsets(JsonFile(root / "config/offsets.json", bodies.OffsetTable, encode_offsets))
         self.producer: Any = Producer()
         self.clients = ConnectedClients(lambda group: None)

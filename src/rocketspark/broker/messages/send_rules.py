@@ -1,0 +1,224 @@
+"""What a broker takes from clients, and what of it is plain. Rule: decides and stores nothing; `PutMessage` asks it.
+
+Every check that a send has to pass stands here once: permission, topic, queue, kind, sizes. What the disk says comes
+from the store as an error, for which `refused` has the reply.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.messages import batch_queue_topics
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.topics import Topics
+from rocketspark.errors import MessageIllegal, RecordError, ServerError, StoreError, StoreFull
+from rocketspark.model.route import PERM_WRITE
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.message import batch, properties, sysflags
+from rocketspark.store.store import Store
+
+# Sends with one of these are checked further: of a transaction, or of several messages in one record.
+_CHECKED_FLAGS = sysflags.TRANSACTION_MASK | sysflags.INNER_BATCH
+# Flags and properties that do not matter to the broker when it stores a message.
+_PLAIN_FLAGS = sysflags.COMPRESSED | sysflags.MULTI_TAGS | sysflags.COMPRESSION_MASK
+_PLAIN_NAMES = frozenset(
+    b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
+    b" __SHARDINGKEY".split()
+)
+_SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
+
+
+class MessageSettings(NamedTuple):
+    """The settings that bear on messages. `marks`: properties added to each (region, trace, cluster)."""
+
+    body_bytes_max: int
+    marks: dict[str, str]
+    writable: bool = True
+    transactions: bool = True
+    broker_name: str = ""
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> MessageSettings:
+        """Return those of a broker's settings."""
+        s = settings
+        return cls(
+            body_bytes_max=s.message_bytes_max,
+            marks={"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name},
+            writable=bool(s.broker_permission & PERM_WRITE),
+            transactions=not s.reject_transactions,
+            broker_name=s.broker_name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSends:
+    """Sends with the same header but for queue, ids, keys, tags and time, which are stored as they are, with `marks`.
+
+    It holds while `SendRules.is_current`. `queue_count`: queue ids below it are taken.
+    """
+
+    topic: str
+    queue_count: int
+    marks: bytes
+    settings: MessageSettings
+    generation: int
+
+
+class SendRules:
+    """What clients may send to a broker now."""
+
+    def __init__(self, store: Store, topics: Topics, settings: MessageSettings) -> None:
+        self._consume_queues = store.consume_queues
+        self._topics = topics
+        self._topic_table = topics.table
+        self.configure(settings)
+
+    def configure(self, settings: MessageSettings) -> None:
+        """Change the settings from the next message on."""
+        self._settings = settings
+        self.writable = settings.writable
+        self.body_bytes_max = settings.body_bytes_max
+        self.marks = properties.encode(settings.marks).encode()
+        self.first_mark = next(iter(settings.marks), "").encode()
+
+    def check_writable(self) -> None:
+        """Raise ServerError 16 while the broker takes no messages from clients."""
+        if not self.writable:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
+            )
+
+    def admit(self, h: SendHeader) -> TopicConfig:
+        """Return the topic of a send, made if need be. Raises ServerError for what may not be sent.
+
+        The order of the checks is that of wire.md 2.4.
+        """
+        config = self._topic_table.get(h.topic)
+        if (
+            config is not None
+            and self.writable
+            and h.topic not in topic_names.NOT_SENDABLE
+            and not h.sys_flag & _CHECKED_FLAGS
+        ):
+            return config
+        self.check_writable()
+        topic_names.check_topic(h.topic)
+        if h.topic in topic_names.NOT_SENDABLE:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{h.topic}] is forbidden.")
+        if not self._settings.transactions and h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
+            )
+        batch_queue_topics.check_sent(h.topic, config, h.sys_flag)
+        if config is not None:
+            return config
+        if h.topic.startswith(topic_names.RETRY_PREFIX):
+            return self._topics.ensure(h.topic)
+        return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count)
+
+    def queue_for(self, h: SendHeader, config: TopicConfig) -> int:
+        """Return the queue of a send, chosen here if it names none. Raises ServerError 29 if the topic has it not."""
+        if h.queue_id < 0:
+            return any_queue(config.write_queue_nums)
+        if h.queue_id >= config.write_queue_nums and h.queue_id >= config.read_queue_nums:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{h.queue_id}] is illegal, {h.topic}: readQueueNums {config.read_queue_nums},"
+                f" writeQueueNums {config.write_queue_nums}",
+            )
+        return h.queue_id
+
+    def admit_reply(self, h: SendHeader) -> int:
+        """Return the queue that a reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
+        if h.topic not in self._topic_table:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
+        config = self.admit(h)
+        if h.sys_flag & (_CHECKED_FLAGS | sysflags.NEED_UNWRAP):
+            raise illegal("a reply is neither a transaction's nor a batch")
+        return self.queue_for(h, config)
+
+    def admit_back(self, config: TopicConfig) -> None:
+        """Raise ServerError 16 if a topic takes no failed messages; unlike a producer's, they need its permission."""
+        if not config.perm & PERM_WRITE:
+            raise ServerError(
+                ResponseCode.NO_PERMISSION, f"the topic[{config.topic_name}] sending message is forbidden"
+            )
+
+    def plain_sends(self, h: SendHeader, names: frozenset[bytes]) -> PlainSends | None:
+        """Return how sends like this one are stored as they are; None if `admit` and `accept` have to look at each.
+
+        `names`: those of its properties.
+        """
+        config = self._topic_table.get(h.topic)
+        stored_bytes = len(h.properties.removesuffix(properties.PAIR_END).encode()) + 1 + len(self.marks)
+        if (
+            config is None
+            or not self.writable
+            or h.topic in topic_names.NOT_SENDABLE
+            or h.topic.startswith("%")
+            or h.sys_flag & ~_PLAIN_FLAGS
+            or not names & _SYSTEM_NAMES <= _PLAIN_NAMES
+            or self.first_mark in names
+            or len(h.topic.encode()) > topic_names.TOPIC_LENGTH_MAX
+            or stored_bytes > properties.BYTES_MAX
+        ):
+            return None
+        queue_count = max(config.write_queue_nums, config.read_queue_nums)
+        return PlainSends(h.topic, queue_count, self.marks, self._settings, self._consume_queues.generation)
+
+    def is_current(self, plain: PlainSends | None) -> bool:
+        """Tell whether neither the settings, nor the topic, nor its queues changed since."""
+        if plain is None or (config := self._topic_table.get(plain.topic)) is None:
+            return False
+        queue_count, readable = config.write_queue_nums, config.read_queue_nums
+        return (
+            plain.settings is self._settings
+            and plain.generation == self._consume_queues.generation
+            and plain.queue_count == (queue_count if queue_count > readable else readable)
+        )
+
+    def check_batch(self, h: SendHeader, body: bytes) -> bool:
+        """Tell whether the topic takes a batch as one record. Raises ServerError 13 for one that may not be sent."""
+        if len(body) > self.body_bytes_max:
+            raise illegal(f"a batch of {len(body)} bytes, limit {self.body_bytes_max}")
+        if h.topic.startswith(topic_names.RETRY_PREFIX):
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {h.topic}")
+        return batch_queue_topics.has_batch_queues(self._topic_table[h.topic])
+
+
+def items_of(body: bytes) -> list[batch.BatchItem]:
+    """Return the messages of a batch. Raises ServerError 13 if there are none or they cannot be read."""
+    try:
+        items = batch.decode(body)
+    except RecordError as e:
+        raise illegal(str(e)) from e
+    if not items:
+        raise illegal("the batch is empty")
+    return items
+
+
+def illegal(why: str) -> ServerError:
+    """Return the reply to the sender of a message that no broker takes."""
+    return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {why}")
+
+
+def refused(error: StoreError | MessageIllegal | struct.error) -> ServerError:
+    """Return the reply to a sender when the store cannot take a message."""
+    if isinstance(error, MessageIllegal):
+        return illegal(str(error))
+    if isinstance(error, struct.error):
+        return illegal(f"a number is out of range: {error}")
+    what = "the disk is full" if isinstance(error, StoreFull) else "the store is not writable"
+    return ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {what}: {error}")
+
+
+def any_queue(count: int) -> int:
+    """Return a random queue id below `count`, for senders that leave the choice to the broker."""
+    return random.randrange(count) if count > 0 else 0
