@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from rocketspark.client.connection.client_api import PullResult
@@ -134,10 +134,20 @@ class World:
             self.given[puller] = puller.process_queue.next_offset
             return start(puller)
 
-        async def told(store: Any, offsets: Mapping[MessageQueue, int], **how: Any) -> Any:
+        async def told(store: Any, offsets: Mapping[MessageQueue, int], *, latest: Any = None, **how: Any) -> Any:
             name, not_kept = store._instance.client_id, set(offsets)
+            offsets = dict(offsets)
+
+            def asked(queue: MessageQueue) -> int | None:
+                offset = latest(queue)
+                if offset is None:
+                    del offsets[queue]  # Somebody else tells it.
+                else:
+                    offsets[queue] = offset
+                return cast("int | None", offset)
+
             try:
-                failed = await commit(store, offsets, **how)
+                failed = await commit(store, dict(offsets), latest=latest and asked, **how)
                 not_kept = set(failed)
             finally:
                 self.again |= not_kept

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,8 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.json.queue_offsets import decode_offsets, encode_offsets
 
 FOLDER = "~/.rocketmq_offsets"
+
+LatestOffset = Callable[[MessageQueue], int | None]
 
 
 class OffsetStore(Protocol):
@@ -35,9 +37,12 @@ class OffsetStore(Protocol):
         """
 
     async def commit(
-        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
+        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False, latest: LatestOffset | None = None
     ) -> dict[MessageQueue, Exception]:
-        """Store these offsets; return the queues whose offset could not be stored, and why."""
+        """Store these offsets; return the queues whose offset could not be stored, and why.
+
+        `latest` gives the offset of a queue whose turn comes, where it may have moved since; None: store nothing.
+        """
 
     def place(self, queue: MessageQueue) -> object:
         """Return what stores the queue's offset now; another object than before may lack earlier commits."""
@@ -59,21 +64,29 @@ class BrokerOffsets:
         return await client_api.query_consumer_offset(peer, queue, self._group, zero_if_not_found=zero_if_not_found)
 
     async def commit(
-        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
+        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False, latest: LatestOffset | None = None
     ) -> dict[MessageQueue, Exception]:
-        """Send each offset to its broker; brokers that hang cost one time-out together, or two."""
+        """Send each offset to its broker. A broker that hangs holds up no other, and costs two time-outs at most."""
         failed: dict[MessageQueue, Exception] = {}
 
         async def tell(queue: MessageQueue, *, oneway: bool) -> None:
             try:
                 peer = await self._instance.peer_of(queue)
-                await client_api.update_consumer_offset(peer, queue, self._group, offsets[queue], oneway=oneway)
+                offset = latest(queue) if latest is not None else offsets[queue]
+                if offset is not None:
+                    await client_api.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
             except Exception as e:
                 failed[queue] = e
 
-        first, others = client_api.commits_in_turn(offsets)
-        await asyncio.gather(*(tell(queue, oneway=oneway and not others) for queue in first))
-        await asyncio.gather(*(tell(queue, oneway=oneway) for queue in others))
+        async def tell_broker(queues: list[MessageQueue]) -> None:
+            first, others = client_api.commits_in_turn(queues)
+            await asyncio.gather(*(tell(queue, oneway=oneway and not others) for queue in first))
+            await asyncio.gather(*(tell(queue, oneway=oneway) for queue in others))
+
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in offsets:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+        await asyncio.gather(*map(tell_broker, by_broker.values()))
         return failed
 
     def place(self, queue: MessageQueue) -> object:
@@ -129,12 +142,13 @@ class LocalOffsets:
         return self._table.get(queue)
 
     async def commit(
-        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False
+        self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False, latest: LatestOffset | None = None
     ) -> dict[MessageQueue, Exception]:
         """Write a new file, which then takes the old one's place."""
         if not offsets:
             return {}
-        self._table |= offsets
+        now = {queue: latest(queue) if latest is not None else offset for queue, offset in offsets.items()}
+        self._table |= {queue: offset for queue, offset in now.items() if offset is not None}
         try:
             await asyncio.to_thread(self._write)
         except OSError as e:

@@ -171,15 +171,18 @@ class Puller:
     async def _pull(self, offset: int) -> client_api.PullResult:
         how, process_queue = self._how, self.process_queue
         sys_flag = sysflags.PULL_SUSPEND
-        commit = process_queue.lowest if how.send_commits else 0
-        if commit > 0:
-            sys_flag |= sysflags.PULL_COMMIT_OFFSET
         if how.send_subscription:
             sys_flag |= sysflags.PULL_SUBSCRIPTION
         address = await self._instance.routes.find_readable(self.queue, self._broker_id)
-        if address != self._instance.routes.master(self.queue.broker_name):
-            # Offsets are the master's (rule: PullAPIWrapper, 5.x).
-            sys_flag &= ~sysflags.PULL_COMMIT_OFFSET
+        peer = self._instance.open_broker(address) or await self._instance.broker(address)
+        if self._by_sql and 0 < peer.remote_version < SQL_VERSION:
+            text = f"broker {self.queue.broker_name} (version {peer.remote_version}) is older than 4.1.0 and knows no"
+            raise FilterIllegal(f"{text} {self.subscription.expression_type} filters: upgrade it, or filter by tags")
+        # As it is when the request leaves: an older offset would undo a commit made meanwhile.
+        commit = process_queue.lowest if how.send_commits else 0
+        # Offsets are the master's (rule: PullAPIWrapper, 5.x).
+        if commit > 0 and address == self._instance.routes.master(self.queue.broker_name):
+            sys_flag |= sysflags.PULL_COMMIT_OFFSET
         header = PullHeader(
             group=self.group,
             topic=self.queue.topic,
@@ -195,10 +198,6 @@ class Puller:
             bytes_max=how.bytes_max,
             broker_name=self.queue.broker_name,
         )
-        peer = self._instance.open_broker(address) or await self._instance.broker(address)
-        if self._by_sql and 0 < peer.remote_version < SQL_VERSION:
-            text = f"broker {self.queue.broker_name} (version {peer.remote_version}) is older than 4.1.0 and knows no"
-            raise FilterIllegal(f"{text} {self.subscription.expression_type} filters: upgrade it, or filter by tags")
         asked_s = time.monotonic()
         self.pulled_ms = int(time.time() * 1000)
         pulled = await client_api.pull(peer, header, timeout_ms=how.suspend_ms + REPLY_SPARE_MS)

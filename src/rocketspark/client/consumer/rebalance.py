@@ -504,24 +504,36 @@ class Rebalance:
         """
         await self._commit(list(self.pullers.values()), oneway=oneway, strict=strict)
 
+    def _is_unknown(self, puller: Puller) -> bool:
+        """Tell whether the place that stores offsets may not know how far a queue was read."""
+        place = self._offsets.place(puller.queue)
+        return self.to_commit(puller) != puller.committed or place is not puller.committed_at
+
     async def _commit(self, pullers: list[Puller], *, oneway: bool = False, strict: bool = False) -> None:
-        moved, places = {}, {}
-        for puller in pullers:
-            offset, place = self.to_commit(puller), self._offsets.place(puller.queue)
-            if offset != puller.committed or place is not puller.committed_at:
-                moved[puller] = offset
-                # As it is now: what takes its place meanwhile knows nothing of this.
-                places[puller] = place
-        failed = await self._offsets.commit({f.queue: offset for f, offset in moved.items()}, oneway=oneway)
-        for puller, offset in moved.items():
-            error = failed.get(puller.queue)
+        moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
+        leaving = {puller for puller in moved.values() if puller.leaving}
+        told: dict[Puller, tuple[int, object]] = {}
+
+        def latest(queue: MessageQueue) -> int | None:
+            puller = moved[queue]
+            if self.pullers.get(queue) is not puller or (puller.leaving and puller not in leaving):
+                return None  # Whoever gives it up or resets it commits it; another member may read it already.
+            offset = self.to_commit(puller)
+            # As it is now: what takes its place meanwhile knows nothing of this.
+            told[puller] = offset, self._offsets.place(queue)
+            return offset
+
+        offsets = {queue: self.to_commit(puller) for queue, puller in moved.items()}
+        failed = await self._offsets.commit(offsets, oneway=oneway, latest=latest)
+        for queue, puller in moved.items():
+            error = failed.get(queue)
             if error is None:
-                puller.committed = offset
-                puller.committed_at = places[puller]
+                if puller in told:
+                    puller.committed, puller.committed_at = told[puller]
             elif not strict:
                 known = isinstance(error, (RocketSparkError, OSError))
                 text = "offset %d of %s is not committed: %s"
-                log.warning(text, offset, puller.queue, error, exc_info=None if known else error)
+                log.warning(text, offsets[queue], queue, error, exc_info=None if known else error)
         if strict:
             for error in failed.values():
                 raise error

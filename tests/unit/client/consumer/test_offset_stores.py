@@ -111,6 +111,7 @@ class HeldPeer:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, bool]] = []
+        self.values: list[int] = []
         self.waiting: list[asyncio.Future[Any]] = []
 
     def oneway(self, code: int, header: UpdateConsumerOffsetHeader) -> None:
@@ -120,6 +121,7 @@ class HeldPeer:
     async def request(self, code: int, header: UpdateConsumerOffsetHeader, *, timeout_ms: float) -> Any:
         assert code == RequestCode.UPDATE_CONSUMER_OFFSET
         self.told.append((header.topic, header.queue_id, True))
+        self.values.append(header.commit_offset)
         self.waiting.append(asyncio.get_running_loop().create_future())
         return await self.waiting[-1]
 
@@ -161,5 +163,44 @@ def test_a_single_queue_needs_no_answer_where_none_is_asked_for() -> None:
         instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
         assert await BrokerOffsets(instance, "g").commit(on("t", 3), oneway=True) == {}
         assert peer.told == [("t", 3, False)]
+
+    asyncio.run(run())
+
+
+def test_an_offset_is_read_when_its_turn_comes() -> None:
+    async def run() -> None:
+        peer = HeldPeer()
+        instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
+        now: dict[int, int | None] = {0: 10, 1: 11, 2: 12}
+        commit = BrokerOffsets(instance, "g").commit(on("t", 0, 1, 2), latest=lambda queue: now[queue.queue_id])
+        task = asyncio.create_task(commit)
+        while not peer.waiting:
+            await asyncio.sleep(0)
+        # One moved on, one was given up.
+        now.update({0: 20, 1: 21, 2: None})
+        peer.answer()
+        while len(peer.told) < 2:
+            await asyncio.sleep(0)
+        peer.answer()
+        assert await task == {}
+        assert peer.values == [10, 21]
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_hangs_holds_up_no_other() -> None:
+    async def run() -> None:
+        hung, other = HeldPeer(), HeldPeer()
+
+        async def peer_of(queue: MessageQueue) -> HeldPeer:
+            return hung if queue.broker_name == "broker-a" else other
+
+        offsets = on("t", 0, 1) | {MessageQueue("t", "broker-b", i): i for i in (0, 1)}
+        task = asyncio.create_task(BrokerOffsets(mock.Mock(peer_of=peer_of), "g").commit(offsets))
+        while len(other.told) < 2:
+            await asyncio.sleep(0)
+            other.answer()
+        assert (len(hung.told), task.done()) == (1, False)
+        task.cancel()
 
     asyncio.run(run())
