@@ -11,7 +11,7 @@ from tests.spark.fake_broker import FakeBroker, make_records, running
 
 from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
-from rocketspark.protocol.message import batch, record, sysflags
+from rocketspark.protocol.message import batch, record_layout, sysflags
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.plan.offset_ranges import OffsetRange
@@ -141,7 +141,7 @@ def test_a_wrong_crc_is_a_bad_body_too() -> None:
 
 def test_a_record_that_is_none_names_its_queue() -> None:
     made = make_records(10)
-    made[3] = made[3][: record.AT_MAGIC] + bytes(4) + made[3][record.AT_MAGIC + 4 :]
+    made[3] = made[3][: record_layout.AT["magic"]] + bytes(4) + made[3][record_layout.AT["magic"] + 4 :]
     with (
         running(FakeBroker(made)) as broker,
         pytest.raises(RecordError, match="messages 0 to 9 of queue 0 of topic 'T' on broker 'broker-a' cannot be read"),

@@ -6,7 +6,6 @@ Batches with what has no quick way (inner batches, names twice in one row, texts
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -22,13 +21,25 @@ from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.arrow.row_by_row import INNER, DecodeRequest, slow_batches
 from rocketspark.arrow.row_filter import EVERYTHING, RowFilter
 from rocketspark.errors import RecordError
-from rocketspark.protocol.message import compression, properties, record, sysflags
+from rocketspark.protocol.message import compression, properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
-from rocketspark.protocol.message.record import Buffer
+from rocketspark.protocol.message.record_layout import (
+    CRC_MASK,
+    FIXED_BYTES_V4,
+    HOST_V4_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    PLACES,
+    PROPERTIES_LENGTH_BYTES,
+    RECORD_BYTES_MIN,
+    SIZE_BYTES,
+    Buffer,
+)
 
 Span = tuple[int, int]
 
-_SIZE = struct.Struct(">i").unpack_from
+_SIZE = record_layout.only("size").unpack_from
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), np.uint16)
 OFFSET_END = (1 << 63) - 1
 # Bodies of so many bytes, as they inflate, make one batch of rows; one body alone may be larger.
@@ -37,18 +48,12 @@ INFLATED_BYTES_MAX = 32 << 20
 _RUN_LEAST = 16
 _WALK = 1024
 
-# Fields after the born host; an IPv6 host before them moves them on by 12 bytes.
-_AT_BORN_HOST = record.AT_BORN_TIME + 8
-_AT_STORE_TIME = _AT_BORN_HOST + 8
-_AT_STORE_HOST = _AT_STORE_TIME + 8
-_AT_RECONSUME_TIMES = _AT_STORE_HOST + 8
-
 
 def find_records(buffer: Buffer, span: Span) -> Ints:
     """Return where each record of a span of whole records begins. Raises RecordError for an impossible size."""
     start, end = span
     found: list[Ints] = []
-    while start + 4 <= end:
+    while start + SIZE_BYTES <= end:
         run = _equal_run(buffer, start, end)
         if len(run) < _RUN_LEAST:
             run = np.array(_walk(buffer, start, end, _WALK), np.int64)
@@ -63,10 +68,10 @@ def find_records(buffer: Buffer, span: Span) -> Ints:
 def _equal_run(buffer: Buffer, start: int, end: int) -> Ints:
     """Return the records from `start` on that all have the first one's size, a frequent case: all found at once."""
     size = _SIZE(buffer, start)[0]
-    if size < record.RECORD_BYTES_MIN or start + size > end:
+    if size < RECORD_BYTES_MIN or start + size > end:
         return np.zeros(0, np.int64)
     count = (end - start) // size
-    sizes = np.ndarray((count,), ">i4", memoryview(buffer)[start:end], strides=(size,))
+    sizes = np.ndarray((count,), PLACES["size"].kind, memoryview(buffer)[start:end], strides=(size,))
     unequal = sizes != size
     if unequal.any():
         count = int(np.argmax(unequal))
@@ -76,10 +81,10 @@ def _equal_run(buffer: Buffer, start: int, end: int) -> Ints:
 
 def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> list[int]:
     """Return the next records one by one, 80 ns each: quicker than any search for the magic numbers."""
-    least = record.RECORD_BYTES_MIN
+    least, size_bytes = RECORD_BYTES_MIN, SIZE_BYTES
     starts: list[int] = []
     add = starts.append
-    stop = start + 4
+    stop = start + size_bytes
     while stop <= end and count_max:
         count_max -= 1
         add(start)
@@ -87,7 +92,7 @@ def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> list[int]:
         if size < least:
             raise RecordError(f"record at {start} states {size} bytes, fewer than any record has")
         start += size
-        stop = start + 4
+        stop = start + size_bytes
     return starts
 
 
@@ -209,6 +214,8 @@ class _Rows:
         self._starts = starts
         self._broker = broker
         self._topic = topic
+        # By the hosts that do.
+        self._moved: dict[int, int | Ints] = {}
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -221,7 +228,7 @@ class _Rows:
         """Return the rows that are wanted."""
         rows = self
         if not wanted.any_time:
-            stored = times_us(self.number(_AT_STORE_TIME + self._born_host_extra, ">i8"))
+            stored = times_us(self.number("store_time_ms"))
             rows = rows.only((stored >= wanted.stored_us[0]) & (stored <= wanted.stored_us[1]))
         if wanted.tags is not None:
             rows = rows.only(np.asarray(pc.is_in(rows.tag(), pa.array(sorted(wanted.tags), pa.string()))))
@@ -245,34 +252,29 @@ class _Rows:
         """Tell of each row whether a test accepts its stored properties; some us each."""
         _, _, _, topic_end, ends = self._parts
         view = memoryview(self._buffer)
-        places = zip((topic_end + 2).tolist(), ends.tolist(), strict=True)
+        places = zip((topic_end + PROPERTIES_LENGTH_BYTES).tolist(), ends.tolist(), strict=True)
         return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)
 
-    def number(self, where: int | Ints, kind: str) -> Ints:
-        """Return a big-endian field, `where` bytes after each record's start."""
-        values: Ints = at(self._bytes, kind)[self._starts + where]
+    def number(self, field: str) -> Ints:
+        """Return a number of each record's fixed part, big-endian."""
+        place = PLACES[field]
+        values: Ints = at(self._bytes, place.kind)[self._starts + (place.at + self._v6_bytes(place.hosts))]
         return values
 
     @cached_property
     def offsets(self) -> Ints:
-        return self.number(record.AT_QUEUE_OFFSET, ">i8")
+        return self.number("queue_offset")
 
     @cached_property
     def sys_flags(self) -> Ints:
-        return self.number(record.AT_SYS_FLAG, ">i4").astype(np.int32)
+        return self.number("sys_flag").astype(np.int32)
 
-    @cached_property
-    def _born_host_extra(self) -> int | Ints:
-        return self._extra(sysflags.BORN_HOST_V6)
-
-    @cached_property
-    def _hosts_extra(self) -> int | Ints:
-        return self._born_host_extra + self._extra(sysflags.STORE_HOST_V6)
-
-    def _extra(self, flag: int) -> int | Ints:
-        """Return the bytes that an IPv6 host adds to a record's fixed part."""
-        v6 = (self.sys_flags & flag) != 0
-        return np.where(v6, 12, 0) if v6.any() else 0
+    def _v6_bytes(self, hosts: int) -> int | Ints:
+        """Return the bytes by which these hosts, where they are IPv6, move on what stands behind them."""
+        found = self._moved.get(hosts)
+        if found is None:
+            found = self._moved[hosts] = record_layout.v6_bytes(self.sys_flags, hosts) if hosts else 0
+        return found
 
     @cached_property
     def _parts(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
@@ -280,22 +282,21 @@ class _Rows:
         data, starts = self._bytes, self._starts
         if not len(starts):
             return (starts,) * 5
-        ends = starts + self.number(record.AT_SIZE, ">i4")
-        magic = self.number(record.AT_MAGIC, ">i4")
-        v2 = magic == record.MAGIC_V2
-        fixed = record.FIXED_V4.size + self._hosts_extra
-        body = starts + fixed
-        wrong = ((magic != record.MAGIC_V1) & ~v2) | (body + 3 > ends)
+        ends = starts + self.number("size")
+        magic = self.number("magic")
+        v2 = magic == MAGIC_V2
+        body = starts + FIXED_BYTES_V4 + self._v6_bytes(record_layout.HOST_FLAGS)
+        wrong = ((magic != MAGIC_V1) & ~v2) | (body + 3 > ends)
         self._raise_if(wrong)
-        body_end = body + at(data, ">i4")[body - 4]
+        body_end = body + self.number("body_bytes")
         self._raise_if((body_end < body) | (body_end + 3 > ends))
         topic, topic_bytes = body_end + 1, data[body_end].astype(np.int64)
         if v2.any():
             topic = topic + v2
             topic_bytes = np.where(v2, at(data, ">u2")[body_end], topic_bytes)
         topic_end = topic + topic_bytes
-        self._raise_if(topic_end + 2 > ends)
-        self._raise_if(topic_end + 2 + at(data, ">u2")[topic_end] != ends)
+        self._raise_if(topic_end + PROPERTIES_LENGTH_BYTES > ends)
+        self._raise_if(topic_end + PROPERTIES_LENGTH_BYTES + at(data, ">u2")[topic_end] != ends)
         return body, body_end, topic, topic_end, ends
 
     def _raise_if(self, wrong: Ints) -> None:
@@ -312,11 +313,11 @@ class _Rows:
         """Return the rows whose body does not match its CRC, and the bytes in its place."""
         body, body_end, *_ = self._parts
         view = memoryview(self._buffer)
-        stored = self.number(record.AT_CRC, ">i4")
+        stored = self.number("crc")
         return {
             i: findings.spoiled(int(self.offsets[i]), f"the body's CRC is not {crc}", bytes(view[start:end]))
             for i, (start, end, crc) in enumerate(zip(body.tolist(), body_end.tolist(), stored.tolist(), strict=True))
-            if crc and zlib.crc32(view[start:end]) & record.CRC_MASK != crc
+            if crc and zlib.crc32(view[start:end]) & CRC_MASK != crc
         }
 
     # -- columns -------------------------------------------------------------------------------------------------
@@ -325,9 +326,8 @@ class _Rows:
         make: Callable[[_Rows], pa.Array] | None = _MADE_BY.get(name)
         if make is not None:
             return make(self)
-        where, kind = _FIXED_FIELDS[name]
         arrow_kind = COLUMNS[name]
-        return numbers(self.number(where, kind).astype(arrow_kind.to_pandas_dtype()), arrow_kind)
+        return numbers(self.number(_NUMBERS[name]).astype(arrow_kind.to_pandas_dtype()), arrow_kind)
 
     def topic(self) -> pa.Array:
         if self._topic is not None:
@@ -370,7 +370,7 @@ class _Rows:
     @cached_property
     def _properties(self) -> Properties:
         _, _, _, topic_end, ends = self._parts
-        return Properties(gather(self._buffer, topic_end + 2, ends, pa.binary()))
+        return Properties(gather(self._buffer, topic_end + PROPERTIES_LENGTH_BYTES, ends, pa.binary()))
 
     def properties(self) -> pa.Array:
         maps = self._properties.maps()
@@ -389,48 +389,41 @@ class _Rows:
         return pc.coalesce(found, self.offset_message_id()) if found.null_count else found
 
     def offset_message_id(self) -> pa.Array:
-        return self._by_host_form(self._store_host_at, sysflags.STORE_HOST_V6, self._offset_ids)
+        return self._by_host_form("store_host", self._offset_ids)
 
     def _offset_ids(self, hosts: Ints, width: int, rows: Ints) -> pa.Array:
         raw = np.empty((len(rows), width + 8), np.uint8)
         raw[:, :width] = hosts
-        raw[:, width:] = self.number(record.AT_POSITION, ">i8")[rows].astype(">i8").view(np.uint8).reshape(-1, 8)
+        raw[:, width:] = self.number("position")[rows].astype(">i8").view(np.uint8).reshape(-1, 8)
         text = np.ascontiguousarray(_HEX[raw])
         digits = 2 * raw.shape[1]
         bounds = np.arange(0, len(rows) * digits + 1, digits, dtype=np.int32)
         return pa.StringArray.from_buffers(len(rows), pa.py_buffer(bounds), pa.py_buffer(text))
 
     def born_host(self) -> pa.Array:
-        return self._by_host_form(_AT_BORN_HOST, sysflags.BORN_HOST_V6, self._host_texts)
+        return self._by_host_form("born_host", self._host_texts)
 
     def store_host(self) -> pa.Array:
-        return self._by_host_form(self._store_host_at, sysflags.STORE_HOST_V6, self._host_texts)
-
-    @property
-    def _store_host_at(self) -> int | Ints:
-        return _AT_STORE_HOST + self._born_host_extra
+        return self._by_host_form("store_host", self._host_texts)
 
     def store_time(self) -> pa.Array:
-        return times(self.number(_AT_STORE_TIME + self._born_host_extra, ">i8"))
+        return times(self.number("store_time_ms"))
 
     def born_time(self) -> pa.Array:
-        return times(self.number(record.AT_BORN_TIME, ">i8"))
-
-    def reconsume_times(self) -> pa.Array:
-        after_hosts = _AT_RECONSUME_TIMES + self._hosts_extra
-        return numbers(self.number(after_hosts, ">i4").astype(np.int32), pa.int32())
+        return times(self.number("born_time_ms"))
 
     def _host_texts(self, hosts: Ints, width: int, rows: Ints) -> pa.Array:
         coded = pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(hosts)]).dictionary_encode()
         return pa.array([unpack_host(host) for host in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
 
-    def _by_host_form(self, where: int | Ints, flag: int, make: Callable[[Ints, int, Ints], pa.Array]) -> pa.Array:
+    def _by_host_form(self, host: str, make: Callable[[Ints, int, Ints], pa.Array]) -> pa.Array:
         """Return `make(host bytes, their count, rows)` of the rows with IPv4 and those with IPv6, put together."""
-        v6 = (self.sys_flags & flag) != 0
-        places = self._starts + where
+        v6 = (self.sys_flags & _HOST_FLAG[host]) != 0
+        place = PLACES[host]
+        places = self._starts + (place.at + self._v6_bytes(place.hosts))
         made = []
         order = []
-        for width, rows in ((8, np.flatnonzero(~v6)), (20, np.flatnonzero(v6))):
+        for width, rows in ((HOST_V4_BYTES, np.flatnonzero(~v6)), (HOST_V6_BYTES, np.flatnonzero(v6))):
             if len(rows):
                 made.append(make(self._bytes[places[rows, None] + np.arange(width)], width, rows))
                 order.append(rows)
@@ -452,13 +445,15 @@ _MADE_BY: dict[str, Callable[[_Rows], pa.Array]] = {
     "storeTime": _Rows.store_time,
     "bornHost": _Rows.born_host,
     "storeHost": _Rows.store_host,
-    "reconsumeTimes": _Rows.reconsume_times,
     "offsetMessageId": _Rows.offset_message_id,
 }
-_FIXED_FIELDS = {
-    "queueId": (record.AT_QUEUE_ID, ">i4"),
-    "queueOffset": (record.AT_QUEUE_OFFSET, ">i8"),
-    "flag": (record.AT_FLAG, ">i4"),
-    "sysFlag": (record.AT_SYS_FLAG, ">i4"),
-    "logPosition": (record.AT_POSITION, ">i8"),
+# The columns that are a number of the record's fixed part as it is.
+_NUMBERS = {
+    "queueId": "queue_id",
+    "queueOffset": "queue_offset",
+    "flag": "flag",
+    "sysFlag": "sys_flag",
+    "reconsumeTimes": "reconsume_times",
+    "logPosition": "position",
 }
+_HOST_FLAG = {field.name: field.v6 for field in record_layout.FIELDS if field.v6}

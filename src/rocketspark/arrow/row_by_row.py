@@ -14,10 +14,11 @@ from rocketspark.arrow.row_filter import RowFilter
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import record, sysflags
-from rocketspark.protocol.message.record import Buffer
+from rocketspark.protocol.message.record_layout import AT, Buffer, only, sys_flag_of
 
 INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 _INT = struct.Struct(">i")
+_SIZE = only("size").unpack_from
 
 
 class DecodeRequest(NamedTuple):
@@ -76,7 +77,7 @@ def _within(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iter
 def _rows(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iterator[_Row]:
     view = memoryview(buffer)
     for start in starts:
-        stored = view[start : start + _INT.unpack_from(view, start)[0]]
+        stored = view[start : start + _SIZE(view, start)[0]]
         try:
             messages = record.decode_messages(stored, asked.broker)
         except RecordError as e:
@@ -87,11 +88,11 @@ def _rows(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iterat
 
 def _spoiled(stored: memoryview, error: RecordError, asked: DecodeRequest) -> Iterator[_Row]:
     """Yield the rows of a record whose body cannot be read. Raises RecordError if more of it is broken."""
-    flags = _INT.unpack_from(stored, record.AT_SYS_FLAG)[0]
+    flags = sys_flag_of(stored)
     plain = bytearray(stored)
     # As if its body were meant as it is: neither inflated, nor compared with its CRC, nor cut into messages.
-    _INT.pack_into(plain, record.AT_SYS_FLAG, flags & ~(sysflags.COMPRESSED | INNER))
-    _INT.pack_into(plain, record.AT_CRC, 0)
+    _INT.pack_into(plain, AT["sys_flag"], flags & ~(sysflags.COMPRESSED | INNER))
+    _INT.pack_into(plain, AT["crc"], 0)
     try:
         [message] = record.decode_messages(bytes(plain), asked.broker)
     except RecordError:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from rocketspark.model.java import string_hash
 from rocketspark.model.text import shown
 from rocketspark.protocol.message import properties as props
-from rocketspark.protocol.message import record
-from rocketspark.store.commitlog.commit_log import CommitLog, store_time_of
+from rocketspark.protocol.message import record_layout
+from rocketspark.protocol.message.record_layout import FIXED_BYTES_V4, HOST_FLAGS, RECORD_BYTES_MIN
+from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, UNIT_TYPE, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
@@ -32,21 +33,9 @@ _NEWS_MAX = 100
 # Queues of RocketMQ whose units point to records of other topics.
 _SHARED = b"%LMQ%"
 _TAGS = props.TAGS.encode()
-_HEAD = np.dtype(
-    {
-        "names": ["size", "queue", "offset", "position", "flags", "body"],
-        "formats": [">i4", ">i4", ">i8", ">i8", ">i4", ">i4"],
-        "offsets": [
-            record.AT_SIZE,
-            record.AT_QUEUE_ID,
-            record.AT_QUEUE_OFFSET,
-            record.AT_POSITION,
-            record.AT_SYS_FLAG,
-            record.FIXED_V4.size - 4,
-        ],
-        "itemsize": record.FIXED_V4.size,
-    }
-)
+_HEAD = record_layout.head_type("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes")
+_IDENTITY = record_layout.only("queue_id", "queue_offset").unpack_from
+_POSITION = record_layout.only("position").unpack_from
 
 
 class UnitRepair:
@@ -96,19 +85,19 @@ class UnitRepair:
         for start in np.unique(starts[~right]).tolist():
             rows = np.flatnonzero((starts == start) & ~right)
             places = positions[rows] - start
-            rows = rows[places + record.RECORD_BYTES_MIN <= file_bytes]
+            rows = rows[places + RECORD_BYTES_MIN <= file_bytes]
             if start not in log.mapped_files.starts or not len(rows):
                 continue
             stored = log.mapped_files.get(start).view
             places = positions[rows] - start
             heads = np.ndarray((file_bytes - _HEAD.itemsize + 1,), _HEAD, stored, 0, (1,))[places]
-            good = (heads["size"] == sizes[rows]) & (heads["queue"] == queue.queue_id)
-            good &= (heads["position"] == positions[rows]) & (heads["offset"] == offset + rows)
+            good = (heads["size"] == sizes[rows]) & (heads["queue_id"] == queue.queue_id)
+            good &= (heads["position"] == positions[rows]) & (heads["queue_offset"] == offset + rows)
             # The topic stands behind the body.
             width = len(queue.suffix)
-            after = places + record.FIXED_V4.size + heads["body"]
-            plain = (heads["flags"] & record.HOST_FLAGS) == 0
-            inside = (heads["body"] >= 0) & (after + width <= file_bytes)
+            after = places + FIXED_BYTES_V4 + heads["body_bytes"]
+            plain = (heads["sys_flag"] & HOST_FLAGS) == 0
+            inside = (heads["body_bytes"] >= 0) & (after + width <= file_bytes)
             names = np.ndarray((file_bytes - width + 1,), f"S{width}", stored, 0, (1,))
             good &= ~plain | (inside & (names[np.where(inside, after, 0)] == queue.suffix))
             right[rows] = good
@@ -132,7 +121,7 @@ class UnitRepair:
         name = f"the unit of offset {offset} of queue {queue.queue_id} of topic {topic_of(queue)}"
         for found in self._between(queue, offset):
             if _belongs(found, queue, offset):
-                position = int.from_bytes(found[record.AT_POSITION : record.AT_POSITION + 8], "big")
+                (position,) = _POSITION(found)
                 queue.mapped_files.write(
                     offset * UNIT_BYTES, UNIT.pack(position, len(found), self._code(queue, offset, found))
                 )
@@ -167,7 +156,7 @@ class UnitRepair:
             if found is not None:
                 yield found
                 at += len(found)
-            elif log.is_blank(at) or log.next_file(at) - at < record.RECORD_BYTES_MIN:
+            elif log.is_blank(at) or log.next_file(at) - at < RECORD_BYTES_MIN:
                 at = log.next_file(at)
             else:
                 at = log.next_mark(at)
@@ -178,8 +167,8 @@ class UnitRepair:
         if is_address(code) and queue.ext is not None and queue.ext.get(code) is not None:
             return code
         if queue.delay_ms is not None:
-            return store_time_of(found) + queue.delay_ms
-        tags = props.find(record.properties_of(found), _TAGS)
+            return record_layout.store_time_of(found) + queue.delay_ms
+        tags = props.find(record_layout.properties_of(found), _TAGS)
         return string_hash(tags.decode("utf-8", "replace")) if tags else 0
 
 
@@ -190,12 +179,7 @@ def topic_of(queue: ConsumeQueue) -> str:
 
 def _belongs(found: memoryview, queue: ConsumeQueue, offset: int) -> bool:
     """Tell whether a whole record is that of the queue's message with this offset."""
-    at = record.AT_QUEUE_ID
-    if int.from_bytes(found[at : at + 4], "big") != queue.queue_id:
+    if _IDENTITY(found) != (queue.queue_id, offset):
         return False
-    at = record.AT_QUEUE_OFFSET
-    if int.from_bytes(found[at : at + 8], "big") != offset:
-        return False
-    at = record.FIXED[record.sys_flag_of(found) & record.HOST_FLAGS].size
-    at += int.from_bytes(found[at - 4 : at], "big")
+    at = record_layout.topic_at(found)
     return found[at : at + len(queue.suffix)] == queue.suffix

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rocketspark.errors import RecordError
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
-from rocketspark.protocol.message import record
-from rocketspark.store.commitlog.commit_log import CommitLog, store_time_of
+from rocketspark.protocol.message import record, record_layout
+from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consume_queue_repair import UnitRepair, topic_of
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue, places, sizes
@@ -338,8 +338,8 @@ class MessageReader:
         if found is None:
             return 0
         if queue.delay_ms is not None:
-            return store_time_of(found) + queue.delay_ms
-        tags = props.find(record.properties_of(found), _TAGS)
+            return record_layout.store_time_of(found) + queue.delay_ms
+        tags = props.find(record_layout.properties_of(found), _TAGS)
         return string_hash(tags.decode("utf-8", "replace")) if tags else 0
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
@@ -393,7 +393,7 @@ class MessageReader:
                 continue
             seen.add(position)
             view = self._log.record_at(position)
-            if view is None or not begin_ms <= store_time_of(view) <= end_ms:
+            if view is None or not begin_ms <= record_layout.store_time_of(view) <= end_ms:
                 continue
             try:
                 message = record.decode(view, check_crc=False)

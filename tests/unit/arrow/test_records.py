@@ -17,7 +17,7 @@ from rocketspark.arrow import records
 from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
-from rocketspark.protocol.message import batch, compression, record, sysflags
+from rocketspark.protocol.message import batch, compression, record, record_layout, sysflags
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "arrow"
 
@@ -72,7 +72,7 @@ def official() -> list[bytes]:
             at = 0
             while at + 8 <= len(data):
                 size, magic = struct.unpack_from(">ii", data, at)
-                if magic not in (record.MAGIC_V1, record.MAGIC_V2):
+                if magic not in (record_layout.MAGIC_V1, record_layout.MAGIC_V2):
                     break
                 found.append(data[at : at + size])
                 at += size

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.store.readonly.test_read_only_store import Lost, read_all
 
 from rocketspark.model.java import string_hash
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import GetStatus, Store
 
 UNIT_BYTES = 20
@@ -24,7 +24,7 @@ def filled(make_store: Any, send: Any, count: int = COUNT) -> Path:
     for i in range(count):
         for topic in ("t0", "t1"):
             body = b"%s %04d" % (topic.encode(), i)
-            send(store, topic, 0, body.ljust(256 - record.record_bytes(0, 2, 7, 0)), tag="A")
+            send(store, topic, 0, body.ljust(256 - record_layout.record_bytes(0, 2, 7, 0)), tag="A")
     store.close()
     return Path(store.settings.root)
 

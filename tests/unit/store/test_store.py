@@ -14,7 +14,7 @@ import pytest
 from rocketspark.errors import ConfigError, MessageIllegal, StoreLocked, StoreUnwritable
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings
 from rocketspark.store.clock import ManualClock
 
@@ -84,7 +84,7 @@ def test_log_files_roll_with_a_blank_record(make_store: Any, send: Any) -> None:
     per_file = (16384 - 8) // size
     assert [p[0] for p in places[: per_file + 1]] == [*(n * size for n in range(per_file)), 16384]
     left, magic = struct.unpack_from(">ii", (root / "commitlog" / names[0]).read_bytes(), per_file * size)
-    assert (left, magic) == (16384 - per_file * size, record.MAGIC_BLANK)
+    assert (left, magic) == (16384 - per_file * size, record_layout.MAGIC_BLANK)
     assert bodies(store, "t", 0) == [bytes([i % 251]) * 900 for i in range(60)]
     # Queue files roll by bytes: 50 units each.
     assert sorted(p.name for p in (root / "consumequeue/t/0").iterdir()) == [f"{n * 1000:020d}" for n in range(2)]
@@ -97,7 +97,7 @@ def test_log_files_roll_with_a_blank_record(make_store: Any, send: Any) -> None:
 @pytest.mark.parametrize("spare", range(10))
 def test_a_record_fits_only_if_eight_bytes_stay(spare: int, make_store: Any, send: Any) -> None:
     store = make_store()
-    empty = record.record_bytes(0, 1, 0)
+    empty = record_layout.record_bytes(0, 1, 0)
     send(store, "t", 0, b"x" * (16384 - 2 * empty - spare))
     position, _, _ = send(store, "t", 0, b"")
     assert position == (16384 - empty - spare if spare >= 8 else 16384)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocketspark.protocol.message import record, sysflags
+from rocketspark.protocol.message import record_layout, sysflags
 from rocketspark.store.commitlog.append_message import BatchMessage
 from rocketspark.store.settings import StoreSettings
 from rocketspark.store.store import Store
@@ -30,7 +30,7 @@ def test_counts_messages_and_bytes_since_the_last_call(tmp_path: Path) -> None:
     store = opened(tmp_path)
     sizes = [put(store, b"a", b"one"), put(store, b"a", b"two!", queue_id=3)]
     other = put(store, b"b", b"", V6)
-    assert sizes == [record.record_bytes(3, 1, 0, 0), record.record_bytes(4, 1, 0, 0)]
+    assert sizes == [record_layout.record_bytes(3, 1, 0, 0), record_layout.record_bytes(4, 1, 0, 0)]
     assert sorted(store.take_stored()) == [("a", 1, sizes[0]), ("a", 1, sizes[1]), ("b", 1, other)]
     assert store.take_stored() == []
     batch = store.append_batch(b"a", 0, [BatchMessage(b"x", b""), BatchMessage(b"yy", b"")], 1, 0, 1, HOST)

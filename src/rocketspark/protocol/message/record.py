@@ -1,8 +1,7 @@
-"""The log record: what is stored, pulled, viewed and replicated, byte for byte. Rule: one layout, all in this file."""
+"""The log record: what is stored, pulled, viewed and replicated, byte for byte; its layout: `record_layout`."""
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,39 +11,35 @@ from rocketspark.model import ReceivedMessage
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import batch, compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
-
-Buffer = bytes | bytearray | memoryview
-
-MAGIC_V1 = -626843481  # 0xDAA320A7: topic length in one byte
-MAGIC_V2 = -626843477  # 0xDAA320AB: topic length in two bytes
-MAGIC_BLANK = -875286124  # 0xCBD43194: rest of the file is unused
-BLANK_BYTES_MIN = 8
-CRC_MASK = 0x7FFFFFFF
-
-# size magic crc queue flag queueOffset position sysFlag bornTime bornHost storeTime storeHost reconsume prepared
-# bodyLength
-FIXED = {
-    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
-    sysflags.BORN_HOST_V6: struct.Struct(">iiiiiqqiq20sq8siqi"),
-    sysflags.STORE_HOST_V6: struct.Struct(">iiiiiqqiq8sq20siqi"),
-    sysflags.BORN_HOST_V6 | sysflags.STORE_HOST_V6: struct.Struct(">iiiiiqqiq20sq20siqi"),
-}
-FIXED_V4 = FIXED[0]
-HOST_FLAGS = sysflags.BORN_HOST_V6 | sysflags.STORE_HOST_V6
-RECORD_BYTES_MIN = FIXED_V4.size + 1 + 2
-
-# Offsets of single fields, the same for every record up to bornTime.
-AT_SIZE, AT_MAGIC, AT_CRC, AT_QUEUE_ID, AT_FLAG, AT_QUEUE_OFFSET, AT_POSITION, AT_SYS_FLAG, AT_BORN_TIME = (
-    0,
-    4,
-    8,
-    12,
-    16,
-    20,
-    28,
-    36,
-    40,
+from rocketspark.protocol.message.record_layout import (
+    AT,
+    CRC_MASK,
+    FIXED,
+    FIXED_BYTES_V4,
+    FIXED_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    TOPIC_BYTES_MAX_V1,
+    Buffer,
+    host_flags,
+    only,
+    properties_field,
+    record_bytes,
+    topic_field,
 )
+from rocketspark.protocol.message.record_layout import (
+    HOST_FLAGS as HOST_FLAGS,
+)
+from rocketspark.protocol.message.record_layout import (
+    properties_of as properties_of,
+)
+from rocketspark.protocol.message.record_layout import (
+    sys_flag_of as sys_flag_of,
+)
+
+_SYS_FLAG = only("sys_flag").unpack_from
+AT_QUEUE_OFFSET = AT["queue_offset"]
 
 
 class Record(NamedTuple):
@@ -69,15 +64,9 @@ class Record(NamedTuple):
     properties: bytes
 
 
-def record_bytes(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:
-    """Return the size of a record with these parts; a topic over 127 bytes makes it v2."""
-    topic_length = 1 if topic_bytes <= 127 else 2
-    return FIXED[sys_flag & HOST_FLAGS].size + body_bytes + topic_length + topic_bytes + 2 + properties_bytes
-
-
 def after_body(topic: bytes, properties: bytes) -> bytes:
-    """Return the bytes after the body in a record of a topic of up to 127 bytes."""
-    return b"".join((len(topic).to_bytes(1, "big"), topic, len(properties).to_bytes(2, "big"), properties))
+    """Return the bytes after the body of a record."""
+    return topic_field(topic) + properties_field(properties)
 
 
 def encode(
@@ -98,16 +87,10 @@ def encode(
     prepared_position: int = 0,
 ) -> bytes:
     """One whole record. The host bits of `sys_flag` are set from the hosts' lengths."""
-    sys_flag &= ~HOST_FLAGS
-    if len(born_host) == 20:
-        sys_flag |= sysflags.BORN_HOST_V6
-    if len(store_host) == 20:
-        sys_flag |= sysflags.STORE_HOST_V6
-    v2 = len(topic) > 127
-    size = record_bytes(len(body), len(topic), len(properties), sys_flag)
+    sys_flag = sys_flag & ~HOST_FLAGS | host_flags(born_host, store_host)
     fixed = FIXED[sys_flag & HOST_FLAGS].pack(
-        size,
-        MAGIC_V2 if v2 else MAGIC_V1,
+        record_bytes(len(body), len(topic), len(properties), sys_flag),
+        MAGIC_V1 if len(topic) <= TOPIC_BYTES_MAX_V1 else MAGIC_V2,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
         flag,
@@ -122,8 +105,7 @@ def encode(
         prepared_position,
         len(body),
     )
-    length = len(topic).to_bytes(2 if v2 else 1, "big")
-    return b"".join((fixed, body, length, topic, len(properties).to_bytes(2, "big"), properties))
+    return b"".join((fixed, body, topic_field(topic), properties_field(properties)))
 
 
 def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
@@ -131,27 +113,10 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     view = memoryview(buffer)
     if len(view) - at < RECORD_BYTES_MIN:
         raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
-    sys_flag = int.from_bytes(view[at + AT_SYS_FLAG : at + AT_SYS_FLAG + 4], "big")
-    layout = FIXED[sys_flag & HOST_FLAGS]
+    layout = FIXED[_SYS_FLAG(view, at)[0] & HOST_FLAGS]
     if len(view) - at < layout.size:
         raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
-    (
-        size,
-        magic,
-        crc,
-        queue_id,
-        flag,
-        queue_offset,
-        position,
-        sys_flag,
-        born_time_ms,
-        born_host,
-        store_time_ms,
-        store_host,
-        reconsume_times,
-        prepared_position,
-        body_length,
-    ) = layout.unpack_from(view, at)
+    size, magic, crc, *others, body_length = layout.unpack_from(view, at)
     if magic == MAGIC_V1:
         topic_length_bytes = 1
     elif magic == MAGIC_V2:
@@ -176,39 +141,8 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     # A stored CRC of 0 is not checked (rule: CommitLog, 5.x).
     if check_crc and crc and zlib.crc32(body) & CRC_MASK != crc:
         raise RecordError(f"record at {at}: the body's CRC is not {crc}")
-    return Record(
-        size,
-        topic_length_bytes,
-        crc,
-        queue_id,
-        flag,
-        queue_offset,
-        position,
-        sys_flag,
-        born_time_ms,
-        born_host,
-        store_time_ms,
-        store_host,
-        reconsume_times,
-        prepared_position,
-        body,
-        bytes(view[topic_at : topic_at + topic_length]),
-        bytes(view[properties_at:end]),
-    )
-
-
-def sys_flag_of(stored: memoryview) -> int:
-    """Return the system flag of a record, without decoding the rest."""
-    return int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big")
-
-
-def properties_of(stored: memoryview) -> bytes:
-    """Return the properties of a whole record, as stored; its other variable parts are skipped."""
-    at = FIXED[int.from_bytes(stored[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big") & HOST_FLAGS].size
-    at += int.from_bytes(stored[at - 4 : at], "big")
-    length_bytes = 2 if int.from_bytes(stored[4:8], "big", signed=True) == MAGIC_V2 else 1
-    at += length_bytes + int.from_bytes(stored[at : at + length_bytes], "big") + 2
-    return bytes(stored[at:])
+    topic, stored = bytes(view[topic_at : topic_at + topic_length]), bytes(view[properties_at:end])
+    return Record._make((size, topic_length_bytes, crc, *others, body, topic, stored))
 
 
 def to_message(record: Record, broker_name: str = "") -> ReceivedMessage:
@@ -259,20 +193,24 @@ _NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.
 
 def _late(message: ReceivedMessage, given: tuple[Any, ...]) -> None:
     """Set the fields of a plain record that decode_messages leaves until they are first read."""
+    message.broker_name, fields, stored = given
     (
-        message.broker_name,
+        _,
+        _,
+        _,
         message.queue_id,
+        message.flag,
+        _,
         position,
         message.sys_flag,
-        message.flag,
         message.born_time_ms,
         born_host,
         message.store_time_ms,
         store_host,
         message.reconsume_times,
         message.prepared_transaction_position,
-        stored,
-    ) = given
+        _,
+    ) = fields
     message.physical_offset = position
     message.properties = pairs = properties.decode(stored.decode("utf-8", "replace"))
     keys = pairs.get("KEYS")
@@ -348,26 +286,11 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     messages: list[ReceivedMessage] = []
     append, begun, unpack, crc32 = messages.append, ReceivedMessage.begun, FIXED_V4.unpack_from, zlib.crc32
     topics: dict[bytes, str] = {}
-    at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_V4.size
+    at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_BYTES_V4
     while at < total:
         if total - at > fixed + 3:
-            (
-                size,
-                magic,
-                crc,
-                queue_id,
-                flag,
-                queue_offset,
-                position,
-                sys_flag,
-                born_time_ms,
-                born_host,
-                store_time_ms,
-                store_host,
-                reconsume_times,
-                prepared_position,
-                body_length,
-            ) = unpack(data, at)
+            fields = unpack(data, at)
+            size, magic, crc, _, _, queue_offset, position, sys_flag, _, _, _, _, _, _, body_length = fields
             end = at + size
             topic_at = at + fixed + body_length + 1
             if (
@@ -394,20 +317,7 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
                             queue_offset,
                             size,
                             _late,
-                            (
-                                broker_name,
-                                queue_id,
-                                position,
-                                sys_flag,
-                                flag,
-                                born_time_ms,
-                                born_host,
-                                store_time_ms,
-                                store_host,
-                                reconsume_times,
-                                prepared_position,
-                                data[properties_at:end],
-                            ),
+                            (broker_name, fields, data[properties_at:end]),
                         )
                     )
                     at = end

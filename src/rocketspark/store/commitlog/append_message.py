@@ -14,19 +14,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import MessageIllegal, StoreError
-from rocketspark.protocol.message import record, record_crc, sysflags
+from rocketspark.protocol.message import record, record_crc, record_layout, sysflags
 from rocketspark.protocol.message.batch import Layout
+from rocketspark.protocol.message.properties import BYTES_MAX as PROPERTIES_BYTES_MAX
+from rocketspark.protocol.message.record_layout import (
+    CRC_MASK,
+    FIXED_BYTES_V4,
+    HOST_FLAGS,
+    HOST_V4_BYTES,
+    MAGIC_V1,
+    SIZE_BYTES,
+)
 from rocketspark.store.commitlog import batch_append
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
-from rocketspark.store.consumequeue.consume_queue import UNIT, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.index.index_service import PENDING_MAX, READY_MAX, IndexService
 from rocketspark.store.index.key_hashes import BatchKeys, Pending
 from rocketspark.store.settings import StoreSettings
 
+# Clears the host bits of a sys flag.
+_HOSTS_V4 = ~HOST_FLAGS
+_PREPARED = sysflags.TRANSACTION_PREPARED
 _PACK_UNIT = UNIT.pack_into
-_PACK_V4 = record.FIXED_V4.pack_into
+_PACK_V4 = record_layout.FIXED_V4.pack_into
 # Lengths of properties as they stand in a record; a table is half the cost of packing.
 _LENGTH2 = [n.to_bytes(2, "big") for n in range(2048)]
 
@@ -104,21 +116,21 @@ class MessageAppender:
         pending = self._pending
         if pending is not None and len(pending) >= PENDING_MAX:
             self.index_service.write_pending()  # type: ignore[union-attr]
-        if sys_flag & 4 or len(born_host) != 8 or queue.rare or self._host_v6:
+        if sys_flag & _PREPARED or len(born_host) != HOST_V4_BYTES or queue.rare or self._host_v6:
             return self._append_rare(
                 queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
                 born_time_ms, born_host, reconsume_times, prepared_position, again=again,
             )  # fmt: skip
         body_length = len(body)
         properties_length = len(properties)
-        if (body_length > self._body_bytes_max and not again) or properties_length > 32767:
+        if (body_length > self._body_bytes_max and not again) or properties_length > PROPERTIES_BYTES_MAX:
             raise self._too_large(queue, body_length, properties_length)
         # Room first, in queue and log: what fails here has written nothing.
         at = queue.at
         if at >= queue.limit:
             at = queue.make_room()
         log = self.log
-        size = queue.fixed_bytes + 16 + body_length + properties_length
+        size = queue.fixed_bytes + body_length + properties_length
         position = log.written
         end = position + size
         if end > log.limit:
@@ -135,7 +147,7 @@ class MessageAppender:
         queue_offset = queue.next
         start = position - log.base
         # Fixed part last, its body length last of all: a kill in between leaves no record that looks whole.
-        log.map[start + 88 : start + size] = b"".join(
+        log.map[start + FIXED_BYTES_V4 : start + size] = b"".join(
             (
                 body,
                 queue.suffix,
@@ -144,12 +156,12 @@ class MessageAppender:
             )
         )
         _PACK_V4(
-            log.map, start, size, -626843481, zlib.crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
-            position, sys_flag & ~48, born_time_ms, born_host, now_ms, self.store_host, reconsume_times,
+            log.map, start, size, MAGIC_V1, zlib.crc32(body) & CRC_MASK, queue_id, flag, queue_offset,
+            position, sys_flag & _HOSTS_V4, born_time_ms, born_host, now_ms, self.store_host, reconsume_times,
             prepared_position, body_length,
         )  # fmt: skip
         _PACK_UNIT(queue.map, at, position, size, tags_code)
-        queue.at = at + 20
+        queue.at = at + UNIT_BYTES
         queue.next = queue_offset + 1
         queue.stored_bytes += size
         if pending is not None:
@@ -200,7 +212,7 @@ class MessageAppender:
         for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
             # Room first, as in `append`; the order of the writes is the same too.
             body_length = len(body)
-            size = 88 + body_length + len(rest)
+            size = FIXED_BYTES_V4 + body_length + len(rest)
             at = queue.at
             end = position + size
             if at >= queue.limit or end > limit:
@@ -218,16 +230,16 @@ class MessageAppender:
             queue_offset = queue.next
             start = position - log.base
             if isinstance(body, bytes):
-                log.map[start + 88 : start + size] = body + rest
+                log.map[start + FIXED_BYTES_V4 : start + size] = body + rest
             else:
-                log.map[start + 88 + body_length : start + size] = rest
-                log.map[start + 88 : start + 88 + body_length] = body
+                log.map[start + FIXED_BYTES_V4 + body_length : start + size] = rest
+                log.map[start + FIXED_BYTES_V4 : start + FIXED_BYTES_V4 + body_length] = body
             pack(
-                log.map, start, size, -626843481, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
-                position, sys_flag & ~48, born_time_ms, born_host, now_ms, store_host, reconsume_times, 0, body_length,
+                log.map, start, size, MAGIC_V1, crc32(body) & CRC_MASK, queue.queue_id, flag, queue_offset, position,
+                sys_flag & _HOSTS_V4, born_time_ms, born_host, now_ms, store_host, reconsume_times, 0, body_length,
             )  # fmt: skip
             _PACK_UNIT(queue.map, at, position, size, code)
-            queue.at = at + 20
+            queue.at = at + UNIT_BYTES
             queue.next = queue_offset + 1
             queue.stored_bytes += size
             if pending is not None:
@@ -260,7 +272,7 @@ class MessageAppender:
         """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`."""
         if self.settings.append_record_crc:
             properties = record_crc.with_room(properties)
-        if (len(body) > self.settings.message_bytes_max and not again) or len(properties) > 32767:
+        if (len(body) > self.settings.message_bytes_max and not again) or len(properties) > PROPERTIES_BYTES_MAX:
             raise self._too_large(queue, len(body), len(properties))
         pending = self._pending
         # Prepared and rolled back records are in no queue (wire.md 4.3).
@@ -268,10 +280,8 @@ class MessageAppender:
         if queued:
             queue.make_room_for(1)
         log = self.log
-        host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
-            len(self.store_host) == 20 and sysflags.STORE_HOST_V6
-        )
-        size = record.record_bytes(len(body), len(queue.topic), len(properties), host_bits)
+        host_bits = record_layout.host_flags(born_host, self.store_host)
+        size = record_layout.record_bytes(len(body), len(queue.topic), len(properties), host_bits)
         if log.written + size > (log.limit if limit is None else limit):
             log.make_room(size)
         position = log.written
@@ -298,8 +308,8 @@ class MessageAppender:
         if self.settings.append_record_crc:
             encoded = record_crc.sealed(encoded)
         start = position - log.base
-        log.map[start + 4 : start + size] = encoded[4:]
-        log.map[start : start + 4] = encoded[:4]
+        log.map[start + SIZE_BYTES : start + size] = encoded[SIZE_BYTES:]
+        log.map[start : start + SIZE_BYTES] = encoded[:SIZE_BYTES]
         if queued:
             queue.put(position, size, tags_code, now_ms, inner_count(sys_flag, properties))
             queue.stored_bytes += size
@@ -310,8 +320,8 @@ class MessageAppender:
 
     def _too_large(self, queue: ConsumeQueue, body_bytes: int, properties_bytes: int) -> MessageIllegal:
         what = (
-            f"properties of {properties_bytes} bytes, at most 32767 are stored"
-            if properties_bytes > 32767
+            f"properties of {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX} are stored"
+            if properties_bytes > PROPERTIES_BYTES_MAX
             else f"a body of {body_bytes} bytes, at most {self.settings.message_bytes_max} (maxMessageSize) are stored"
         )
         return MessageIllegal(f"message for topic {queue.name!r} has {what}", topic=queue.name)
@@ -332,16 +342,15 @@ class MessageAppender:
         Returns (physical offset, queue offset, position after the record) of each. Raises as `append` does.
         """
         queue = self._queues_by_bytes.get((topic, queue_id)) or self.consume_queues.make(topic, queue_id)
-        host_bits = (len(born_host) == 20 and sysflags.BORN_HOST_V6) | (
-            len(self.store_host) == 20 and sysflags.STORE_HOST_V6
-        )
-        total = 0
+        host_bits = record_layout.host_flags(born_host, self.store_host)
+        fixed_bytes = record_layout.record_bytes(0, len(topic), 0, host_bits)
+        total = fixed_bytes * len(messages)
         crc_bytes = record_crc.BYTES + 1 if self.settings.append_record_crc else 0
         for message in messages:
             body_length, properties_length = len(message.body), len(message.properties) + crc_bytes
-            if body_length > self.settings.message_bytes_max or properties_length > 32767:
+            if body_length > self.settings.message_bytes_max or properties_length > PROPERTIES_BYTES_MAX:
                 raise self._too_large(queue, body_length, properties_length)
-            total += record.record_bytes(body_length, len(topic), properties_length, host_bits)
+            total += body_length + properties_length
         # Keys are written before the batch, never within it: a full disk must not end it half-way.
         if self.index_service is not None and len(self.index_service.pending) + len(messages) > PENDING_MAX:
             self.index_service.write_pending()
@@ -357,10 +366,11 @@ class MessageAppender:
                 )
                 for m in messages
             ]  # fmt: skip
+        suffix, properties_field = queue.suffix, record_layout.properties_field
         run = [
             (
-                queue, m.body, record.after_body(topic, m.properties), m.tags_code, m.unique_id, m.keys, m.tags, m.flag,
-                sys_flag, born_time_ms, reconsume_times,
+                queue, m.body, suffix + properties_field(m.properties), m.tags_code, m.unique_id, m.keys, m.tags,
+                m.flag, sys_flag, born_time_ms, reconsume_times,
             )
             for m in messages
         ]  # fmt: skip
@@ -392,7 +402,10 @@ class MessageAppender:
         `append` does; nothing is stored then.
         """
         queue = self._queues_by_bytes[topic, queue_id]
-        for lengths, bytes_max in ((layout.body_bytes, self._body_bytes_max), (layout.properties_bytes, 32767)):
+        for lengths, bytes_max in (
+            (layout.body_bytes, self._body_bytes_max),
+            (layout.properties_bytes, PROPERTIES_BYTES_MAX),
+        ):
             if int(lengths.max()) > bytes_max:
                 row = int(lengths.argmax())
                 raise self._too_large(queue, int(layout.body_bytes[row]), int(layout.properties_bytes[row]))
@@ -407,8 +420,8 @@ class MessageAppender:
             log.make_room(total)
         self._last_time_ms = now_ms = max(now_ms, self._last_time_ms)
         begin, first = log.written, queue.next
-        head = record.FIXED_V4.pack(
-            0, record.MAGIC_V1, 0, queue_id, 0, 0, 0, sys_flag & ~48, born_time_ms, born_host, now_ms, self.store_host,
+        head = record_layout.FIXED_V4.pack(
+            0, MAGIC_V1, 0, queue_id, 0, 0, 0, sys_flag & _HOSTS_V4, born_time_ms, born_host, now_ms, self.store_host,
             0, 0, 0,
         )  # fmt: skip
         positions = begin + np.cumsum(sizes) - sizes

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 
 from rocketspark.errors import MessageIllegal, RecordError, StoreFull, StoreUnwritable
-from rocketspark.protocol.message import record, record_crc, sysflags
+from rocketspark.protocol.message import record, record_crc, record_layout
+from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles
 from rocketspark.store.files.system_calls import failure
 
-_BLANK = struct.Struct(">ii")
-_I4 = struct.Struct(">i")
-_I8 = struct.Struct(">q")
-_SIZE_MAGIC = struct.Struct(">ii")
-_MAGIC_START = b"\xda\xa3\x20"
+_SIZE_MAGIC = record_layout.only("size", "magic")
+_HEAD = record_layout.only("size", "magic", "position")
 RESERVE_STEP_BYTES = 32 << 20
 POPULATE_BYTES_MIN = 1 << 20
 POPULATE_BYTES_MAX = 32 << 20
@@ -75,7 +72,7 @@ class CommitLog:
 
         Raises MessageIllegal if it fits no file, StoreFull or StoreUnwritable if there is no room to be had.
         """
-        if size + record.BLANK_BYTES_MIN > self.file_bytes:
+        if size + BLANK_BYTES_MIN > self.file_bytes:
             raise MessageIllegal(
                 f"a record of {size} bytes does not fit a log file of {self.file_bytes}: "
                 "send less at once or raise mappedFileSizeCommitLog"
@@ -91,22 +88,22 @@ class CommitLog:
             mapped_files = self.mapped_files
             at = self.written
             start = at - at % self.file_bytes
-            if at + size + record.BLANK_BYTES_MIN > start + self.file_bytes:
+            if at + size + BLANK_BYTES_MIN > start + self.file_bytes:
                 following = start + self.file_bytes
                 if following not in mapped_files.starts:
                     self._add(following)
                 # The next file exists before this one is closed off: whatever happens now, recovery finds the end.
                 left = following - at
-                if left >= record.BLANK_BYTES_MIN:
-                    mapped_files.reserve(at, record.BLANK_BYTES_MIN)
-                    _BLANK.pack_into(mapped_files.get(start).view, at - start, left, record.MAGIC_BLANK)
+                if left >= BLANK_BYTES_MIN:
+                    mapped_files.reserve(at, BLANK_BYTES_MIN)
+                    record_layout.write_blank(mapped_files.get(start).view, at - start, left)
                 self.written = at = start = following
             elif start not in mapped_files.starts:
                 self._add(start)
             self.map = mapped_files.get(start).view
             self.base = start
-            need = max(size + record.BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
-            self.limit = mapped_files.reserve(at, need) - record.BLANK_BYTES_MIN
+            need = max(size + BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
+            self.limit = mapped_files.reserve(at, need) - BLANK_BYTES_MIN
 
     def _add(self, start: int) -> None:
         self.mapped_files.add(start, RESERVE_STEP_BYTES)
@@ -205,11 +202,11 @@ class CommitLog:
         if written == 0 or end - begin < ahead // 4:
             end = begin
         if end > begin:
-            if end + record.BLANK_BYTES_MIN > self.limit:
+            if end + BLANK_BYTES_MIN > self.limit:
                 reserved = self.mapped_files.reserve(at, ahead + RESERVE_STEP_BYTES)
                 with self._room_lock:
                     if self.base == start and self.limit:
-                        self.limit = max(self.limit, reserved - record.BLANK_BYTES_MIN)
+                        self.limit = max(self.limit, reserved - BLANK_BYTES_MIN)
             self.files.populate(view_map, begin - start, end - start)
             self._populated = end
         # The next file is made when three quarters of this one are used.
@@ -227,13 +224,11 @@ class CommitLog:
 
     def record_at(self, position: int) -> memoryview | None:
         """Return the whole record at that position; None if no record begins there."""
-        head = self.slice(position, record.RECORD_BYTES_MIN) if position >= 0 else None
-        if head is None or len(head) < record.RECORD_BYTES_MIN:
+        head = self.slice(position, RECORD_BYTES_MIN) if position >= 0 else None
+        if head is None or len(head) < RECORD_BYTES_MIN:
             return None
-        size, magic = _SIZE_MAGIC.unpack_from(head)
-        if magic not in (record.MAGIC_V1, record.MAGIC_V2) or size < record.RECORD_BYTES_MIN:
-            return None
-        if _I8.unpack_from(head, record.AT_POSITION)[0] != position:
+        size, magic, stated = _HEAD.unpack_from(head)
+        if magic not in MAGICS or size < RECORD_BYTES_MIN or stated != position:
             return None
         if self.damaged and self.is_damaged(position):
             return None
@@ -248,13 +243,13 @@ class CommitLog:
     def store_time_at(self, position: int) -> int:
         """Return the store time in ms of the record at a position; -1 if there is none."""
         found = self.record_at(position)
-        return -1 if found is None else store_time_of(found)
+        return -1 if found is None else record_layout.store_time_of(found)
 
     def first_store_time(self, start: int) -> int:
         """Return the store time in ms of the first record of a file; -1 if there is none."""
         view = self.mapped_files.get(start).view
         magic = _SIZE_MAGIC.unpack_from(view)[1]
-        return store_time_of(view) if magic in (record.MAGIC_V1, record.MAGIC_V2) else -1
+        return record_layout.store_time_of(view) if magic in MAGICS else -1
 
     def boundary(self, position: int) -> int:
         """Return the position of the first record at or after `position`, told by its magic and its own position.
@@ -262,21 +257,10 @@ class CommitLog:
         The file's end if there is none.
         """
         start = position - position % self.file_bytes
-        mapped = self.mapped_files.get(start).map
         at = position - start
         stop = min(at + RESYNC_BYTES_MAX, self.file_bytes)
-        while True:
-            found = mapped.find(_MAGIC_START, at + 4 if at < 4 else at, stop)
-            if found < 4:
-                return start + self.file_bytes
-            begin = found - 4
-            if (
-                begin >= position - start
-                and begin + record.RECORD_BYTES_MIN <= self.file_bytes
-                and _I8.unpack_from(mapped, begin + record.AT_POSITION)[0] == start + begin
-            ):
-                return start + begin
-            at = found + 1
+        found = record_layout.find_begin(self.mapped_files.get(start).map, at, start, stop)
+        return start + (found if found >= 0 else self.file_bytes)
 
     def proven_end(self) -> int:
         """Return the position up to which the log was certainly written once: a later file begins with a record."""
@@ -288,10 +272,10 @@ class CommitLog:
     def _continues(self, position: int) -> bool:
         """Tell whether a record or a blank begins at the position."""
         start = position - position % self.file_bytes
-        if start not in self.mapped_files.starts or position - start > self.file_bytes - record.BLANK_BYTES_MIN:
+        if start not in self.mapped_files.starts or position - start > self.file_bytes - BLANK_BYTES_MIN:
             return False
         magic = _SIZE_MAGIC.unpack_from(self.mapped_files.get(start).view, position - start)[1]
-        return magic in (record.MAGIC_V1, record.MAGIC_V2, record.MAGIC_BLANK)
+        return magic in (*MAGICS, MAGIC_BLANK)
 
     def scan(self, position: int, covered: int = 0) -> Iterator[record.Record]:
         """Yield every whole record from a boundary on, over file ends, up to the first bytes that are no record.
@@ -312,11 +296,11 @@ class CommitLog:
                 read_from, readable = start, self.mapped_files.readable(start)
             if at - start >= readable and readable < self.file_bytes:
                 break
-            if self.is_blank(at):
-                self.written = at = start + self.file_bytes
-                continue
             found = self._whole_at(at, covered)
             if found is None:
+                if self.is_blank(at):
+                    self.written = at = start + self.file_bytes
+                    continue
                 following = self._after_damage(at, covered) if at < covered else -1
                 if following < 0:
                     break
@@ -329,10 +313,7 @@ class CommitLog:
     def is_blank(self, at: int) -> bool:
         """Tell whether the rest of the file from `at` on is marked as unused."""
         start = at - at % self.file_bytes
-        if self.file_bytes - (at - start) < record.BLANK_BYTES_MIN:
-            return False
-        left, magic = _BLANK.unpack_from(self.mapped_files.get(start).view, at - start)
-        return bool(magic == record.MAGIC_BLANK and left == start + self.file_bytes - at)
+        return record_layout.is_blank(self.mapped_files.get(start).view, at - start, start + self.file_bytes - at)
 
     def _whole_at(self, at: int, covered: int) -> record.Record | None:
         """Return the record at a position, if it is whole and its fields are plausible."""
@@ -357,13 +338,13 @@ class CommitLog:
         """Return the position where the log goes on after damage, at most `covered`; -1 if nothing whole follows."""
         start = at - at % self.file_bytes
         size, magic = 0, 0
-        if at + record.RECORD_BYTES_MIN <= start + self.file_bytes:
+        if at + RECORD_BYTES_MIN <= start + self.file_bytes:
             size, magic = _SIZE_MAGIC.unpack_from(self.mapped_files.get(start).view, at - start)
         following = at + size
         # By the damaged record's own size, if a record begins there: bytes within a body may look like a record.
         if (
-            magic in (record.MAGIC_V1, record.MAGIC_V2)
-            and size >= record.RECORD_BYTES_MIN
+            magic in MAGICS
+            and size >= RECORD_BYTES_MIN
             and following <= min(covered, start + self.file_bytes)
             and self._goes_on(following, covered)
         ):
@@ -387,15 +368,8 @@ class CommitLog:
     def next_mark(self, position: int) -> int:
         """Return the next place after a position that looks like a record's begin, else the file's end."""
         start = position - position % self.file_bytes
-        mapped, at = self.mapped_files.get(start).map, position + 1 - start
-        while True:
-            found = mapped.find(_MAGIC_START, at + 4)
-            begin = found - 4
-            if found < 0 or begin + record.RECORD_BYTES_MIN > self.file_bytes:
-                return start + self.file_bytes
-            if _I8.unpack_from(mapped, begin + record.AT_POSITION)[0] == start + begin:
-                return start + begin
-            at = begin + 1
+        found = record_layout.find_begin(self.mapped_files.get(start).map, position + 1 - start, start)
+        return start + (found if found >= 0 else self.file_bytes)
 
 
 def _may_lack_a_page(properties: bytes, end: int) -> bool:
@@ -427,10 +401,3 @@ def _is_text(topic: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def store_time_of(found: memoryview) -> int:
-    """Return the store time in ms of a whole record."""
-    sys_flag = _I4.unpack_from(found, record.AT_SYS_FLAG)[0]
-    at = record.AT_BORN_TIME + 8 + (20 if sys_flag & sysflags.BORN_HOST_V6 else 8)
-    return int(_I8.unpack_from(found, at)[0])

@@ -15,6 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.protocol.message import record_layout
+from rocketspark.protocol.message.record_layout import TOPIC_BYTES_MAX_V1
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
 from rocketspark.store.index.key_hashes import TopicKeys
@@ -106,13 +108,12 @@ class ConsumeQueue:
         self.keys = keys
         self.delay_ms = delay_ms
         self._active = active
-        # Topic length and topic as they stand in a record after the body.
-        length = len(self.topic)
         self.ext = ext
-        self.rare = rare or length > 127 or (ext is not None and ext.writes) or self.is_batch
-        self.suffix = length.to_bytes(1 if length <= 127 else 2, "big") + self.topic
-        # Bytes of a record that are neither host, body nor properties.
-        self.fixed_bytes = 72 + len(self.suffix) + 2
+        self.rare = rare or len(self.topic) > TOPIC_BYTES_MAX_V1 or (ext is not None and ext.writes) or self.is_batch
+        # Topic length and topic as they stand in a record after the body.
+        self.suffix = record_layout.topic_field(self.topic)
+        # The size of a record without body and properties, if its hosts are IPv4.
+        self.fixed_bytes = record_layout.record_bytes(0, len(self.topic), 0)
         self.map = _NO_MAP
         self.at = self.limit = self.reserved = self.start = 0
         self.next = self.min = 0
@@ -125,9 +126,9 @@ class ConsumeQueue:
         self._early_stored = 0
         # For `take_stored`: the message up to which all are counted, and bytes of records since.
         self.counted = 0
+        self.stored_bytes = 0
         # The begins of the first and the last file in the inventory.
         self.listed = (-1, -1)
-        self.stored_bytes = 0
 
     def load(self, below: int | None, min_position: int, *, cut: bool) -> None:
         """Find the queue's end: the last unit that is written and lies before physical offset `below`.

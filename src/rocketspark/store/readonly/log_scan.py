@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
-import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreError
-from rocketspark.protocol.message import record, sysflags
+from rocketspark.protocol.message import record, record_layout, sysflags
+from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import plausible
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
 from rocketspark.store.readonly.read_only_files import ReadOnlyFiles
@@ -22,10 +22,11 @@ CHUNK_BYTES = 4 << 20
 RECORD_BYTES_MAX = 1 << 28
 # Bytes that are searched for a record after damage; then the next file's start is tried.
 RESYNC_BYTES_MAX = 8 << 20
-_MAGIC_START = b"\xda\xa3\x20"
-_NOT_PLAIN = record.HOST_FLAGS | sysflags.INNER_BATCH
-_PLAIN = record.FIXED_V4.unpack_from
-_SIZE_MAGIC = struct.Struct(">ii").unpack_from
+_NOT_PLAIN = record_layout.HOST_FLAGS | sysflags.INNER_BATCH
+_PLAIN = record_layout.only(
+    "size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "store_time_ms", "body_bytes"
+).unpack_from
+_SIZE = record_layout.only("size").unpack_from
 
 
 class WholeRecord(NamedTuple):
@@ -65,13 +66,10 @@ class LogScan(ReadOnlyFiles):
 
     def head(self, position: int) -> tuple[int, int] | None:
         """Return (size, store time in ms) of the record at a position, by its head alone; None if none begins there."""
-        raw = self.read(position, record.FIXED_V4.size + 24) if position >= 0 else b""
-        if len(raw) < record.FIXED_V4.size or not _begins(raw, 0, position):
+        raw = self.read(position, RECORD_BYTES_MIN) if position >= 0 else b""
+        if not record_layout.begins(raw, 0, position):
             return None
-        size, *_ = _PLAIN(raw)
-        flags = int.from_bytes(raw[record.AT_SYS_FLAG : record.AT_SYS_FLAG + 4], "big")
-        at = record.AT_BORN_TIME + (28 if flags & sysflags.BORN_HOST_V6 else 16)
-        return size, int.from_bytes(raw[at : at + 8], "big", signed=True)
+        return _SIZE(raw)[0], record_layout.store_time_of(raw)
 
     def scan(self, position: int, sure_before: int = 0) -> Iterator[WholeRecord]:
         """Yield every whole record from a boundary on; sets `end_found` and `damages`.
@@ -124,12 +122,8 @@ class LogScan(ReadOnlyFiles):
         file_end = self.starts[index] + self.length(index)
         count = min(RESYNC_BYTES_MAX, file_end - position)
         raw = self.read(position, count) if count > 0 else b""
-        at = raw.find(_MAGIC_START, 4)
-        while at >= 4:
-            if _begins(raw, at - 4, position + at - 4):
-                return position + at - 4
-            at = raw.find(_MAGIC_START, at + 1)
-        return None
+        at = record_layout.find_begin(raw, 0, position)
+        return position + at if at >= 0 else None
 
     def _run(self, position: int, sure_before: int) -> Iterator[WholeRecord]:
         """Yield whole records in a row; leaves `end_found` after the last."""
@@ -161,17 +155,15 @@ class LogScan(ReadOnlyFiles):
             while True:
                 here = at - begin
                 left = len(chunk) - here
-                if left < record.RECORD_BYTES_MIN and begin + len(chunk) < file_end:
+                if left < RECORD_BYTES_MIN and begin + len(chunk) < file_end:
                     break
-                if left < record.BLANK_BYTES_MIN:
+                if not record_layout.begins(chunk, here, at):
+                    if record_layout.is_blank(chunk, here, file_end - at) and file_end in self.starts[index + 1 :]:
+                        self._stopped = at = file_end
+                        break
                     return
-                size, magic = _SIZE_MAGIC(chunk, here)
-                if magic == record.MAGIC_BLANK and size == file_end - at and file_end in self.starts[index + 1 :]:
-                    self._stopped = at = file_end
-                    break
-                if not _begins(chunk, here, at) or not record.RECORD_BYTES_MIN <= size <= min(
-                    file_end - at, RECORD_BYTES_MAX
-                ):
+                (size,) = _SIZE(chunk, here)
+                if not RECORD_BYTES_MIN <= size <= min(file_end - at, RECORD_BYTES_MAX):
                     return
                 if size > left:
                     if here:
@@ -186,31 +178,24 @@ class LogScan(ReadOnlyFiles):
                 self._stopped = at = at + size
 
 
-def _begins(raw: bytes, at: int, position: int) -> bool:
-    """Tell whether a record's head stands at a byte, by its magic and its own position."""
-    magic = int.from_bytes(raw[at + 4 : at + 8], "big", signed=True)
-    own = raw[at + record.AT_POSITION : at + record.AT_POSITION + 8]
-    return magic in (record.MAGIC_V1, record.MAGIC_V2) and own == position.to_bytes(8, "big")
-
-
 def _in_doubt(chunk: bytes, at: int, size: int) -> bool:
     """Tell whether a last record may lack its end: no CRC covers its properties, and bytes not written yet are zero."""
-    return b"\0" in record.properties_of(memoryview(chunk)[at : at + size])
+    return b"\0" in record_layout.properties_of(memoryview(chunk)[at : at + size])
 
 
 def _whole(chunk: bytes, at: int, position: int) -> WholeRecord | None:
     """Return the record at a byte if every check holds. Plain ones: 1 us each; the rest goes to `record.decode`."""
-    size, magic, crc, queue_id, _, offset, _, sys_flag, _, _, time_ms, _, _, _, body_length = _PLAIN(chunk, at)
-    body = at + record.FIXED_V4.size
+    size, magic, crc, queue_id, offset, sys_flag, time_ms, body_length = _PLAIN(chunk, at)
+    body = at + FIXED_BYTES_V4
     topic_at = body + body_length + 1
     end = at + size
-    if magic == record.MAGIC_V1 and not sys_flag & _NOT_PLAIN and body_length >= 0 and topic_at + 2 <= end:
+    if magic == MAGIC_V1 and not sys_flag & _NOT_PLAIN and body_length >= 0 and topic_at + 2 <= end:
         topic_end = topic_at + chunk[topic_at - 1]
         properties_at = topic_end + 2
         if (
             properties_at <= end
             and properties_at + (chunk[topic_end] << 8 | chunk[topic_end + 1]) == end
-            and (not crc or zlib.crc32(chunk[body : topic_at - 1]) & record.CRC_MASK == crc)
+            and (not crc or zlib.crc32(chunk[body : topic_at - 1]) & CRC_MASK == crc)
         ):
             topic = chunk[topic_at:topic_end]
             if plausible(queue_id, offset, time_ms, topic):

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketspark.protocol.message import record, record_crc, sysflags
+from rocketspark.protocol.message import record_crc, record_layout
+from rocketspark.protocol.message.record_layout import (
+    CRC_MASK,
+    FIXED_BYTES_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH_BYTES,
+    RECORD_BYTES_MIN,
+)
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.consumequeue.consume_queue_ext import ADDRESS_MAX
 from rocketspark.store.consumequeue.consume_queue_store import SCHEDULE_TOPIC
@@ -25,12 +33,8 @@ BYTES_PER_PIECE = 8 << 20
 # Bytes between two records up to which reading them too is quicker than a call of its own.
 _GAP_BYTES = 4096
 
-_HEAD = np.dtype(
-    [
-        *(("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue", ">i4"), ("flag", ">i4"), ("offset", ">i8")),
-        *(("position", ">i8"), ("sys_flag", ">i4")),
-    ]
-)
+_HEAD = record_layout.head_type("size", "magic", "crc", "queue_id", "queue_offset", "position", "sys_flag")
+_BODY_LENGTH = np.dtype(record_layout.PLACES["body_bytes"].kind)
 
 # Called for missing messages [first, end), with the reason; it raises, or they are skipped.
 Lost = Callable[[int, int, str], None]
@@ -78,7 +82,7 @@ class RecordReader:
         """Return a mask of the units that can lead to a record; gaps lead to none. Reports the others."""
         oldest = self._log.min_position
         gone = (units.sizes != GAP_SIZE) & (units.positions < oldest)
-        right = (units.sizes >= record.RECORD_BYTES_MIN) & (units.sizes <= RECORD_BYTES_MAX) & (units.positions >= 0)
+        right = (units.sizes >= RECORD_BYTES_MIN) & (units.sizes <= RECORD_BYTES_MAX) & (units.positions >= 0)
         self._tell(units, gone & right, "deleted")
         wrong = ~right & (units.sizes != GAP_SIZE)
         self._tell(
@@ -145,8 +149,8 @@ class RecordReader:
         """Return a mask of the records that are whole and are those that their units name."""
         heads = self._at(starts, _HEAD)
         magic = heads["magic"]
-        good: Ints = (heads["size"] == units.sizes) & ((magic == record.MAGIC_V1) | (magic == record.MAGIC_V2))
-        good &= (heads["queue"] == self._queue.queue_id) & (heads["offset"] == units.offsets)
+        good: Ints = (heads["size"] == units.sizes) & ((magic == MAGIC_V1) | (magic == MAGIC_V2))
+        good &= (heads["queue_id"] == self._queue.queue_id) & (heads["queue_offset"] == units.offsets)
         good &= heads["position"] == units.positions
         if not good.all():
             rows = np.flatnonzero(good)
@@ -159,17 +163,14 @@ class RecordReader:
         """Tell of each record whether its parts fit together and topic and CRC are right. The fields of `heads` are."""
         if not len(starts):
             return np.zeros(0, np.bool_)
-        flags = heads["sys_flag"]
         ends = starts + heads["size"]
-        body = starts + record.FIXED_V4.size
-        if (flags & record.HOST_FLAGS).any():
-            body += 12 * ((flags & sysflags.BORN_HOST_V6) != 0) + 12 * ((flags & sysflags.STORE_HOST_V6) != 0)
-        long = heads["magic"] == record.MAGIC_V2
+        body = starts + FIXED_BYTES_V4 + record_layout.v6_bytes(heads["sys_flag"])
+        long = heads["magic"] == MAGIC_V2
         topic = self._topic
         after_topic = body + 1 + long + len(topic)
         # Lengths beyond the record make the rest meaningless: those rows are looked at with a body of nothing.
-        lengths = self._at(np.minimum(body, ends) - 4, np.dtype(">i4")).astype(np.int64)
-        good: Ints = (lengths >= 0) & (after_topic + lengths + 2 <= ends)
+        lengths = self._at(np.minimum(body, ends) - _BODY_LENGTH.itemsize, _BODY_LENGTH).astype(np.int64)
+        good: Ints = (lengths >= 0) & (after_topic + lengths + PROPERTIES_LENGTH_BYTES <= ends)
         if not good.all():
             rows = np.flatnonzero(good)
             good[rows] = self._fits(starts[rows], heads[rows])
@@ -180,7 +181,7 @@ class RecordReader:
         if long.any():
             stated = np.where(long, self._at(body_end, np.dtype(">u2")), stated)
         good &= stated == len(topic)
-        good &= after_topic + 2 + self._at(after_topic, np.dtype(">u2")) == ends
+        good &= after_topic + PROPERTIES_LENGTH_BYTES + self._at(after_topic, np.dtype(">u2")) == ends
         width = 8 if len(topic) >= 8 else 4 if len(topic) >= 4 else 1
         for part in {*range(0, len(topic) - width + 1, width), len(topic) - width}:
             wanted = int.from_bytes(topic[part : part + width], "little")
@@ -222,7 +223,7 @@ class RecordReader:
             crcs = list(starmap(zlib.crc32, rows))
         else:
             crcs = [zlib.crc32(view[at:end]) for at, end in zip(body.tolist(), body_end.tolist(), strict=True)]
-        found = np.array(crcs, np.int64) & record.CRC_MASK
+        found = np.array(crcs, np.int64) & CRC_MASK
         # A stored CRC of 0 is not checked (rule: CommitLog, 5.x).
         right: Ints = (found == stored) | (stored == 0)
         return right

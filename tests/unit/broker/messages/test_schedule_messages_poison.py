@@ -24,9 +24,9 @@ from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.send_rules import MessageSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.errors import RecordError, ServerError, StoreFull
-from rocketspark.protocol.message import properties, record
+from rocketspark.protocol.message import properties, record_layout
 
-CRC_AT = record.AT_CRC
+CRC_AT = record_layout.AT["crc"]
 
 
 class Broker(Rig):
@@ -69,7 +69,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.mark.parametrize("at", [88, record.AT_POSITION + 6, 5, CRC_AT], ids=["body", "position", "magic", "crc"])
+@pytest.mark.parametrize(
+    "at", [88, record_layout.AT["position"] + 6, 5, CRC_AT], ids=["body", "position", "magic", "crc"]
+)
 def test_a_rotten_message_is_set_aside_and_the_others_come(tmp_path: Path, now: Clock, at: int) -> None:
     rig = Broker(tmp_path, now)
     for key in ("A", "B", "C"):

@@ -9,7 +9,7 @@ from tests.unit.broker.messages.test_timer_messages import NOW, Clock, Rig, cloc
 
 from rocketspark.broker import topic_names
 from rocketspark.errors import RecordError
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record, record_layout
 
 __all__ = ["clock", "rig"]
 
@@ -17,7 +17,7 @@ __all__ = ["clock", "rig"]
 def rot(broker: Rig, number: int) -> int:
     """One bit of a parked message's body flips."""
     ((position, _, _),) = broker.store.queue_units(topic_names.TIMER_TOPIC, 0, number, 1)
-    broker.store.log.mapped_files.get(0).map[position + record.FIXED_V4.size] ^= 1
+    broker.store.log.mapped_files.get(0).map[position + record_layout.FIXED_BYTES_V4] ^= 1
     return position
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import RecordError
-from rocketspark.protocol.message import batch, compression, record, sysflags
+from rocketspark.protocol.message import batch, compression, record, record_layout, sysflags
 
 VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 V4 = bytes.fromhex("7f00000100002a9f")
@@ -78,7 +78,7 @@ def test_every_field_comes_back(fields: dict[str, Any], before: bytes, after: by
     assert {name: getattr(decoded, name) for name in wanted} == wanted
     assert decoded.size == len(encoded)
     assert decoded.version == (1 if len(fields["topic"]) <= 127 else 2)
-    assert decoded.size == record.record_bytes(
+    assert decoded.size == record_layout.record_bytes(
         len(fields["body"]), len(fields["topic"]), len(fields["properties"]), decoded.sys_flag
     )
 
