@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.java.apache import free_ports
 from tests.java.driver import JARS, java_home, java_tool
+from tests.ports import free_ports
 
 from bench.peers import STOP_TIMEOUT_S, Servers
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.live.support import beat, create, pull_header, records, send_header
 from tests.patience import LIMIT_S
+from tests.ports import server_ports
 
 from rocketspark import AsyncProducer, AsyncPushConsumer, ReceivedMessage
 from rocketspark.broker.settings import settings_from
@@ -532,7 +533,7 @@ def run_cycles(
     """So many kills of a server over one store; fails at the first thing that is wrong."""
     import uvloop
 
-    server = ServerProcess(root / "store", config=CONFIG | {"flushDiskType": flush})
+    server = ServerProcess(root / "store", **server_ports(), config=CONFIG | {"flushDiskType": flush})
     run = Cycles(server, seed, say, least)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import server_ports
 
 from rocketspark import Producer, RocketSparkError
 from rocketspark.testing import ServerProcess, run_cluster, run_server_process
@@ -179,7 +180,7 @@ def test_a_wrong_broker_conf_is_named(tmp_path: Path, line: str, says: str) -> N
 
 
 def test_a_killed_server_restarts_on_the_same_ports_with_every_message(tmp_path: Path) -> None:
-    with run_server_process(tmp_path / "store") as server:
+    with run_server_process(tmp_path / "store", **server_ports()) as server:
         before = (server.namesrv, server.broker)
         with Producer(server.namesrv, "g") as producer:
             sent = [producer.send("t", b"%d" % i, sharding_key="k").queue_offset for i in range(100)]

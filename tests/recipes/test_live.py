@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import server_ports
 from tests.recipes.conftest import Tables
 
 from rocketspark import AsyncProducer, AsyncPushConsumer, Message, Producer, PullConsumer, PushConsumer, SendResult
@@ -138,7 +139,7 @@ def cluster_topic(producer: Producer, topic: str) -> None:
 def test_what_is_sent_while_the_broker_is_down_arrives_when_it_is_up(tmp_path: Path) -> None:
     store = OutboxStore(f"sqlite:///{tmp_path / 'box.db'}")
     store.create_tables()
-    with run_server_process(tmp_path / "store") as server, Producer(server.namesrv) as producer:
+    with run_server_process(tmp_path / "store", **server_ports()) as server, Producer(server.namesrv) as producer:
         cluster_topic(producer, "down")
         with Outbox(producer, store, backoff_ms=50, backoff_max_ms=200, poll_ms=50) as outbox:
             assert isinstance(outbox.send_or_keep("down", b"0", sharding_key="s"), SendResult)

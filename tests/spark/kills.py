@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset
+from tests.ports import server_ports
 from tests.spark.standalone import LOOPBACK, Standalone, environment, until
 from tests.spark.topics import messages_of
 
@@ -130,7 +131,7 @@ class Kills:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.chance = random.Random(self.seed)
-        self.server = ServerProcess(self.folder / "store", config=CONFIG)
+        self.server = ServerProcess(self.folder / "store", **server_ports(), config=CONFIG)
         self.stopped = threading.Event()
         self.sent = 0
         self.seen = 0

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.patience import LIMIT_S
+from tests.ports import free_ports
+
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.client.connection import client_api
@@ -34,14 +37,14 @@ class Stage:
         self.start_namesrv()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LIMIT_S)
 
     def start_namesrv(self) -> None:
         """A NameServer that knows nothing yet."""
         self._run(self._start_namesrv())
 
     async def _start_namesrv(self) -> None:
-        self._namesrv = NameServer("127.0.0.1", int(self.namesrv.rpartition(":")[2] or 0))
+        self._namesrv = NameServer("127.0.0.1", int(self.namesrv.rpartition(":")[2] or free_ports()))
         await self._namesrv.start()
         self.namesrv = self._namesrv.address
 
@@ -61,12 +64,11 @@ class Stage:
             store_root=str(self._folder / name),
             namesrv_addresses=self.namesrv,
             listen_host="127.0.0.1",
-            listen_port=self._ports.get(name, 0),
+            listen_port=self._ports.setdefault(name, free_ports()),
         )
         broker = BrokerServer(settings)
         await broker.start()
         self._brokers[name] = broker
-        self._ports[name] = int(broker.address.rpartition(":")[2])
         await self._until(lambda names: name in names)
 
     def stop(self, name: str) -> None:

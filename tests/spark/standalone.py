@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyspark
-from tests.java.apache import free_ports
 from tests.java.driver import java_home
 from tests.official import SHORT_LIVED
+from tests.ports import free_ports
 
 SPARK = Path(pyspark.__file__).parent
 LOOPBACK = {

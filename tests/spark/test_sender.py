@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.patience import LIMIT_S
+from tests.ports import server_ports
 from tests.spark.topics import messages_of
 
 from rocketspark.client import Producer
@@ -29,7 +31,7 @@ def test_a_broker_killed_between_batches_loses_no_row(tmp_path: Path) -> None:
                 server.kill()
                 server.restart()
 
-    with run_server_process(tmp_path) as server:
+    with run_server_process(tmp_path, **server_ports()) as server:
         with Producer(server.namesrv, "maker") as producer:
             producer.send("orders", b"first")
         options = parse_write({"namesrv": server.namesrv, "topic": "orders", "maxBatchBytes": "20000"})
@@ -40,7 +42,7 @@ def test_a_broker_killed_between_batches_loses_no_row(tmp_path: Path) -> None:
 
 
 def test_a_broker_killed_while_batches_are_in_flight_loses_no_row(tmp_path: Path) -> None:
-    with run_server_process(tmp_path) as server:
+    with run_server_process(tmp_path, **server_ports()) as server:
         with Producer(server.namesrv, "maker") as producer:
             producer.send("orders", b"first")
         asked, killed = threading.Event(), threading.Event()
@@ -50,11 +52,11 @@ def test_a_broker_killed_while_batches_are_in_flight_loses_no_row(tmp_path: Path
                 if part == 5:
                     asked.set()
                 yield rows(part * 2000, 2000)
-            killed.wait(60)
+            killed.wait(LIMIT_S)
             yield rows(40_000, 2000)
 
         def kill() -> None:
-            asked.wait(60)
+            asked.wait(LIMIT_S)
             server.kill()
             server.restart()
             killed.set()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from tests.ports import server_ports
 from tests.spark.conftest import Place
 
 from rocketspark.client import Producer
@@ -146,7 +147,10 @@ def test_stream_begins_at_the_end_by_default(
 def test_a_query_outlives_its_servers(spark: SparkSession, tmp_path: Path) -> None:
     seen: list[bytes] = []
     sent = [b"%d" % i for i in range(41)]
-    with run_server_process(tmp_path / "store") as server, Producer(server.namesrv, send_timeout_ms=60_000) as producer:
+    with (
+        run_server_process(tmp_path / "store", **server_ports()) as server,
+        Producer(server.namesrv, send_timeout_ms=60_000) as producer,
+    ):
         producer.create_topic("t", queue_count=2)
         reader = spark.readStream.format("rocketmq").option("namesrv", server.namesrv).option("topic", "t")
         query = (

@@ -14,8 +14,9 @@ from pathlib import Path
 from rocketspark.errors import RocketSparkError
 
 READY = re.compile(r"ready namesrv=(\S+) broker=(\S+)\n")
-READY_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
+# Machines are busy: only what hangs takes minutes.
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
 LOG_END_CHARS = 4000
 
 
