@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.java.apache import ApacheBroker, ApacheNamesrv, free_ports
-from tests.java.conftest import PATIENT
+from tests.java.apache import ApacheBroker, ApacheNamesrv
+from tests.ports import free_ports
 
 READY_S = 180
 
@@ -77,7 +77,7 @@ class Servers:
         self._count += 1
         store, folder = self._folder / f"{name}-store", self._folder / f"{name}-{self._count}"
         if self._whose == "apache":
-            self._running[name] = ApacheBroker(folder, self.namesrv, store, name, config=self._config | PATIENT)
+            self._running[name] = ApacheBroker(folder, self.namesrv, store, name, config=self._config)
             return
         config = self._folder / f"{name}.conf"
         config.write_text("".join(f"{key}={value}\n" for key, value in self._config.items()))

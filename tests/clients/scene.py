@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.java.apache import make_group
 from tests.patience import LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
@@ -32,6 +33,8 @@ class Scene:
         self.group = f"g-{name}"
         with SyncOperations(self.namesrv) as operations:
             operations.create_topic(self.topic, queue_count=queues)
+        if cluster.name == "apache":
+            make_group(cluster.broker, self.group, self.topic)
 
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, "broker-a", queue_id)

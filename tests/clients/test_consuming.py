@@ -112,6 +112,7 @@ def test_ordered_messages_that_never_succeed_become_dead_letters(scene: Scene) -
 
     with consumer(scene, listener, ordered=True, suspend_ms=20, max_reconsume_times=2):
         until(lambda: len(tries) == 12)
+        until(lambda: scene.has_topic(f"%DLQ%{scene.group}"))
     assert {key: n for key, n in tries.items() if n > 1} == {(queue, 1): 3 for queue in range(4)}
     with PullConsumer(scene.namesrv, f"dead-{scene.group}", consume_from="first") as reader:
         reader.assign(reader.queues(f"%DLQ%{scene.group}"))
@@ -159,7 +160,8 @@ def test_sql_filters(scene: Scene) -> None:
 
 def test_tags_change_and_fetching_pauses(scene: Scene) -> None:
     inbox = Inbox()
-    member = PushConsumer(scene.namesrv, scene.group, consume_from="first")
+    # One thread: what comes together is noted in its order.
+    member = PushConsumer(scene.namesrv, scene.group, consume_from="first", threads=1)
     member.subscribe(scene.topic, "A")
     member.listen(inbox)
     with member, Producer(scene.namesrv, "pg") as producer:
@@ -190,7 +192,7 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
         if message.reconsume_times == 0:
             release.wait(120)
 
-    with consumer(scene, listener, consume_timeout_ms=400), Producer(scene.namesrv, "pg") as producer:
+    with consumer(scene, listener, consume_timeout_ms=2000), Producer(scene.namesrv, "pg") as producer:
         producer.send(scene.topic, b"slow")
         until(lambda: seen == [0, 1])
         release.set()

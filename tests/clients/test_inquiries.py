@@ -7,6 +7,7 @@ import time
 
 import pytest
 from tests.clients.scene import Scene
+from tests.java.mqadmin import until
 
 from rocketspark.client import AsyncProducer, Producer
 from rocketspark.errors import ServerError, UsageError
@@ -28,6 +29,8 @@ def test_topics_offsets_and_stored_messages(scene: Scene) -> None:
             producer.earliest_store_time(queue)
             == producer.view_message(scene.topic, results[0].offset_message_id).store_time_ms
         )
+        # The index is made behind the queues.
+        until(lambda: producer.query_message(scene.topic, "k4"))
         assert producer.view_message(scene.topic, results[3].message_id).body == b"3"
         assert [m.body for m in producer.query_message(scene.topic, "k4")] == [b"4"]
         assert {m.body for m in producer.query_message(scene.topic, "all")} == {b"%d" % i for i in range(5)}

@@ -72,10 +72,10 @@ def test_timer_messages_and_recall(scene: Scene) -> None:
         producer.send(scene.topic, b"delay", delay_ms=1500)
         producer.send(scene.topic, b"at", deliver_at_ms=at_ms)
         producer.send(scene.topic, b"level", delay_level=1)
-        recalled = producer.send(scene.topic, b"recalled", delay_ms=4000)
+        recalled = producer.send(scene.topic, b"recalled", delay_ms=12_000)
         assert recalled.recall_handle is not None
         assert producer.recall(scene.topic, recalled.recall_handle) == recalled.message_id
-        last = producer.send(scene.topic, b"last", delay_ms=6000)
+        last = producer.send(scene.topic, b"last", delay_ms=14_000)
         assert last.recall_handle
         found = {m.body: m for m in inbox.wait_for(4)}
         assert set(found) == {b"delay", b"at", b"level", b"last"}

@@ -88,7 +88,7 @@ def load(scene: Scene) -> Iterator[list[Place]]:
     ends = threading.Event()
 
     def send() -> None:
-        with Producer(scene.namesrv, "pg") as producer:
+        with Producer(scene.namesrv, "pg", send_timeout_ms=60_000) as producer:
             n = 0
             while not ends.is_set():
                 result = producer.send(scene.topic, b"%d" % n, queue=MessageQueue(scene.topic, "broker-a", n % QUEUES))

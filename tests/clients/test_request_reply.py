@@ -7,6 +7,7 @@ import time
 
 import pytest
 from tests.clients.scene import Scene
+from tests.patience import LIMIT_MS
 
 from rocketspark.client import AsyncProducer, Producer, PushConsumer
 from rocketspark.errors import NoReply, UsageError
@@ -24,18 +25,19 @@ def test_replies_reach_who_asked(scene: Scene) -> None:
             replier.reply(message, b"re: " + message.body * size)
 
         with consumer, Producer(scene.namesrv, f"p-{scene.group}") as producer:
-            found = producer.request(scene.topic, b"one", tag="ask", keys="k", timeout_ms=20_000)
+            found = producer.request(scene.topic, b"one", tag="ask", keys="k", timeout_ms=LIMIT_MS)
             assert found.body == b"re: one"
             assert found.properties["MSG_TYPE"] == "reply"
             assert abs(found.store_time_ms - time.time() * 1000) < 60_000
             # Compressed on its way.
             assert (
-                producer.request(scene.topic, b"large", tag="ask", timeout_ms=20_000).body == b"re: " + b"large" * 9000
+                producer.request(scene.topic, b"large", tag="ask", timeout_ms=LIMIT_MS).body
+                == b"re: " + b"large" * 9000
             )
 
             async def many() -> list[bytes]:
                 async with AsyncProducer(scene.namesrv, f"p-{scene.group}") as several:
-                    asked = [several.request(scene.topic, b"%d" % i, tag="ask", timeout_ms=20_000) for i in range(20)]
+                    asked = [several.request(scene.topic, b"%d" % i, tag="ask", timeout_ms=LIMIT_MS) for i in range(20)]
                     return [m.body for m in await asyncio.gather(*asked)]
 
             assert asyncio.run(many()) == [b"re: %d" % i for i in range(20)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
 from tests.clients.scene import Inbox, Scene
+from tests.java.mqadmin import until
 
 from rocketspark.client import (
     AsyncTransactionProducer,
@@ -83,11 +85,18 @@ def test_each_ends_as_it_was_decided(scene: Scene) -> None:
         for name, message in found.items():
             assert (message.topic, message.tag, message.keys) == (scene.topic, "T", (name,))
             assert message.message_id == bank.ids[name.encode()] == results[name].sent.message_id
+        open_ones = {"asked", "forgotten", "raised", "nothing"}
+        # What was sent a moment later may be asked for a round later.
+        until(lambda: open_ones <= {m.body.decode() for m in bank.asked})
         asked = {m.body.decode(): m for m in bank.asked}
-        assert set(asked) - ended_late(scene, "paid", "bounced") == {"asked", "forgotten", "raised", "nothing"}
+        assert set(asked) - ended_late(scene, "paid", "bounced") == open_ones
         assert asked["asked"].message_id == results["asked"].sent.message_id
         assert {m.topic for m in bank.asked} == {scene.topic}
-    assert len(inbox.received) == 3
+    bodies, questions = (Counter(m.body.decode() for m in found) for found in (inbox.received, bank.asked))
+    assert set(bodies) == {"asked", "paid", "raised"}
+    # The official broker shows a message for each answer, and asks again where an answer takes a second.
+    often = questions if scene.cluster.name == "apache" else Counter[str]()
+    assert all(count <= max(1, often[body]) for body, count in bodies.items()), (bodies, questions)
 
 
 def test_any_producer_of_the_group_is_asked(scene: Scene) -> None:

@@ -17,6 +17,7 @@ from tests.clients.scene import Inbox, Scene
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, JavaError, body_of, message
 from tests.java.mqadmin import until
+from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
@@ -253,12 +254,12 @@ def test_delays_timers_and_recall(scene: Scene, java: JavaDriver) -> None:
             return java.call("send_timed", name=theirs, messages=[one], queue=queue)[0]
 
         # Each takes back what the other sent; Java 4.9.7 knows of no recall.
-        handle = ours.send(scene.topic, b"ours recalled", delay_ms=4000, queue=scene.queue()).recall_handle
+        handle = ours.send(scene.topic, b"ours recalled", delay_ms=12_000, queue=scene.queue()).recall_handle
         assert handle is not None
         if java.version == "4.9.7":
             ours.recall(scene.topic, handle)
         else:
-            java_handle = timed("java recalled", TIMER_DELAY_SEC=4)
+            java_handle = timed("java recalled", TIMER_DELAY_SEC=12)
             java.call("recall", name=theirs, topic=scene.topic, handle=handle)
             ours.recall(scene.topic, java_handle)
         timed("java seconds", TIMER_DELAY_SEC=1)
@@ -268,7 +269,7 @@ def test_delays_timers_and_recall(scene: Scene, java: JavaDriver) -> None:
         ours.send(scene.topic, b"ours ms", delay_ms=1000)
         ours.send(scene.topic, b"ours at", deliver_at_ms=now_ms + 2000)
         ours.send(scene.topic, b"ours level", delay_level=2)
-        ours.send(scene.topic, b"last", deliver_at_ms=int(time.time() * 1000) + 5500)
+        ours.send(scene.topic, b"last", deliver_at_ms=int(time.time() * 1000) + 14_000)
         names = ["java at", "java level", "java ms", "java seconds", "last", "ours at", "ours level", "ours ms"]
         assert sorted(m.body.decode() for m in inbox.wait_for(8)) == names
         got = awaited(java, reader, 8)
@@ -284,8 +285,8 @@ def test_requests(scene: Scene, java: JavaDriver) -> None:
         java.started("answerer", topic=scene.topic, **of_scene(scene)),
         Producer(scene.namesrv, f"p-{scene.group}") as asking,
     ):
-        assert asking.request(scene.topic, b"one", timeout_ms=20_000).body == b"re: one"
-        assert asking.request(scene.topic, TEXT, timeout_ms=20_000).body == b"re: " + TEXT
+        assert asking.request(scene.topic, b"one", timeout_ms=LIMIT_MS).body == b"re: one"
+        assert asking.request(scene.topic, TEXT, timeout_ms=LIMIT_MS).body == b"re: " + TEXT
     topic = f"{scene.topic}-ours"
     with SyncOperations(scene.namesrv) as operations:
         operations.create_topic(topic, queue_count=1)
@@ -294,10 +295,10 @@ def test_requests(scene: Scene, java: JavaDriver) -> None:
         consumer.subscribe(topic)
         consumer.listen(lambda request: replier.reply(request, b"ours: " + request.body) and None)
         with consumer:
-            asked = {"namesrv": scene.namesrv, "group": f"j-{scene.group}", "timeout_ms": 20_000}
+            asked = {"namesrv": scene.namesrv, "group": f"j-{scene.group}", "timeout_ms": LIMIT_MS}
             texts = ("one", TEXT.decode())
             answers = [java.submit("request", message=message(topic, t), name=t[:3], **asked) for t in texts]
-            assert [answer.result(60) for answer in answers] == [f"ours: {text}" for text in texts]
+            assert [answer.result(LIMIT_S) for answer in answers] == [f"ours: {text}" for text in texts]
 
 
 # -- groups of both --------------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ def test_ordered_members_share_queues_without_overlap(scene: Scene, java: JavaDr
     fill()
     consumer = our_consumer(scene, ours, ordered=True)
     with consumer:
-        until(lambda: len(ours.taken) >= 30)
+        until(lambda: len(ours.taken) >= 30 and len({queue for queue, *_ in ours.taken}) == 4)
         with java_reader(java, scene, "j", group=scene.group, orderly=True) as theirs:
             until(lambda: len(queues_of(java, theirs, scene.topic)) == 2 == len(our_queues(consumer, scene.topic)))
             assert queues_of(java, theirs, scene.topic).isdisjoint(our_queues(consumer, scene.topic))

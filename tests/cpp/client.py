@@ -16,7 +16,7 @@ from rocketmq.exceptions import ffi_check
 from rocketmq.ffi import MessageModel, _CConsumeStatus, dll
 from tests.java.apache import ask
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 CONSUMER_CONNECTIONS, RUNNING_INFO = 203, 307
 
 
@@ -195,10 +195,10 @@ class Scenes:
         self.consumer(name, inbox)
         inbox.wait()
         group = {"consumerGroup": f"{name}-group"}
-        connections = json.loads(ask(self.broker, CONSUMER_CONNECTIONS, ext_fields=group, timeout_s=10).body)
+        connections = json.loads(ask(self.broker, CONSUMER_CONNECTIONS, ext_fields=group).body)
         client = connections["connectionSet"][0]["clientId"]
         asked = group | {"clientId": client, "jstackEnable": "false"}
-        info = ask(self.broker, RUNNING_INFO, ext_fields=asked, timeout_s=10)
+        info = ask(self.broker, RUNNING_INFO, ext_fields=asked)
         return {"connections": connections, "running": [info.code, info.body.decode()]}
 
 

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 150
+TIMEOUT_S = 400
 ON_APACHE = os.environ.get("JAVA_TESTS_ON") == "apache"
 CREATE_TOPIC, GROUP_SETTINGS, TOPIC_LIST = 17, 200, 206
 

@@ -103,7 +103,7 @@ def test_a_consumer_is_seen_and_asked(scene: on_ours.Scene) -> None:
     group = {"consumerGroup": scene.group}
 
     def asked(code: int, **fields: str) -> bytes:
-        answer = ask(scene.broker, code, ext_fields=group | fields, timeout_s=10)
+        answer = ask(scene.broker, code, ext_fields=group | fields)
         assert answer.code == 0, answer
         return answer.body
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.java.apache import ApacheCluster
-from tests.java.conftest import PATIENT, QUICK
+from tests.java.conftest import QUICK
 
 from rocketspark.testing.process import run_server_process
 
@@ -18,7 +18,7 @@ from rocketspark.testing.process import run_server_process
 def interop_server(folder: Path) -> Iterator[Any]:
     """`namesrv` and `broker` are its addresses. JAVA_TESTS_ON=apache takes the official servers."""
     if os.environ.get("JAVA_TESTS_ON") == "apache":
-        cluster = ApacheCluster(folder / "apache", config=QUICK | PATIENT)
+        cluster = ApacheCluster(folder / "apache", config=QUICK)
         try:
             yield cluster
         finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import struct
 import subprocess
@@ -17,26 +16,11 @@ from typing import Any, NamedTuple
 
 from tests.java.driver import JARS, java_tool
 from tests.official import started
+from tests.patience import LIMIT_S
+from tests.ports import free_ports
 
 SERVER_JARS = JARS / "server-5.5.0"
 BOOT_TIMEOUT_S = 200.0
-
-
-def free_ports(*offsets: int) -> int:
-    """A port p below the ephemeral range with every p + offset free on 127.0.0.1."""
-    for _ in range(200):
-        port = random.randrange(12000, 32000)
-        held = []
-        try:
-            for offset in offsets or (0,):
-                held.append(socket.create_server(("127.0.0.1", port + offset)))
-        except OSError:
-            continue
-        finally:
-            for taken in held:
-                taken.close()
-        return port
-    raise AssertionError("no free ports found")
 
 
 class Answer(NamedTuple):
@@ -68,6 +52,31 @@ def committed_offset(broker: str, group: str, topic: str, queue_id: int) -> int 
     wanted = {"consumerGroup": group, "topic": topic, "queueId": str(queue_id), "setZeroIfNotFound": "false"}
     answer = ask(broker, 14, ext_fields=wanted)
     return int(answer.ext_fields["offset"]) if answer.code == 0 else None
+
+
+def make_group(broker: str, group: str, topic: str) -> None:
+    """Make the group, and its table of offsets of the topic by the commit of a queue that nobody has.
+
+    Of a group's first two commits to a topic that come at once the official broker forgets one.
+    """
+    assert ask(broker, 200, json.dumps({"groupName": group}).encode()).code == 0
+    commit = {"consumerGroup": group, "topic": topic, "queueId": "99", "commitOffset": "0"}
+    assert ask(broker, 15, ext_fields=commit).code == 0
+
+
+def max_offset(broker: str, topic: str, queue_id: int) -> int:
+    """How many messages the queue shows so far."""
+    answer = ask(broker, 30, ext_fields={"topic": topic, "queueId": str(queue_id)})
+    return int(answer.ext_fields["offset"]) if answer.code == 0 else 0
+
+
+def await_queues(broker: str, topic: str, *counts: int) -> None:
+    """Wait until the queues 0, 1, … show so many messages: the official broker answers a send before they do."""
+    deadline = time.monotonic() + LIMIT_S
+    for queue_id, count in enumerate(counts):
+        while (found := max_offset(broker, topic, queue_id)) < count:
+            assert time.monotonic() < deadline, f"queue {queue_id} of {topic} shows {found} of {count} messages"
+            time.sleep(0.01)
 
 
 def _read(link: socket.socket, count: int) -> bytes:

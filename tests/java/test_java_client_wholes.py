@@ -97,7 +97,7 @@ def test_a_request_gets_its_reply(scene: Scene) -> None:
                 namesrv=scene.namesrv,
                 group=f"{scene.group}-asking",
                 message=message(scene.topic, text),
-                timeout_ms=20_000,
+                timeout_ms=LIMIT_MS,
             )
             assert reply == f"re: {text}"
 

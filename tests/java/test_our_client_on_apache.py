@@ -173,7 +173,7 @@ def test_sharding_keys_keep_their_order(scene: Scene) -> None:
             for shard in shards
         ]
         for future in pending:
-            future.result(10)
+            future.result(LIMIT_S)
     stored = scene.stored(queues=4, count=50)
     for shard in shards:
         of_shard = [found for found in stored if body_of(found).decode().startswith(shard)]
@@ -195,7 +195,7 @@ def test_we_read_what_java_sends(scene: Scene) -> None:
         consumer.seek_to_begin(scene.queue(0))
         received: list[ReceivedMessage] = []
         while len(received) < 2:
-            got = consumer.poll(5000)
+            got = consumer.poll(LIMIT_MS)
             assert got, "nothing came"
             received += got
     plain, compressed = received
@@ -220,7 +220,7 @@ def test_pull_seek_and_commit(scene: Scene) -> None:
         consumer.seek(queue, 40)
         received: list[ReceivedMessage] = []
         while len(received) < 60:
-            got = consumer.poll(5000)
+            got = consumer.poll(LIMIT_MS)
             assert got, "nothing came"
             received += got
         assert [one.body for one in received] == [b"%d" % index for index in range(40, 100)]

@@ -18,9 +18,6 @@ from tests.java.test_java_client_on_ours import CLIENTS, Scene
 from tests.live.support import run, until
 from tests.patience import LIMIT_MS
 
-# Clients wait 10 s and for their next rebalance, up to 20 s, before they go on from where they were told to.
-WAIT_MS = 50_000
-
 
 @pytest.fixture
 def reset_by_clients(ours: Any) -> Iterator[None]:
@@ -56,6 +53,7 @@ def test_consumers_go_back_when_they_are_told_to(java_driver: DriverFactory, our
             with scene.java.started("admin", namesrv=scene.namesrv) as admin:
                 place = {"topic": scene.topic, "group": scene.group, "time_ms": 0}
                 assert scene.java.call("reset_offset", name=admin, **place) == {"0": 0}
+        # Clients wait 10 s and for their next rebalance, up to 20 s, before they go on from where they were told to.
         for scene, consumer in zip(scenes, consumers, strict=True):
-            received = scene.java.call("push_await", name=consumer, count=4, timeout_ms=WAIT_MS)
+            received = scene.java.call("push_await", name=consumer, count=4, timeout_ms=LIMIT_MS)
             assert sorted(map(body_of, received)) == [b"one", b"one", b"two", b"two"]

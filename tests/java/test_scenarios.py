@@ -74,7 +74,7 @@ def test_a_waiting_pull_is_answered_by_what_arrives(scene: Scene) -> None:
         time.sleep(0.3)
         assert not waiting.done()
         scene.java.call("send", name=producer, messages=[message(scene.topic, "it comes")], queue=scene.queue(0))
-        found = waiting.result(15)
+        found = waiting.result(LIMIT_S)
     assert (found["status"], found["next"], bodies(found["messages"])) == ("FOUND", 1, ["it comes"])
 
 
@@ -111,16 +111,24 @@ def test_a_group_that_is_switched_off_gets_nothing(scene: Scene) -> None:
 @both_versions
 def test_delay_levels(scene: Scene) -> None:
     scene.create(queues=1)
+    rounds: list[list[str]] = []
     with scene.pusher() as consumer, scene.producer() as producer:
         messages = [message(scene.topic, f"level {level}", delay_level=level) for level in (2, 1)]
         messages.append(message(scene.topic, "at once"))
-        scene.java.call("send", name=producer, messages=messages, queue=scene.queue(0))
-        received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=MANY)
-    received.sort(key=lambda m: int(m["queue_offset"]))
-    assert bodies(received) == ["at once", "level 1", "level 2"]
-    for found, delay_ms in zip(received[1:], (1000, 2000), strict=True):
-        assert found["store_time_ms"] - found["born_time_ms"] >= delay_ms - 10
-        assert (found["topic"], found["queue_id"]) == (scene.topic, 0)
+        # A machine that halts for a second between two sends changes the order: once is enough.
+        while ["at once", "level 1", "level 2"] not in rounds:
+            assert len(rounds) < 5, rounds
+            scene.java.call("send", name=producer, messages=messages, queue=scene.queue(0))
+            count = 3 * len(rounds)
+            received = scene.java.call("push_await", name=consumer, count=count + 3, timeout_ms=MANY)[count:]
+            received.sort(key=lambda m: int(m["queue_offset"]))
+            rounds.append(bodies(received))
+            delay_ms = {"at once": 0, "level 1": 1000, "level 2": 2000}
+            assert sorted(rounds[-1]) == sorted(delay_ms)
+            for found in received:
+                took_ms = found["store_time_ms"] - found["born_time_ms"]
+                assert took_ms >= delay_ms[body_of(found).decode()] - 10
+                assert (found["topic"], found["queue_id"]) == (scene.topic, 0)
 
 
 @both_versions

@@ -19,6 +19,7 @@ from tests.java.apache import ApacheNamesrv
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, message
 from tests.java.one_store import Server, starting
+from tests.patience import PATIENT
 
 # Small files, so that commit log, consume queues and key index all roll over within a thousand messages.
 SMALL_FILES: dict[str, Any] = {
@@ -27,9 +28,7 @@ SMALL_FILES: dict[str, Any] = {
     "mappedFileSizeConsumeQueue": 100 * 20,
     "maxHashSlotNum": 100,
     "maxIndexNum": 400,
-    # On a slow machine the official broker would refuse what waited 200 ms.
-    "brokerFastFailureEnable": "false",
-}
+} | PATIENT
 TOPICS = {"flights": 4, "batches": 2, "large": 1}
 GROUP = "exchange-readers"
 # What one round of `fill` sends besides the flights.

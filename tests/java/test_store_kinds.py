@@ -65,9 +65,9 @@ def create_batched(server: Server) -> None:
         "order": "false",
         "attributes": "+queue.type=BatchCQ",
     }
-    assert ask(server.broker, 17, ext_fields=wanted, timeout_s=20).code == 0
+    assert ask(server.broker, 17, ext_fields=wanted).code == 0
     wanted["attributes"] = "+queue.type=SimpleCQ"
-    assert ask(server.broker, 17, ext_fields=wanted, timeout_s=20).code != 0
+    assert ask(server.broker, 17, ext_fields=wanted).code != 0
 
 
 def send_batched(java: JavaDriver, server: Server, mark: str, first: list[int]) -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 from tests.java.apache import ApacheCluster
 from tests.java.driver import missing_tools
+from tests.patience import LIMIT_S, PATIENT
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import client_api
+from rocketspark.errors import RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
@@ -78,12 +81,12 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
-    """The official NameServer and broker with their defaults, broker-a."""
+    """The official NameServer and broker, broker-a, with their defaults but for the patience that tests need."""
     if missing := missing_tools():
         if os.environ.get("CI", "").lower() in ("1", "true"):
             pytest.fail(missing)
         pytest.skip(missing)
-    running = ApacheCluster(tmp_path_factory.mktemp("apache"))
+    running = ApacheCluster(tmp_path_factory.mktemp("apache"), config=PATIENT)
     yield running
     running.close()
 
@@ -151,6 +154,25 @@ def load(producer: Producer) -> Callable[..., dict[Place, Message]]:
         return placed
 
     return send
+
+
+def await_stored(namesrv: str, topic: str, count: int, **options: Any) -> None:
+    """Wait until the topic's queues show so many messages.
+
+    The official broker answers a send before its queue shows the message, and before the NameServer knows a topic that
+    the send made. `options`: of the client that looks.
+    """
+    end = time.monotonic() + LIMIT_S
+    with Producer(namesrv, "waiting", **options) as producer:
+        while True:
+            try:
+                found = sum(map(producer.max_offset, producer.queues(topic)))
+            except RouteNotFound:
+                found = -1
+            if found >= count:
+                return
+            assert time.monotonic() < end, f"{topic} shows {found} of {count} messages"
+            time.sleep(0.02)
 
 
 def make_message(topic: str, number: int) -> Message:

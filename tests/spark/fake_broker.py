@@ -171,7 +171,7 @@ def running(broker: FakeBroker) -> Iterator[FakeBroker]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(120)
     try:
         yield broker
     finally:

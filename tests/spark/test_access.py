@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,7 +12,7 @@ from pyspark.sql import functions as F
 from tests.clients.test_signed import CONFIG, KEY, SECRET, Guarded, GuardedBroker
 from tests.java.apache import ApacheNamesrv
 from tests.java.driver import missing_tools
-from tests.spark.conftest import read_rows
+from tests.spark.conftest import await_stored, read_rows
 
 from rocketspark.client import Producer
 from rocketspark.testing import Cluster
@@ -46,11 +47,14 @@ def test_signed_and_in_a_namespace_there_and_back(
         "securityToken": TOKEN,
         "maxMessagesPerPull": "100",
     }
+    client: Any = {"namespace": "team", "access_key": KEY, "secret_key": SECRET}
     rows = spark.range(1000).select(F.format_string("body %d", "id").alias("body"))
     with caplog.at_level(logging.DEBUG, "rocketspark"):
         rows.limit(1).write.format("rocketmq").options(**options).mode("append").save()
+        await_stored(guarded.namesrv, "signed", 1, **client)
         keyed = rows.offset(1).withColumn("shardingKey", F.col("body"))
         keyed.write.format("rocketmq").options(**options).mode("append").save()
+        await_stored(guarded.namesrv, "signed", 1000, **client)
         reader = spark.read.format("rocketmq").options(**options)
         found = reader.schema("topic string, body binary").load()
         assert sorted(bytes(r.body) for r in found.collect()) == sorted(b"body %d" % i for i in range(1000))

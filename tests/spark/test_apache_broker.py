@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
+from tests.spark.conftest import await_stored
 
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.client import Producer
-from rocketspark.errors import RouteNotFound
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.restore import pipeline as restore
 
 COUNT = 5000
-WAIT_S = 200
-
-
-def await_topic(apache: ApacheCluster, topic: str) -> None:
-    """The official broker answers the send that makes a topic before the NameServer knows of it."""
-    end = time.monotonic() + WAIT_S
-    with Producer(apache.namesrv, "waiting") as producer:
-        while True:
-            try:
-                producer.queues(topic)
-                return
-            except RouteNotFound:
-                assert time.monotonic() < end
-                time.sleep(0.05)
-
-
-def await_rows(frame: DataFrame, count: int) -> list[Row]:
-    """The rows once there are so many: the official broker answers a send before its queue shows the message."""
-    end = time.monotonic() + WAIT_S
-    while len(rows := frame.collect()) < count and time.monotonic() < end:
-        time.sleep(0.05)
-    return rows
 
 
 def test_write_and_read_exactly(spark: SparkSession, apache: ApacheCluster) -> None:
@@ -52,10 +28,11 @@ def test_write_and_read_exactly(spark: SparkSession, apache: ApacheCluster) -> N
     target = {"namesrv": apache.namesrv, "topic": "spark-apache"}
     # Rows that choose no queue let the broker create the topic.
     frame.limit(1).drop("shardingKey").write.format("rocketmq").options(**target).mode("append").save()
-    await_topic(apache, target["topic"])
+    await_stored(apache.namesrv, target["topic"], 1)
     frame.offset(1).write.format("rocketmq").options(**target).mode("append").save()
+    await_stored(apache.namesrv, target["topic"], COUNT)
     read = spark.read.format("rocketmq").options(**target)
-    rows = await_rows(read.load(), COUNT)
+    rows = read.load().collect()
     found = sorted((int(r.properties["n"]), bytes(r.body), r.tag, r["keys"]) for r in rows)
     assert found == [(i, b"body %d" % i, f"t{i % 3}", [f"k{i}"]) for i in range(COUNT)]
     queues: dict[str, set[int]] = {}
@@ -72,18 +49,20 @@ def test_delivery_times_order_and_compression(spark: SparkSession, apache: Apach
     target = {"namesrv": apache.namesrv, "topic": "spark-apache-late"}
     first = spark.createDataFrame([("first", 0)], "body string, number int")
     first.select("body").write.format("rocketmq").options(**target).mode("append").save()
-    await_topic(apache, target["topic"])
+    await_stored(apache.namesrv, target["topic"], 1)
     tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     rows = [(f"{i:05d}" + "x" * (6000 if i % 100 == 50 else 0), None, 0) for i in range(500)]
     rows[250] = ("late", tomorrow, 0)
     frame = spark.createDataFrame(rows, "body string, deliverTime timestamp, queueId int").coalesce(1)
     ways = {"compression": "zlib", "maxBatchBytes": "4000"}
     frame.write.format("rocketmq").options(**target, **ways).mode("append").save()
+    await_stored(apache.namesrv, target["topic"], len(rows))
     read = spark.read.format("rocketmq").options(**target)
-    found = await_rows(read.load().where("queueId = 0 and body <> 'first'").orderBy("queueOffset"), len(rows) - 1)
+    found = read.load().where("queueId = 0 and body <> 'first'").orderBy("queueOffset").collect()
     assert [bytes(r.body).decode() for r in found] == [body for body, late, _ in rows if late is None]
     assert [bool(r.sysFlag & 1) for r in found] == [len(body) > 4096 for body, late, _ in rows if late is None]
-    (waiting,) = await_rows(read.option("topic", "rmq_sys_wheel_timer").load().where("body = 'late'"), 1)
+    await_stored(apache.namesrv, "rmq_sys_wheel_timer", 1)
+    (waiting,) = read.option("topic", "rmq_sys_wheel_timer").load().where("body = 'late'").collect()
     assert waiting.properties["REAL_TOPIC"] == "spark-apache-late"
     assert waiting.properties["TIMER_DELIVER_MS"] == str(int(tomorrow.timestamp() * 1000))
 
@@ -100,6 +79,7 @@ def test_its_store_is_read_directly_while_it_runs(spark: SparkSession, apache: A
     )
     target = {"namesrv": apache.namesrv, "topic": topic}
     frame.write.format("rocketmq").options(**target, compression="zlib").mode("append").save()
+    await_stored(apache.namesrv, topic, 600)
     here = {"store": str(apache.store), "topic": topic, "brokerName": "broker-a"}
     for options in ({}, {"tags": "t1 || t2"}, {"startingTimestamp": "2020-01-01"}, {"endingTimestamp": "2020-01-01"}):
         found = spark.read.format("rocketmq").options(**here, **options).load().collect()
@@ -117,9 +97,11 @@ def test_archive_and_restore(spark: SparkSession, apache: ApacheCluster, tmp_pat
     )
     frame.write.format("rocketmq").options(namesrv=apache.namesrv, topic=source).mode("append").save()
     read = spark.read.format("rocketmq").options(namesrv=apache.namesrv)
-    wanted = await_rows(read.option("topic", source).load().select("queueId", "queueOffset", "body"), 300)
+    await_stored(apache.namesrv, source, 300)
+    wanted = read.option("topic", source).load().select("queueId", "queueOffset", "body").collect()
     assert archive.run(spark, apache.namesrv, [source], tmp_path).rows == 300
     assert restore.restore(spark, tmp_path, apache.namesrv, to=target, chunk_rows=100).rows == 300
-    found = await_rows(read.option("topic", target).load().select("queueId", "queueOffset", "body"), 300)
+    await_stored(apache.namesrv, target, 300)
+    found = read.option("topic", target).load().select("queueId", "queueOffset", "body").collect()
     assert sorted(found) == sorted(wanted)
     assert restore.restore(spark, tmp_path, apache.namesrv, to=target).rows == 0

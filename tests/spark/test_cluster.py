@@ -35,7 +35,7 @@ class Both:
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(120)
 
     async def _serve(self) -> None:
         routes = Routes()

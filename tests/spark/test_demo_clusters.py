@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.java.apache import ApacheCluster
+from tests.patience import PATIENT
 from tests.spark.standalone import spark_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def test_it_runs_on_apache_rocketmq_and_a_spark_cluster(tmp_path: Path) -> None:
     with ExitStack() as servers:
         master = servers.enter_context(spark_cluster(tmp_path)).master
-        cluster = ApacheCluster(tmp_path / "rocketmq")
+        cluster = ApacheCluster(tmp_path / "rocketmq", config=PATIENT)
         servers.callback(cluster.close)
         settings = {"NAMESRV": cluster.namesrv, "SPARK_MASTER": master}
         done = subprocess.run(

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
+from tests.spark.conftest import await_stored
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.testing import Cluster
@@ -197,6 +198,7 @@ def test_the_official_broker(spark: SparkSession, apache: ApacheCluster, tmp_pat
     frame = rows(spark, 500, partitions=2).select("body", F.lit("key").alias("shardingKey"))
     for _ in range(2):
         table.job(frame, "spark-exact")
+    await_stored(apache.namesrv, "spark-exact", 500)
     assert table.found("spark-exact") == expected(500)
     # Rows of one key stay in one queue, those of a task in their order.
     stored = [

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.java.apache import committed_offset
+from tests.java.apache import await_queues, committed_offset, max_offset
 from tests.java.mqadmin import MqAdmin
 from tests.spark.conftest import read_rows
 
@@ -40,10 +40,13 @@ class Place(NamedTuple):
         return [MessageQueue(self.topic, "broker-a", i) for i in (0, 1)]
 
     def add(self, *counts: int) -> None:
+        """Send, and wait until the queues show it: the official broker answers before they do."""
+        ends = [max_offset(self.broker, self.topic, i) + count for i, count in enumerate(counts)]
         with Producer(self.namesrv, "progress") as producer:
             for queue, count in zip(self.queues, counts, strict=True):
                 if count:
                     producer.send_batch([Message(topic=self.topic, body=b"x") for _ in range(count)], queue=queue)
+        await_queues(self.broker, self.topic, *ends)
 
     def committed(self, group: str) -> list[int | None]:
         return [committed_offset(self.broker, group, self.topic, i) for i in (0, 1)]
@@ -149,7 +152,7 @@ def test_the_official_tool_shows_the_progress_and_what_is_left(
     source = spark.readStream.format("rocketmq").option("namesrv", place.namesrv).option("topic", place.topic)
     stream = source.options(startingOffsets="earliest", consumerGroup=group).schema("queueId int").load()
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    assert writer.trigger(availableNow=True).start().awaitTermination(90)
+    assert writer.trigger(availableNow=True).start().awaitTermination(600)
     assert place.committed(group) == [100, 20]
     place.add(40, 3)
     admin = MqAdmin(tmp_path / "admin", place.namesrv, place.broker)

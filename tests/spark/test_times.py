@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from tests.java.apache import ApacheCluster
+from tests.java.apache import ApacheCluster, await_queues
 from tests.spark.conftest import read_rows
 
 from rocketspark.client import Producer
@@ -50,6 +50,8 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
                 if len(found) > 8:
                     break
         assert len(found) > 8
+    # The official broker answers a send before its queue shows the message.
+    await_queues(broker, topic, result.queue_offset + 1)
     rows = read_rows(namesrv=namesrv, topic=topic)
     return Loaded(namesrv, topic, {place(row): to_ms(row["storeTime"]) for row in rows})
 

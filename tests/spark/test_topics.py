@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.java.apache import ApacheCluster
+from tests.java.apache import ApacheCluster, await_queues
 from tests.spark.conftest import Place, read_rows
 from tests.spark.stage import staged
 
@@ -43,6 +43,7 @@ def test_a_pattern_on_apache_s_leaves_its_own_topics_out(apache: ApacheCluster) 
         for name in (f"{stem}-a", f"{stem}-b", f"%RETRY%{stem}"):
             producer.create_topic(name, queue_count=1)
             producer.send(name, name.encode())
+            await_queues(apache.broker, name, 1)
     target = {"namesrv": apache.namesrv}
     assert {row["topic"] for row in read_rows("topic", **target, topicPattern=f".*{stem}.*")} == {
         f"{stem}-a",

@@ -15,7 +15,7 @@ final class Admins {
 
     void register(Map<String, Driver.Command> commands) {
         commands.put("admin_start", args -> {
-            DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
+            DefaultMQAdminExt admin = new DefaultMQAdminExt(60_000);
             Shapes.configure(admin, args);
             admin.start();
             admins.put(args.getString("name"), admin);

@@ -38,7 +38,7 @@ final class Producers {
         if (args.containsKey("compression")) {
             compress(producer, args.getString("compression"));
         }
-        producer.setSendMsgTimeout(args.containsKey("send_timeout_ms") ? args.getIntValue("send_timeout_ms") : 5000);
+        producer.setSendMsgTimeout(args.containsKey("send_timeout_ms") ? args.getIntValue("send_timeout_ms") : 60_000);
         if (args.containsKey("compress_over_bytes")) {
             producer.setCompressMsgBodyOverHowmuch(args.getIntValue("compress_over_bytes"));
         }
@@ -136,7 +136,7 @@ final class Producers {
         }
         List<Object> results = new ArrayList<>();
         for (CompletableFuture<SendResult> done : pending) {
-            results.add(Shapes.result(done.get(30, TimeUnit.SECONDS)));
+            results.add(Shapes.result(done.get(120, TimeUnit.SECONDS)));
         }
         return results;
     }

@@ -81,6 +81,7 @@ final class PullConsumers {
     private Object start(JSONObject args) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.getString("group"));
         Shapes.configure(consumer, args);
+        consumer.setConsumerPullTimeoutMillis(60_000);
         consumer.start();
         pulls.put(args.getString("name"), consumer);
         return null;

@@ -100,7 +100,7 @@ final class PushConsumers {
                 ? new AllocateMessageQueueConsistentHash() : new AllocateMessageQueueAveragelyByCircle());
         }
         // A message counts as consumed only after its listener has returned: shutdown waits for that.
-        consumer.setAwaitTerminationMillisWhenShutdown(5000);
+        consumer.setAwaitTerminationMillisWhenShutdown(120_000);
         JSONArray subscriptions = args.getJSONArray("subscriptions");
         for (int index = 0; index < subscriptions.size(); index++) {
             JSONObject subscription = subscriptions.getJSONObject(index);

@@ -41,7 +41,7 @@ final class Requests {
                 try {
                     String text = "re: " + new String(message.getBody(), StandardCharsets.UTF_8);
                     made.producer.send(
-                        MessageUtil.createReplyMessage(message, text.getBytes(StandardCharsets.UTF_8)), 3000);
+                        MessageUtil.createReplyMessage(message, text.getBytes(StandardCharsets.UTF_8)), 60_000);
                 } catch (Exception problem) {
                     problem.printStackTrace();
                     return ConsumeConcurrentlyStatus.RECONSUME_LATER;

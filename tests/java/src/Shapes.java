@@ -139,6 +139,8 @@ final class Shapes {
         if (args.containsKey("poll_namesrv_ms")) {
             client.setPollNameServerInterval(args.getIntValue("poll_namesrv_ms"));
         }
+        // Machines are busy: by default a request of the client's own has 3 s.
+        client.setMqClientApiTimeout(60_000);
         // The 5.5.0 client's first rebalance and its first timed heartbeat both fall 1 s after the start. When they
         // collide the broker learns of the new subscription version only with the next heartbeat, and answers every
         // pull until then with "subscription not latest": 30 s by default, with any broker.

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.java.apache import ApacheCluster
 from tests.java.driver import JavaDriver, message
+from tests.patience import LIMIT_MS
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import PullConsumer
@@ -84,7 +85,7 @@ def sent(apache: ApacheCluster, java: JavaDriver) -> list[dict[str, Any]]:
         messages = [message(TOPIC, f"order {n}", tag="A", keys=f"k{n} all", flag=n) for n in range(COUNT)]
         results = java.call("send", name=producer, messages=messages)
         for reader in (good, bad):
-            assert len(java.call("push_await", name=reader, count=COUNT, timeout_ms=60_000)) == COUNT
+            assert len(java.call("push_await", name=reader, count=COUNT, timeout_ms=LIMIT_MS)) == COUNT
         with SyncOperations(apache.namesrv) as operations:
             until(lambda: f"%DLQ%{BAD}" in operations.list_topics())
             # Java's consumers commit every 5 s, and at their end only what their threads were through with.
@@ -128,7 +129,8 @@ def test_java_s_dead_letters_on_the_official_broker(
     assert {s["message_id"] for s in report.samples} == {result["message_id"] for result in sent}
     for again in (COUNT, 0):
         assert resend.run(spark, apache.namesrv, Choice(groups=[BAD])).sent == again
-    resent = [m for m in stored(apache, TOPIC, 2 * COUNT) if "originMessageId" in m.properties]
+        found = stored(apache, TOPIC, 2 * COUNT)
+    resent = [m for m in found if "originMessageId" in m.properties]
     assert sorted((m.body, m.tag, m.keys, m.flag) for m in resent) == [
         (b"order %d" % n, "A", (f"k{n}", "all"), n) for n in range(COUNT)
     ]
