@@ -7,10 +7,11 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.patience import LIMIT_S
+from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
@@ -92,6 +93,8 @@ async def name_server(**arguments: Any) -> AsyncIterator[NameServer]:
 async def connected(address: str, routes: Routes | None = None, **arguments: Any) -> AsyncIterator[Peer]:
     """A connection, closed at the end."""
     peer = await dial(address, routes, **arguments)
+    # A request has 3 s by default, and a machine may halt for so long.
+    peer.request = partial(peer.request, timeout_ms=LIMIT_MS)  # type: ignore[method-assign]
     try:
         yield peer
     finally:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, create, run, until
+from tests.patience import in_time
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
@@ -178,8 +179,8 @@ async def lock(peer: Peer, client: str, *queues: int, release: bool = False) -> 
 
 
 def test_a_queue_has_one_holder(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path, lock_expiry_ms=800) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder, lock_expiry_ms=800) as server, connected(server.address) as peer:
             await create(peer)
             assert await lock(peer, "c1", 0, 1) == [0, 1]
             assert await lock(peer, "c2", 0, 1, 2) == [2]
@@ -195,4 +196,4 @@ def test_a_queue_has_one_holder(tmp_path: Path) -> None:
             reply = await peer.request(RequestCode.LOCK_BATCH_MQ, None, b"nope")
             assert (reply.code, "no LockRequest" in (reply.remark or "")) == (1, True)
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)

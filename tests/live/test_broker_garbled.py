@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.live.support import pull_header, send_header
+from tests.patience import LIMIT_S
 from tests.unit.protocol import golden
 
 from rocketspark.protocol import frames, headers
@@ -40,7 +41,7 @@ class Line:
 
     def __init__(self, address: str) -> None:
         host, port = address.split(":")
-        self.socket = socket.create_connection((host, int(port)), 5)
+        self.socket = socket.create_connection((host, int(port)), LIMIT_S)
 
     def read(self, count: int) -> bytes:
         data = b""

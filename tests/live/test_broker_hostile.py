@@ -25,6 +25,7 @@ from tests.live.support import (
     sent,
     until,
 )
+from tests.patience import LIMIT_S, in_time
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers import long_polling
@@ -221,9 +222,9 @@ def test_what_is_held_for_a_connection_is_bounded_and_ends_with_it(
 
 
 def test_without_long_polling_a_pull_is_held_for_the_short_time(tmp_path: Path) -> None:
-    async def main() -> None:
+    async def main(folder: Path) -> None:
         changes = {"long_polling": False, "short_polling_ms": 300}
-        async with broker(tmp_path, **changes) as server, connected(server.address) as peer:
+        async with broker(folder, **changes) as server, connected(server.address) as peer:
             await create(peer, queues=1)
             await sent(peer)
             held = asyncio.ensure_future(pull(peer, TOPIC, 0, 1, sys_flag=6, suspend_ms=20_000))
@@ -235,7 +236,7 @@ def test_without_long_polling_a_pull_is_held_for_the_short_time(tmp_path: Path) 
             nothing = await pull(peer, TOPIC, 0, 2, sys_flag=6, suspend_ms=20_000)
             assert nothing.code == 19
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 class Counted:
@@ -258,7 +259,7 @@ async def all_answered(address: str, asked: bytes, count: int) -> list[frames.Fr
     writer.write(asked)
     splitter, found = frames.Splitter(), []
     while len(found) < count:
-        data = await asyncio.wait_for(reader.read(1 << 20), 20)
+        data = await asyncio.wait_for(reader.read(1 << 20), LIMIT_S)
         assert data
         found += [frames.decode_header(header, 0) for _, header, _ in splitter.feed(data)]
     writer.close()
@@ -306,7 +307,7 @@ def test_many_topics_and_groups_of_one_peer_are_saved_and_told_together(
                 assert server._topics.get(name) is not None, name
             assert {"G7", "H7"} <= server._groups.table.keys()
 
-    run(main(), 60)
+    run(main())
 
 
 def test_what_a_heartbeat_or_a_filter_may_hold_is_bounded(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pull, records, run, send, send_header, sent, until
-from tests.patience import LIMIT_S
+from tests.patience import LIMIT_S, in_time
 
 from rocketspark.broker.operations import fast_failure
 from rocketspark.protocol import frames
@@ -53,8 +53,8 @@ def test_requests_that_waited_too_long_are_refused_by_kind_and_not_stored(tmp_pa
 def test_when_puts_are_slow_those_who_wait_for_their_turn_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with broker(tmp_path, refuse_when_behind=True) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder, refuse_when_behind=True) as server, connected(server.address) as peer:
             await create(peer)
             accept = server._send._put_message.accept
 
@@ -81,7 +81,7 @@ def test_when_puts_are_slow_those_who_wait_for_their_turn_are_refused(
             for line in lines:
                 line.close()
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def _whole(line: socket.socket) -> bytes:

@@ -24,7 +24,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import LIMIT_S
+from tests.patience import LIMIT_S, in_time
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import headers
@@ -376,8 +376,8 @@ def test_a_held_pull_sleeps_through_messages_that_its_tags_do_not_match(tmp_path
 
 
 def test_a_held_pull_that_slept_through_others_goes_on_behind_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder) as server, connected(server.address) as peer:
             await create(peer)
             future = await holding(server, peer, subscription="b", suspend_ms=300)
             for _ in range(3):
@@ -385,7 +385,7 @@ def test_a_held_pull_that_slept_through_others_goes_on_behind_them(tmp_path: Pat
             reply = await asyncio.wait_for(future, LIMIT_S)
             assert (reply.code, reply.header(PullReply).next_offset) == (20, 3)
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_a_held_pull_whose_connection_ended_is_forgotten(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from tests.live.support import (
     pulled,
     run,
     send,
+    send_header,
     sent,
     until,
 )
+from tests.patience import LIMIT_MS, in_time
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
@@ -43,7 +45,7 @@ async def back(peer: Peer, message: Record, **changes: Any) -> Reply:
     return await peer.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
 
-async def one(peer: Peer, topic: str, queue_id: int = 0, offset: int = 0, *, wait_ms: int = 8000) -> Record:
+async def one(peer: Peer, topic: str, queue_id: int = 0, offset: int = 0, *, wait_ms: int = LIMIT_MS) -> Record:
     """The message at an offset, waited for."""
     (found, *_) = await pulled(peer, topic, queue_id, offset, sys_flag=6, suspend_ms=wait_ms)
     return found
@@ -55,8 +57,8 @@ def parked(server: Any, level: int) -> int:
 
 
 def test_a_delayed_message_comes_when_it_is_due_as_it_was_sent(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path, **FAST) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder, **FAST) as server, connected(server.address) as peer:
             await create(peer)
             given = {"DELAY": "1", "TAGS": "a", "KEYS": "k", "UNIQ_KEY": "U1", "mine": "v"}
             reply = await send(peer, b"later", TOPIC, 3, pairs=given, flag=9)
@@ -83,7 +85,7 @@ def test_a_delayed_message_comes_when_it_is_due_as_it_was_sent(tmp_path: Path) -
             assert pairs(message) == pairs(waiting)
             assert [m.body for m in await pulled(peer, TOPIC, 3, subscription="a")] == [b"later"]
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_levels_beyond_the_highest_are_the_highest(tmp_path: Path) -> None:
@@ -101,12 +103,14 @@ def test_levels_beyond_the_highest_are_the_highest(tmp_path: Path) -> None:
 
 
 def test_many_delayed_messages_come_in_order_each_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path, **FAST) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder, **FAST) as server, connected(server.address) as peer:
             await create(peer)
-            for n in range(200):
-                await sent(peer, b"%d" % n, pairs={"DELAY": str(1 + n % 2)})
-            await until(lambda: server.store.queue_range(TOPIC, 0)[1] == 200, 8)
+            rows = [(send_header(pairs={"DELAY": str(1 + n % 2)}), b"%d" % n) for n in range(200)]
+            asked = [peer.ask(RequestCode.SEND_MESSAGE_V2, header, body) for header, body in rows]
+            for reply in await asyncio.gather(*asked):
+                reply.raise_for_code("send")
+            await until(lambda: server.store.queue_range(TOPIC, 0)[1] == 200)
             await asyncio.sleep(0.1)
             got: list[bytes] = []
             while len(got) < 200:
@@ -114,32 +118,32 @@ def test_many_delayed_messages_come_in_order_each_once(tmp_path: Path) -> None:
             assert got == [b"%d" % n for n in (*range(0, 200, 2), *range(1, 200, 2))]
             assert server.store.queue_range(TOPIC, 0)[1] == 200
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_parked_messages_outlive_a_restart_and_come_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path, **FAST) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder, **FAST) as server, connected(server.address) as peer:
             await create(peer)
             await sent(peer, b"first", pairs={"DELAY": "1"})
             await one(peer, TOPIC)
             await sent(peer, b"second", pairs={"DELAY": "1"})
-        assert b'"offsetTable":{1:1' in (tmp_path / "config" / "delayOffset.json").read_bytes()
-        async with broker(tmp_path, **FAST) as server, connected(server.address) as peer:
+        assert b'"offsetTable":{1:1' in (folder / "config" / "delayOffset.json").read_bytes()
+        async with broker(folder, **FAST) as server, connected(server.address) as peer:
             assert (await one(peer, TOPIC, 0, 1)).body == b"second"
         await asyncio.sleep(0)
-        async with broker(tmp_path, **FAST) as server, connected(server.address) as peer:
+        async with broker(folder, **FAST) as server, connected(server.address) as peer:
             # One that was due while the broker was down comes at once.
             await sent(peer, b"third", pairs={"DELAY": "1"})
         await asyncio.sleep(1.05)
-        async with broker(tmp_path, **FAST) as server, connected(server.address) as peer:
+        async with broker(folder, **FAST) as server, connected(server.address) as peer:
             started_ms = time.time() * 1000
             third = await one(peer, TOPIC, 0, 2)
             assert third.body == b"third"
             assert third.store_time_ms - started_ms < 900
             assert server.store.queue_range(TOPIC, 0) == (0, 3)
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_a_message_sent_back_comes_again_through_the_retry_topic(tmp_path: Path) -> None:

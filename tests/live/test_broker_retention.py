@@ -23,6 +23,7 @@ from tests.live.support import (
     settings,
     until,
 )
+from tests.patience import in_time
 
 from rocketspark import AsyncPullConsumer, MessageQueue
 from rocketspark.broker.server import BrokerServer
@@ -130,9 +131,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
     """Every way in answers code 14 and says why, reads go on; with space again messages are taken again."""
     disk = Disk()
 
-    async def main() -> None:
+    async def main(folder: Path) -> None:
+        disk.used = 0.0
         async with (
-            small_broker(tmp_path, disk, clean_by_force=False, delay_levels="1s") as server,
+            small_broker(folder, disk, clean_by_force=False, delay_levels="1s") as server,
             connected(server.address) as peer,
         ):
             await filled(peer, server, 3)
@@ -163,7 +165,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             assert (await pulled(peer, TOPIC, 0, 3))[0].body == b"later"
             assert await sent(peer, b"again") == 4
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_by_force_while_messages_flow(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pairs, pull, pulled, records, run, send, sent
+from tests.patience import in_time
+from tests.ports import server_ports
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, SendReply
@@ -47,8 +49,8 @@ async def arrived(peer: Peer, count: int, queue_id: int = 0) -> list[tuple[str, 
 
 
 def test_messages_come_in_their_second(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder) as server, connected(server.address) as peer:
             await create(peer)
             began = now_ms()
             asked = {"sec": began + 2000, "ms": began + 300, "deliver": began + 1200}
@@ -69,7 +71,7 @@ def test_messages_come_in_their_second(tmp_path: Path) -> None:
             # By tag as well: the delivered record has its own code.
             assert [m.body for m in await pulled(peer, TOPIC, 0, 0, subscription="A")] == [b"sec"]
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_an_idle_broker_makes_no_timer_files(tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_an_idle_broker_makes_no_timer_files(tmp_path: Path) -> None:
 
 
 def test_a_recalled_message_never_comes(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path, recall_enabled=True) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder, recall_enabled=True) as server, connected(server.address) as peer:
             await create(peer)
             plain = (await send(peer, b"plain", pairs={"UNIQ_KEY": "K0"})).header(SendReply)
             assert plain.recall_handle is None
@@ -105,7 +107,7 @@ def test_a_recalled_message_never_comes(tmp_path: Path) -> None:
             late = await recall(peer, handles[0])
             assert (late.code, late.remark) == (604, "recall failed, timestamp invalid")
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_what_may_not_be_recalled_is_told(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_killed_broker_delivers_each_once(tmp_path: Path) -> None:
                 return []
             return [body for body, _ in await arrived(peer, offset)]
 
-    with run_server_process(tmp_path / "store", config={"brokerName": "broker-a"}) as server:
+    with run_server_process(tmp_path / "store", **server_ports(), config={"brokerName": "broker-a"}) as server:
         run(main(server.broker, 600, 0))
         for pause_s in (0.4, 0.7):
             time.sleep(pause_s)

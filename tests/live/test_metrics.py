@@ -281,7 +281,7 @@ def test_timer_messages(tmp_path: Path) -> None:
             for number, delay_s in enumerate((1, 40, 4000, 100_000)):
                 properties = {"TIMER_DELIVER_MS": str(now + delay_s * 1000), "UNIQ_KEY": f"U{number}"}
                 await sent(peer, pairs=properties, born_time_ms=now)
-            await until(lambda: server.store.queue_range(TOPIC, 0)[1] == 1, 20)
+            await until(lambda: server.store.queue_range(TOPIC, 0)[1] == 1)
             found = await scrape(server)
             of_topic = STORAGE | {"topic": TOPIC}
             assert found.value("rocketmq_timer_enqueue_total", **of_topic) == 4

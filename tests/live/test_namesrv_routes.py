@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, name_server, run, send, sent, until
-from tests.patience import LIMIT_S
+from tests.patience import LIMIT_S, in_time
+from tests.ports import free_ports
 
 from rocketspark.broker.operations import registration as registration_loop
 from rocketspark.errors import ConfigError, ConnectionLost, FrameError, ProtocolError
@@ -132,15 +133,15 @@ def test_a_broker_whose_connection_ends_is_dropped_at_once_and_comes_back(tmp_pa
                         connection.abort()
                 await gone(asker, "TBW102")
                 # Its keeper sees the loss and registers anew.
-                await until(lambda: names.registry.route("TBW102"), 5)
+                await until(lambda: names.registry.route("TBW102"))
                 assert names.registry.members("broker-a") is not None
                 assert server.address in names.registry.members("broker-a").broker_addrs.values()  # type: ignore[union-attr]
 
     run(main())
 
 
-def test_a_silent_broker_is_dropped_when_its_own_time_is_over() -> None:
-    async def main() -> None:
+def test_a_silent_broker_is_dropped_when_its_own_time_is_over(tmp_path: Path) -> None:
+    async def main(folder: Path) -> None:
         async with name_server(scan_s=0.02) as names, connected(names.address) as peer:
             (await register(peer, expiry_ms=1200)).raise_for_code("register")
             (await register(peer, broker_name="b", address="127.0.0.1:5")).raise_for_code("register")
@@ -157,13 +158,12 @@ def test_a_silent_broker_is_dropped_when_its_own_time_is_over() -> None:
             assert found is not None
             assert [b.broker_name for b in found.brokers] == ["b"]
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_a_broker_that_starts_before_its_name_server_registers_when_it_is_there(tmp_path: Path) -> None:
     async def main() -> None:
-        async with name_server() as names:
-            port = int(names.address.split(":")[1])
+        port = free_ports()
         async with broker(tmp_path, namesrv_addresses=f"127.0.0.1:{port}") as server, connected(server.address) as peer:
             assert await sent(peer) == 0
             late = NameServer(port=port)
