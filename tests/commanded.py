@@ -94,7 +94,7 @@ class Commanded:
             # A consumer's stop stores its offsets and leaves its group. Others need not be waited for:
             # the Java 5.5.0 client's shutdown hangs 3 s now and then, joining a thread that polls.
             if kind in ("push", "lite"):
-                stopped.result(120)
+                stopped.result(200)
 
     def close(self) -> None:
         """Ends the process: by end of input, else by force."""

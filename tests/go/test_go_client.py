@@ -94,7 +94,7 @@ def test_polls_bring_everything_and_acknowledge_it(scene: on_ours.Scene) -> None
     with scene.java.started("lite", namesrv=scene.namesrv, group=scene.group, topic=scene.topic) as consumer:
         received = scene.java.call("lite_poll", name=consumer, count=30, timeout_ms=LIMIT_MS)
     assert scenarios.bodies(received) == [f"{n}" for n in range(30)]
-    assert scene.committed(0) == 30
+    scene.await_committed(30)
 
 
 def test_a_consumer_is_seen_and_asked(scene: on_ours.Scene) -> None:
