@@ -10,13 +10,9 @@ CONSUMER_MODEL_EXAMPLES: how many runs of each kind; many for a soak.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -24,8 +20,8 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from tests.unit.client.machines import run_machine
 from tests.unit.client.world import QUEUES, RETRIES, World
 
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
@@ -202,6 +198,14 @@ class Machine(RuleBasedStateMachine):
             self.want_all(self.world.consumers[name])
         self.world.tell_of_members()
 
+    def reset(self, at: int, share: float, queues: set[MessageQueue]) -> None:
+        """Reset the offsets of queues at one member, as a broker asks it to."""
+        offsets = {queue: int(share * self.world.sizes[queue]) for queue in queues}
+        for queue, offset in offsets.items():
+            self.world.done[queue].update(range(offset))
+        self.world.again.update(queues)
+        self.at_once(self.member(at)._rebalance.reset, offsets)
+
     def want_all(self, consumer: Any) -> None:
         consumer.subscribe("t")
 
@@ -289,11 +293,7 @@ class PushMachine(Machine):
 
     @rule(at=which, share=st.floats(0, 1), queues=st.sets(queue_of, min_size=1))
     def a_broker_resets(self, at: int, share: float, queues: set[MessageQueue]) -> None:
-        offsets = {queue: int(share * self.world.sizes[queue]) for queue in queues}
-        for queue, offset in offsets.items():
-            self.world.done[queue].update(range(offset))
-        self.world.again.update(queues)
-        self.at_once(self.member(at)._rebalance.reset, offsets)
+        self.reset(at, share, queues)
 
     @rule(at=which)
     def pause(self, at: int) -> None:
@@ -535,31 +535,11 @@ class Loan:
         self.in_hand: ReceivedMessage | None = None
 
 
-@pytest.fixture
-def quiet_log() -> Iterator[None]:
-    """What is told of failures that are meant to be."""
-    log = logging.getLogger("rocketspark.client")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(level)
-
-
-def run_machine(machine: type[Machine]) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        machine,
-        settings=settings(
-            max_examples=int(os.environ.get("CONSUMER_MODEL_EXAMPLES", "60")),
-            stateful_step_count=40,
-            deadline=None,
-            phases=[Phase.generate],
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def run_consumers(machine: type[Machine]) -> None:
+    run_machine(machine, "CONSUMER_MODEL_EXAMPLES", 60, steps=40)
 
 
 @pytest.mark.parametrize("machine", [PushMachine, OrderedMachine, PullMachine, AssignMachine])
-def test_any_order_of_events(machine: type[Machine], quiet_log: None) -> None:
+def test_any_order_of_events(machine: type[Machine]) -> None:
     assert RETRIES not in QUEUES
-    run_machine(machine)
+    run_consumers(machine)

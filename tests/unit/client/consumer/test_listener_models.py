@@ -10,19 +10,16 @@ LISTENER_MODEL_EXAMPLES: how many runs; many for a soak.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.unit.client.consumer.test_listeners import message
 from tests.unit.client.fake import until
+from tests.unit.client.machines import run_machine
 
 from rocketspark.client.consumer.listeners import Overdue, ThreadListeners, Unit
 from rocketspark.client.observe.consume_stats import TopicCounts
@@ -180,25 +177,5 @@ ENDS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture
-def quiet_log() -> Iterator[None]:
-    """What is told of failures that are meant to be."""
-    log = logging.getLogger("rocketspark.client")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(level)
-
-
-def test_any_order_of_events(quiet_log: None) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine,
-        settings=settings(
-            max_examples=int(os.environ.get("LISTENER_MODEL_EXAMPLES", "30")),
-            stateful_step_count=25,
-            deadline=None,
-            phases=[Phase.generate],
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def test_any_order_of_events() -> None:
+    run_machine(Machine, "LISTENER_MODEL_EXAMPLES", 30, steps=25)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from tests.unit.client.consumer.test_consumer_models import Machine, queue_of, quiet_log, run_machine, which
+from tests.unit.client.consumer.test_consumer_models import Machine, queue_of, run_consumers, which
 from tests.unit.client.world import QUEUES
 
 from rocketspark.client.consumer.puller import Puller, PullSettings
@@ -20,8 +20,6 @@ from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import Rebalance
 from rocketspark.errors import StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
-
-__all__ = ["quiet_log"]
 
 
 class Member:
@@ -107,11 +105,7 @@ class MembershipMachine(Machine):
 
     @rule(at=which, share=st.floats(0, 1), queues=st.sets(queue_of, min_size=1))
     def a_broker_resets(self, at: int, share: float, queues: set[MessageQueue]) -> None:
-        offsets = {queue: int(share * self.world.sizes[queue]) for queue in queues}
-        for queue, offset in offsets.items():
-            self.world.done[queue].update(range(offset))
-        self.world.again.update(queues)
-        self.at_once(self.member(at)._rebalance.reset, offsets)
+        self.reset(at, share, queues)
 
     @rule(at=which, queues=st.sets(queue_of, min_size=1))
     def own(self, at: int, queues: set[MessageQueue]) -> None:
@@ -122,6 +116,6 @@ class MembershipMachine(Machine):
             self.at_once(member._rebalance._notice.set)
 
 
-def test_any_order_of_events(quiet_log: None) -> None:
+def test_any_order_of_events() -> None:
     assert len(QUEUES) > 1
-    run_machine(MembershipMachine)
+    run_consumers(MembershipMachine)

@@ -11,19 +11,15 @@ TRANSACTION_MODEL_EXAMPLES: how many runs; many for a soak.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.unit.client.machines import run_machine
 from tests.unit.client.world import FakeClockLoop
 
 from rocketspark.client import AsyncTransactionProducer, SendResult, SendStatus, TransactionResult, TransactionState
@@ -230,25 +226,5 @@ class Machine(RuleBasedStateMachine):
             self.loop.close()
 
 
-@pytest.fixture
-def quiet_log() -> Iterator[None]:
-    """What is told of failures that are meant to be."""
-    log = logging.getLogger("rocketspark.client")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(level)
-
-
-def test_any_order_of_events(quiet_log: None) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine,
-        settings=settings(
-            max_examples=int(os.environ.get("TRANSACTION_MODEL_EXAMPLES", "60")),
-            stateful_step_count=30,
-            deadline=None,
-            phases=[Phase.generate],
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def test_any_order_of_events() -> None:
+    run_machine(Machine, "TRANSACTION_MODEL_EXAMPLES", 60, steps=30)
