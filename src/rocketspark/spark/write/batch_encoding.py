@@ -6,6 +6,8 @@ Some 0.1 us per row of 128 bytes, where a loop over rows takes 2 us.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,8 +15,9 @@ from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.errors import MessageIllegal
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties
-from rocketspark.protocol.message.message_ids import UniqueIdBlocks
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks, unique_ids
 from rocketspark.spark.write.rows import CheckedRows, offsets_of
 
 # size magic crc flag bodyLength, as in protocol.batch.
@@ -88,6 +91,12 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
     return BatchItems(
         pc.binary_join_element_wise(head, rows.bodies, _fixed(middle), *pieces, _NOTHING, null_handling="skip")
     )
+
+
+def joined(pieces: Iterable[bytes | memoryview], topic: str) -> PreparedMessage:
+    """Return the batch send of items, given in pieces."""
+    outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
+    return PreparedMessage(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
 
 
 def _labelled(name: str, column: pa.Array) -> pa.BinaryArray:

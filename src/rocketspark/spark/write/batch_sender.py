@@ -7,28 +7,23 @@ What goes to one queue waits for what went there before; if that fails, it is no
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
-from functools import partial
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, shrink
+from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.errors import RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.message import properties
-from rocketspark.protocol.message.message_ids import UniqueIdBlocks, unique_ids
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.python_workers import settle
-from rocketspark.spark.write.batch_encoding import BatchItems, encode
-from rocketspark.spark.write.queue_choice import QueueTarget, targets
+from rocketspark.spark.write.batch_encoding import BatchItems
+from rocketspark.spark.write.queue_choice import QueueTarget
+from rocketspark.spark.write.row_sender import RowSender
 from rocketspark.spark.write.rows import CheckedRows, offsets_of, parts
+from rocketspark.spark.write.sends_in_flight import SendsInFlight
 
 # A batch has no more rows: brokers count those of an inner batch in 15 bits.
 BATCH_ROWS_MAX = 0x7FFF
@@ -75,30 +70,22 @@ class Sender:
             retries=options.attempts_max - 1,
             **options.access.client_options(),
         )
-        self._packing = PackingSettings(over_bytes=options.compress_over_bytes, kind=options.compression or "zlib")
-        self._ids = UniqueIdBlocks()
-        self._queues: dict[str, list[MessageQueue]] = {}
-        self._turns: dict[QueueTarget, int] = {}
+        self._sender = RowSender(self._producer, options)
         # Items that wait for more of their target, and their bytes and rows.
         self._gathered: dict[QueueTarget, list[bytes | memoryview]] = {}
         self._sizes: dict[QueueTarget, int] = {}
         self._rows: dict[QueueTarget, int] = {}
         self._gathered_bytes = 0
-        self._in_flight: set[asyncio.Task[None]] = set()
-        self._in_flight_bytes = 0
         self._bytes_max = options.batch_bytes_max * options.batches_in_flight_max
-        self._ended = asyncio.Event()
-        self._failed: Exception | None = None
+        self._in_flight = SendsInFlight(IN_FLIGHT_MAX, self._bytes_max)
+        # The last send in order to each queue.
         self._last: dict[MessageQueue, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         await self._producer.start()
 
     async def close(self) -> None:
-        tasks = list(self._in_flight)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._in_flight.end()
         await self._producer.close()
 
     async def send(self, batch: pa.RecordBatch) -> None:
@@ -111,9 +98,9 @@ class Sender:
             await asyncio.sleep(0)
         for part in parts(batch):
             rows = CheckedRows(part, self._options.topic)
-            items = encode(rows, self._ids)
+            items = self._sender.encode(rows)
             manners = self._manners(rows, items)
-            found = await targets(rows, self._find_queues)
+            found = await self._sender.targets(rows)
             if len(found) == 1 and found[0][1] is None:
                 await self._take(found[0][0], items, manners, 0, items.count)
                 continue
@@ -123,19 +110,19 @@ class Sender:
                 assert group is not None
                 await self._take(target, items, manners, at, at + len(group))
                 at += len(group)
-        await self._settle()
+        await self._in_flight.settle()
 
     async def finish(self) -> None:
         """Send the rows gathered, and wait for all."""
         for target in list(self._gathered):
             await self._flush(target)
-        await self._settle()
+        await self._in_flight.settle()
 
     def _manners(self, rows: CheckedRows, items: BatchItems) -> NDArray[np.int8] | None:
         """Return how each row is sent: in a batch, alone, or late; None if all go in batches."""
         alone = np.diff(items.starts) > self._options.batch_bytes_max
         if self._options.compression:
-            alone |= np.diff(offsets_of(rows.bodies)) > self._packing.over_bytes
+            alone |= np.diff(offsets_of(rows.bodies)) > self._options.compress_over_bytes
         if rows.delayed is not None:
             return np.where(rows.delayed, _LATE, np.where(alone, _ALONE, _BATCHED))
         return np.where(alone, _ALONE, _BATCHED) if alone.any() else None
@@ -145,22 +132,15 @@ class Sender:
     ) -> None:
         """Take items [at, end), which go to one target."""
         if manners is not None:
-            topic = self._options.access.wire(target.topic)
             for row in (np.flatnonzero(manners[at:end]) + at).tolist():
                 await self._gather(target, items, at, row)
                 if manners[row] == _ALONE:
                     # Behind what its queue has gathered; a late one comes later anyway.
                     await self._flush(target)
-                out = self._compressed(items.outgoing(row, topic))
+                out = self._sender.message(items, row, target)
                 await self._submit(target, out, in_order=manners[row] == _ALONE)
                 at = row + 1
         await self._gather(target, items, at, end)
-
-    def _compressed(self, out: PreparedMessage) -> PreparedMessage:
-        if not self._options.compression or len(out.body) <= self._packing.over_bytes:
-            return out
-        body, sys_flag = shrink(out.body, self._packing)
-        return msgspec.structs.replace(out, body=body, sys_flag=sys_flag)
 
     async def _gather(self, target: QueueTarget, items: BatchItems, at: int, end: int) -> None:
         """Put items into batches; send those that are full."""
@@ -191,107 +171,27 @@ class Sender:
             return
         self._gathered_bytes -= self._sizes.pop(target)
         del self._rows[target]
-        outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-        topic = self._options.access.wire(target.topic)
-        out = PreparedMessage(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
-        await self._submit(target, out)
+        await self._submit(target, self._sender.batch(pieces, target))
 
     async def _submit(self, target: QueueTarget, out: PreparedMessage, *, in_order: bool = True) -> None:
         """Send it, `in_order` behind earlier sends to the same queue; wait while too much is in flight."""
         size = len(out.body)
-        while self._in_flight and (
-            self._in_flight_bytes + size > self._bytes_max or len(self._in_flight) >= IN_FLIGHT_MAX
-        ):
-            await self._wait()
-        queue = target.queue or await self._next_queue(target)
+        await self._in_flight.room(size)
+        queue = await self._sender.queues.next(target)
         if queue is None:
-            # The topic is not there yet: this send may make it.
-            await self._producer.send_packed(out, None, None, None)
+            await self._sender.send(out, target, None)
             return
-        is_free = target.queue is None and target.broker is None
         before = self._last.get(queue) if in_order else None
-        task = asyncio.ensure_future(self._deliver(before, out, queue, is_free))
+        task = self._in_flight.start(size, self._deliver, before, out, target, queue)
         if in_order:
             self._last[queue] = task
-        self._in_flight.add(task)
-        self._in_flight_bytes += size
-        task.add_done_callback(partial(self._end, size))
         await asyncio.sleep(0)
 
     async def _deliver(
-        self, before: asyncio.Task[None] | None, out: PreparedMessage, queue: MessageQueue, is_free: bool
+        self, before: asyncio.Task[None] | None, out: PreparedMessage, target: QueueTarget, queue: MessageQueue
     ) -> None:
-        """Send to a queue; `is_free`: to another if its broker fails."""
+        """Send behind `before`, unless that or another send failed."""
         if before is not None and not before.done():
             await asyncio.wait([before])
-        if self._failed is not None:
-            return  # That ends the task; what stands behind it must not overtake.
-        send, attempts = self._producer.send_packed, self._options.attempts_max
-        began_s = time.monotonic()
-        try:
-            try:
-                await send(out, None, queue, None, 1 if is_free else attempts)
-            except RocketSparkError as e:
-                left_ms = self._options.timeout_ms - (time.monotonic() - began_s) * 1000
-                if not is_free or attempts == 1 or not e.retriable or left_ms <= 0:
-                    raise
-                await send(out, None, None, left_ms, attempts - 1)
-        except Exception as e:
-            self._failed = self._failed or e
-
-    def _end(self, size: int, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
-        self._in_flight_bytes -= size
-        self._ended.set()
-
-    async def _settle(self) -> None:
-        """Wait for all that is in flight. Raises the error of a send that failed."""
-        while self._in_flight:
-            await self._wait()
-        if self._failed is not None:
-            raise self._failed
-
-    async def _wait(self) -> None:
-        """Wait until something in flight has ended. Raises the error of a send that failed."""
-        self._ended.clear()
-        await self._ended.wait()
-        if self._failed is not None:
-            raise self._failed
-
-    async def _next_queue(self, target: QueueTarget) -> MessageQueue | None:
-        """Return the next of the target's queues; None if the topic does not exist yet."""
-        queues = await self._known_queues(target.topic)
-        if queues is None:
-            return None
-        if target.broker is not None:
-            queues = [queue for queue in queues if queue.broker_name == target.broker]
-        # Not all tasks begin at the same queue.
-        turn = self._turns.get(target, time.monotonic_ns() >> 10) + 1
-        self._turns[target] = turn
-        return queues[turn % len(queues)]
-
-    async def _find_queues(self, topic: str) -> list[MessageQueue]:
-        queues = await self._known_queues(topic)
-        if queues is None:
-            text = (
-                f"topic {topic!r} does not exist: a row with shardingKey, queueId or broker needs its queues;"
-                " create it first"
-            )
-            raise RouteNotFound(topic, remark=text)
-        return queues
-
-    async def _known_queues(self, topic: str) -> list[MessageQueue] | None:
-        """Return the topic's queues; None if it does not exist. Raises RouteNotFound if no broker takes messages for
-        it.
-        """
-        queues = self._queues.get(topic)
-        if queues is None:
-            try:
-                queues = await self._producer.queues(topic)
-            except RouteNotFound:
-                return None
-            if not queues:
-                text = f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
-                raise RouteNotFound(topic, remark=text)
-            self._queues[topic] = queues
-        return queues
+        if self._in_flight.failed is None:
+            await self._sender.send(out, target, queue)

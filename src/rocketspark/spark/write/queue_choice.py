@@ -29,6 +29,15 @@ class QueueTarget(NamedTuple):
     broker: str | None = None
     queue: MessageQueue | None = None
 
+    @property
+    def is_free(self) -> bool:
+        """Tell whether any queue of the topic will do."""
+        return self.queue is None and self.broker is None
+
+
+# A target and the numbers of its rows in order; None instead of them if it has all rows.
+RowGroup = tuple[QueueTarget, NDArray[np.int64] | None]
+
 
 class _Column:
     """A column's distinct values, and the number of each row's; 0 is null."""
@@ -43,8 +52,8 @@ class _Column:
         self.numbers = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
 
 
-async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[tuple[QueueTarget, NDArray[np.int64] | None]]:
-    """Return each target with the numbers of its rows in order; None instead of them if all rows have this one.
+async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[RowGroup]:
+    """Return each target with its rows.
 
     Raises ConfigError for a queue that is not there, and what `find_queues` raises.
     """

@@ -22,9 +22,9 @@ from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError, TransportError
 from rocketspark.model import MessageQueue, namespace
-from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties
-from rocketspark.protocol.message.message_ids import UniqueIdBlocks, unique_ids
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.archive.manifest import ArchiveFile
@@ -33,7 +33,7 @@ from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.restore import origin_properties
 from rocketspark.spark.pipelines.restore.plan import ArchivedSpan, Queue
 from rocketspark.spark.read.stream_read import StreamReader
-from rocketspark.spark.write.batch_encoding import BatchItems, encode
+from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
 from rocketspark.spark.write.refused_rows import refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
 
@@ -333,9 +333,7 @@ class QueueSender:
     def _outgoing(self, items: BatchItems, at: int, end: int) -> PreparedMessage:
         if end - at == 1:
             return items.outgoing(at, self._wire_topic)
-        outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-        body = bytes(items.data[items.starts[at] : items.starts[end]])
-        return PreparedMessage(self._wire_topic, body, outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
+        return joined([items.data[items.starts[at] : items.starts[end]]], self._wire_topic)
 
     async def _deliver(self, out: PreparedMessage, first_place: str) -> None:
         """Store a batch once: all its rows or none are stored, so it looks for the first one only."""

@@ -1,0 +1,72 @@
+"""The sender of prepared rows, for writes at least once and exactly once. Rule: a queue or broker that a row names is
+never left for another.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, shrink
+from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.client.results import SendResult
+from rocketspark.errors import RocketSparkError
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks
+from rocketspark.spark.options import WriteOptions
+from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
+from rocketspark.spark.write.queue_choice import QueueTarget, RowGroup, targets
+from rocketspark.spark.write.rows import CheckedRows
+from rocketspark.spark.write.topic_queues import TopicQueues
+
+
+class RowSender:
+    """Encodes rows, finds their targets, prepares their messages and sends them by a producer, which others start and
+    close.
+    """
+
+    def __init__(self, producer: AsyncProducer, options: WriteOptions) -> None:
+        self._producer = producer
+        self._options = options
+        self._packing = PackingSettings(over_bytes=options.compress_over_bytes, kind=options.compression or "zlib")
+        self._ids = UniqueIdBlocks()
+        self.queues = TopicQueues(producer)
+
+    def encode(self, rows: CheckedRows) -> BatchItems:
+        """Encode all rows, each with a unique id of its own. Raises MessageIllegal."""
+        return encode(rows, self._ids)
+
+    async def targets(self, rows: CheckedRows) -> list[RowGroup]:
+        """Return each target with its rows. Raises ConfigError, RouteNotFound."""
+        return await targets(rows, self.queues.find)
+
+    def message(self, items: BatchItems, row: int, target: QueueTarget, sys_flag: int = 0) -> PreparedMessage:
+        """Return the message of one row, compressed if the options say so."""
+        out = items.outgoing(row, self._options.access.wire(target.topic))
+        body = out.body
+        if self._options.compression and len(body) > self._packing.over_bytes:
+            body, compressed = shrink(body, self._packing)
+            sys_flag |= compressed
+        return msgspec.structs.replace(out, body=body, sys_flag=sys_flag) if sys_flag else out
+
+    def batch(self, pieces: list[bytes | memoryview], target: QueueTarget) -> PreparedMessage:
+        """Return the message of a batch of encoded rows."""
+        return joined(pieces, self._options.access.wire(target.topic))
+
+    async def send(self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None) -> SendResult:
+        """Send to a queue of the target, or to another one if its broker fails and the rows name neither.
+
+        `queue`: None if the topic is not there yet; this send may make it. Raises the producer's errors.
+        """
+        send, attempts = self._producer.send_packed, self._options.attempts_max
+        if queue is None or not target.is_free or attempts == 1:
+            return await send(out, None, queue, None, attempts)
+        began_s = time.monotonic()
+        try:
+            return await send(out, None, queue, None, 1)
+        except RocketSparkError as e:
+            left_ms = self._options.timeout_ms - (time.monotonic() - began_s) * 1000
+            if not e.retriable or left_ms <= 0:
+                raise
+        return await send(out, None, None, left_ms, attempts - 1)

@@ -1,0 +1,62 @@
+"""The queues of the topics that rows go to. Rule: a topic's queues are asked for once; targets without a queue of their
+own take turns among them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.errors import RouteNotFound
+from rocketspark.model import MessageQueue
+from rocketspark.spark.write.queue_choice import QueueTarget
+
+
+class TopicQueues:
+    """Finds the queues of topics, and gives each target its next one."""
+
+    def __init__(self, producer: AsyncProducer) -> None:
+        self._producer = producer
+        self._queues: dict[str, list[MessageQueue]] = {}
+        self._turns: dict[QueueTarget, int] = {}
+
+    async def next(self, target: QueueTarget) -> MessageQueue | None:
+        """Return the target's queue, or the next of its queues; None if the topic does not exist yet."""
+        if target.queue is not None:
+            return target.queue
+        queues = self._queues.get(target.topic) or await self._known(target.topic)
+        if queues is None:
+            return None
+        if target.broker is not None:
+            queues = [queue for queue in queues if queue.broker_name == target.broker]
+        # Not all tasks begin at the same queue.
+        turn = self._turns.get(target, time.monotonic_ns() >> 10) + 1
+        self._turns[target] = turn
+        return queues[turn % len(queues)]
+
+    async def find(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of a topic. Raises RouteNotFound if it does not exist, or no broker takes messages for
+        it.
+        """
+        queues = await self._known(topic)
+        if queues is None:
+            text = (
+                f"topic {topic!r} does not exist: a row with shardingKey, queueId or broker needs its queues;"
+                " create it first"
+            )
+            raise RouteNotFound(topic, remark=text)
+        return queues
+
+    async def _known(self, topic: str) -> list[MessageQueue] | None:
+        """Return the topic's queues; None if it does not exist."""
+        queues = self._queues.get(topic)
+        if queues is None:
+            try:
+                queues = await self._producer.queues(topic)
+            except RouteNotFound:
+                return None
+            if not queues:
+                text = f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
+                raise RouteNotFound(topic, remark=text)
+            self._queues[topic] = queues
+        return queues
