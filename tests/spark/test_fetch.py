@@ -28,9 +28,8 @@ QUEUE = MessageQueue("T", "broker-a", 0)
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(fetching, "RETRIES", fetching.RETRIES._replace(budget_s=0, pauses_s=(0.01,)))
     monkeypatch.setattr(fetching, "UNSEEN_WAIT_S", 0.01)
-    monkeypatch.setattr(fetching, "PATIENCE_S", 0)
 
 
 def read(broker: FakeBroker, first: int, end: int, **options: Any) -> list[int]:
@@ -204,7 +203,7 @@ def test_refusal_names_the_queue() -> None:
     with running(FakeBroker(make_records(5), refuse=2)) as broker:
         with pytest.raises(ServerError, match="code 2"):
             read(broker, 0, 5)
-        assert broker.connections == fetching.ATTEMPTS
+        assert broker.connections == fetching.RETRIES.attempts_max
 
 
 def test_no_broker_there() -> None:
@@ -235,7 +234,7 @@ def test_broker_that_hangs_up() -> None:
 
 def test_a_broker_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(FakeBroker(make_records(5), refuse=ResponseCode.SYSTEM_BUSY, refuse_for=12)) as broker:
-        monkeypatch.setattr(fetching, "PATIENCE_S", 3600)
+        monkeypatch.setattr(fetching, "RETRIES", fetching.RETRIES._replace(budget_s=3600))
         assert read(broker, 0, 5) == list(range(5))
         assert broker.connections == 13
 

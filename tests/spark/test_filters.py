@@ -25,6 +25,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read import pull_records
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
 from rocketspark.spark.read.pull_records import fetch
 from rocketspark.spark.read.stream_read import StreamReader
@@ -254,7 +255,7 @@ def test_a_broker_that_refuses_the_expression_is_asked_once_and_then_for_everyth
 
 
 def test_other_refusals_of_a_filtered_pull_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.spark.read.pull_records.PATIENCE_S", 0.5)
+    monkeypatch.setattr(pull_records, "RETRIES", pull_records.RETRIES._replace(budget_s=0.5))
     with running(FakeBroker(make_records(300), refuse=ResponseCode.NO_PERMISSION)) as broker:
         with pytest.raises(ServerError):
             read_fake(broker, sql="a > 1")

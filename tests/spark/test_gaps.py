@@ -26,9 +26,8 @@ GONE = "messages %d to %d of queue 0 of topic 'T' on broker 'broker-a' are gone"
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(fetching, "RETRIES", fetching.RETRIES._replace(budget_s=0, pauses_s=(0.01,)))
     monkeypatch.setattr(fetching, "UNSEEN_WAIT_S", 0.01)
-    monkeypatch.setattr(fetching, "PATIENCE_S", 0)
 
 
 def rows(broker: FakeBroker, first: int, end: int, *columns: str, **options: Any) -> list[dict[str, Any]]:

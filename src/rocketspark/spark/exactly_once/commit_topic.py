@@ -35,6 +35,7 @@ from rocketspark.spark.exactly_once.commit_records import CommitRecord, HalfOutc
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.topic_selection import COMMIT_PREFIX
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.retries import RetryRule, again
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -90,17 +91,13 @@ class CommitTopic:
 
     async def again(self, call: Callable[[], Awaitable[T]], *, topic: str | None = None) -> T:
         """Make a call, again while it fails in a way that may pass, for as long as a commit may take."""
-        end_s = time.monotonic() + self._budget_s
-        while True:
-            try:
-                return await call()
-            except RocketSparkError as e:
-                if not getattr(e, "retriable", False) or time.monotonic() >= end_s:
-                    raise
-                log.info("%s; tried again", e)
+
+        async def refresh(error: Exception) -> None:
+            log.info("%s; tried again", error)
             with contextlib.suppress(RocketSparkError):
                 await self.instance.routes.refresh(topic or self.topic)
-            await asyncio.sleep(PAUSE_S)
+
+        return await again(call, RetryRule(budget_s=self._budget_s, pauses_s=(PAUSE_S,)), between=refresh)
 
     # -- where it is ---------------------------------------------------------------------------------------------
 

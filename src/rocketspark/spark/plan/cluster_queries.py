@@ -30,14 +30,23 @@ from rocketspark.spark.plan.offsets_by_time import first_at_or_after
 from rocketspark.spark.topic_selection import matching
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.retries import RetryRule, again, is_retriable
 
 T = TypeVar("T")
 
 TIMEOUT_MS = 5000.0
-ATTEMPTS = 3
 _DELAYED_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Messages looked at to tell how large a queue's are.
 SAMPLE_COUNT = 32
+
+
+def _may_pass(error: Exception) -> bool:
+    return is_retriable(error) and not isinstance(error, RouteNotFound)
+
+
+# The loop stands still between the driver's questions: a connection that the server closed meanwhile shows only when it
+# is used. So the second attempt comes at once.
+RETRIES = RetryRule(attempts_max=3, pauses_s=(0, 0.1), may_pass=_may_pass)
 
 
 class OffsetBounds(NamedTuple):
@@ -85,13 +94,13 @@ class ClusterQueries:
         return self._run(self._topics(pattern))
 
     async def _topics(self, pattern: str) -> list[str]:
-        names = await _again(partial(self._routes.ask, partial(client_api.topic_list, timeout_ms=TIMEOUT_MS)))
+        names = await again(partial(self._routes.ask, partial(client_api.topic_list, timeout_ms=TIMEOUT_MS)), RETRIES)
         info = await self._cluster_info()
         own = (name for wire_name in names if (name := self._access.own(wire_name)) is not None)
         return matching(pattern, own, [*info.broker_addr_table, *info.cluster_addr_table])
 
     async def _cluster_info(self) -> bodies.ClusterInfo:
-        return await _again(partial(self._routes.ask, partial(client_api.cluster_info, timeout_ms=TIMEOUT_MS)))
+        return await again(partial(self._routes.ask, partial(client_api.cluster_info, timeout_ms=TIMEOUT_MS)), RETRIES)
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
         """Return every readable queue of the topics as of now. Raises RouteNotFound, NotSent."""
@@ -103,7 +112,7 @@ class ClusterQueries:
 
     async def _queues_of(self, topic: str) -> list[MessageQueue]:
         try:
-            route = await _again(partial(self._routes.refresh, self._access.wire(topic)))
+            route = await again(partial(self._routes.refresh, self._access.wire(topic)), RETRIES)
         except RouteNotFound:
             names = ", ".join(self._routes.addresses)
             space = f" in namespace {self._access.namespace!r}" if self._access.namespace else ""
@@ -127,12 +136,12 @@ class ClusterQueries:
         """Return the answer for each queue, asked at once; `if_there` leaves out queues whose broker does not
         answer.
         """
-        asked = (_again(partial(ask, queue)) for queue in queues)
+        asked = (again(partial(ask, queue), RETRIES) for queue in queues)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[MessageQueue, T] = {}
         for queue, answer in zip(queues, answers, strict=True):
             if isinstance(answer, BaseException):
-                if not if_there or not _may_pass(answer):
+                if not if_there or not is_retriable(answer):
                     raise answer
                 continue
             found[queue] = answer
@@ -252,7 +261,7 @@ class ClusterQueries:
     def knows_group(self, group: str) -> bool:
         """Tell whether a group's retry topic is there, which its first member brings."""
         try:
-            self._run(_again(partial(self._routes.refresh, self._access.wire(RETRY_PREFIX + group))))
+            self._run(again(partial(self._routes.refresh, self._access.wire(RETRY_PREFIX + group)), RETRIES))
         except RouteNotFound:
             return False
         return True
@@ -275,7 +284,9 @@ class ClusterQueries:
             if address is None:
                 continue
             try:
-                why = await _again(partial(self._why_gone_from, address, self._access.wire_queue(queue), offset))
+                why = await again(
+                    partial(self._why_gone_from, address, self._access.wire_queue(queue), offset), RETRIES
+                )
             except TransportError:
                 continue
             if why:
@@ -307,7 +318,7 @@ class ClusterQueries:
             return False
         key = queue.topic, queue.broker_name
         if key not in self._filters:
-            self._filters[key] = self._run(_again(partial(self._has_plain_queues, queue)))
+            self._filters[key] = self._run(again(partial(self._has_plain_queues, queue), RETRIES))
         return self._filters[key]
 
     async def _has_plain_queues(self, queue: MessageQueue) -> bool:
@@ -333,25 +344,3 @@ class ClusterQueries:
         self._run(self._connections.close())
         self._run(self._routes.close())
         self._runner.close()
-
-
-async def _again(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call, again if it failed in a way that may pass.
-
-    The loop stands still between the driver's questions: a connection that the server closed meanwhile shows only when
-    it is used.
-    """
-    for attempt in range(1, ATTEMPTS):
-        try:
-            return await call()
-        except RouteNotFound:
-            raise
-        except (TransportError, ServerError) as e:
-            if not _may_pass(e):
-                raise
-        await asyncio.sleep(0.1 * (attempt - 1))
-    return await call()
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, TransportError | ServerError) and error.retriable

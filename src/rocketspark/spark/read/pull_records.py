@@ -26,6 +26,7 @@ from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
+from rocketspark.transport.retries import Retries, RetryRule
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -37,10 +38,8 @@ JOINED_BYTES_MAX = 64 << 10
 PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
 # Full replies in a row after which a pull asks for twice as much again.
 GROW_AFTER = 16
-ATTEMPTS = 4
-RETRY_WAIT_S = 0.2
-# Time for which a range may stand still while its broker is started anew.
-PATIENCE_S = 30.0
+# A range may stand still for a while, as its broker may be started anew.
+RETRIES = RetryRule(attempts_max=4, budget_s=30.0, pauses_s=(0.2, 0.4, 0.6, 0.8))
 # Pause before asking again for messages that a lagging broker does not have yet, though the driver saw them.
 UNSEEN_WAIT_S = 0.05
 
@@ -123,24 +122,20 @@ def fetch(
     Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
     """
     at = source.first
-    attempt, progress_s = 0, time.monotonic()
+    retries = Retries(RETRIES)
     asked = ReadFilter.of(options).asked() if asked is None else asked
     while at < source.end:
         try:
-            address = addresses[attempt % len(addresses)]
+            address = addresses[retries.failed % len(addresses)]
             for piece in _Puller(source._replace(first=at), address, options, asked):
                 at = piece.end
                 yield piece
-                attempt, progress_s = 0, time.monotonic()
+                retries.progressed()
         except _FilterRefused as e:
             log.info("%s; everything is read, and filtered here", e)
             asked = EVERY_MESSAGE
         except (TransportError, ServerError) as e:
-            attempt += 1
-            waited_s = time.monotonic() - progress_s
-            if not e.retriable or (attempt >= ATTEMPTS and waited_s > PATIENCE_S):
-                raise
-            time.sleep(RETRY_WAIT_S * min(attempt, ATTEMPTS))
+            time.sleep(retries.pause_s(e))
 
 
 class _Puller:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -33,6 +32,7 @@ from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import Progress, lag_of
 from rocketspark.spark.pipelines.session import one_line
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.transport.retries import Retries, RetryRule
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,7 @@ KEEP_REPLACED_S = 3600.0
 FILE_BYTES = 256 << 20
 # Failures in a row that may pass (a broker that restarts) before one ends a run with `once`; others go on for ever.
 ATTEMPTS = 6
-WAIT_MAX_S = 30.0
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # Hours merged in one job; and micro-batches of a backlog after which closed hours are merged.
 HOURS_PER_JOB = 16
 BATCHES_BETWEEN_MERGES = 50
@@ -191,17 +191,16 @@ class _Work:
         """Do a step, again after a while if it failed in a way that may pass."""
         from pyspark.errors import PySparkException
 
-        for attempt in count(1):
+        retries = Retries(RetryRule(ATTEMPTS if self._once else None, pauses_s=PAUSES_S, may_pass=may_pass))
+        while True:
             try:
                 return step()
             except (RocketSparkError, PySparkException) as e:
-                over = self._once and attempt == ATTEMPTS
-                if over or self._progress.stop.asked or not may_pass(e):
+                wait_s = retries.pause_s(e)
+                if self._progress.stop.asked:
                     raise
-                wait_s = min(2.0 ** (attempt - 1), WAIT_MAX_S)
                 self._progress.say(f"{one_line(str(e))}; trying again in {wait_s:.0f} s")
                 self._progress.stop.wait(wait_s)
-        raise AssertionError
 
 
 # Spark's errors of a task that failed because of the network, or lost its executor.

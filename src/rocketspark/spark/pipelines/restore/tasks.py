@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError, TransportError
+from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties
@@ -36,6 +36,7 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
 from rocketspark.spark.write.refused_rows import refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
+from rocketspark.transport.retries import Retries, RetryRule
 
 BATCH_BYTES = 256 << 10
 SEND_TIMEOUT_MS = 10_000.0
@@ -337,13 +338,14 @@ class QueueSender:
 
     async def _deliver(self, out: PreparedMessage, first_place: str) -> None:
         """Store a batch once: all its rows or none are stored, so it looks for the first one only."""
-        for attempt in range(1, ATTEMPTS + 1):
+        retries = Retries(RetryRule(ATTEMPTS))
+        while True:
             try:
                 await self._producer.send_packed(out, None, self._queue, SEND_TIMEOUT_MS, 1)
                 return
-            except (TransportError, ServerError, RocketSparkError) as e:
-                if attempt == ATTEMPTS or not e.retriable:
-                    raise
+            except RocketSparkError as e:
+                retries.pause_s(e)
+            # That looks for a while, which is pause enough.
             if await self._came(first_place):
                 return
 
