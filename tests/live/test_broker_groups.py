@@ -17,14 +17,13 @@ from tests.live.support import (
     create_group,
     pairs,
     pull,
-    pull_header,
     records,
     run,
     send_header,
     sent,
     until,
 )
-from tests.patience import LIMIT_S
+from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
@@ -350,9 +349,7 @@ def test_sql_filters_pass_what_they_say_where_they_are_allowed(tmp_path: Path) -
             answer = await peer.request(46, None, wrong)
             assert answer.code == 23
             assert "column 9" in (answer.remark or "")
-            held = asyncio.ensure_future(
-                peer.request(11, pull_header(TOPIC, 0, 4, sys_flag=6, suspend_ms=9000, **sql), timeout_ms=9000)
-            )
+            held = asyncio.ensure_future(pull(peer, TOPIC, 0, 4, sys_flag=6, suspend_ms=LIMIT_MS, **sql))
             await until(lambda: server._long_polling.waiting == 1)
             await sent(peer, b"no", pairs={"price": "9"})
             await sent(peer, b"yes", pairs={"price": "9", "color": "red"})

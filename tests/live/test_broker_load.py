@@ -18,6 +18,7 @@ from tests.live.support import (
     run,
     send_header,
 )
+from tests.patience import LIMIT_MS
 
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply, SendReply
@@ -38,7 +39,7 @@ async def produce(peer: Peer, sender: int) -> list[tuple[int, int, int]]:
     async def one(n: int) -> None:
         queue_id = n % QUEUES
         header = send_header(TOPIC, queue_id, pairs={"TAGS": "ab"[n % 2], "KEYS": f"{sender}-{n}"})
-        reply = await peer.request(RequestCode.SEND_MESSAGE_V2, header, b"%d %d" % (sender, n), timeout_ms=20_000)
+        reply = await peer.request(RequestCode.SEND_MESSAGE_V2, header, b"%d %d" % (sender, n), timeout_ms=LIMIT_MS)
         room.release()
         stored.append((queue_id, reply.raise_for_code("send").header(SendReply).queue_offset, n))
 
@@ -55,7 +56,7 @@ async def consume(peer: Peer, queue_id: int, count: int, expression: str) -> lis
     offset = 0
     while offset < count:
         header = pull_header(TOPIC, queue_id, offset, sys_flag=6, suspend_ms=500, subscription=expression)
-        reply = await peer.request(RequestCode.PULL_MESSAGE, header, timeout_ms=20_000)
+        reply = await peer.request(RequestCode.PULL_MESSAGE, header, timeout_ms=LIMIT_MS)
         assert reply.code in (0, 19, 20), reply
         got += [(m.queue_offset, m.body) for m in records(reply)]
         offset = reply.header(PullReply).next_offset
@@ -101,4 +102,4 @@ def test_senders_and_followers_at_once(tmp_path: Path, flush: str) -> None:
             assert last.body == stored[0, total - 1]
             assert pairs(last)["KEYS"].encode().replace(b"-", b" ") == last.body
 
-    run(main(), 60)
+    run(main(), 600)

@@ -224,7 +224,7 @@ def test_every_captured_request_is_answered_as_rocketmq_answered_it(tmp_path: Pa
         by_clients = "client_side_reset_offset_by_timestamp"
         return seen + await act(tmp_path / "clients", by_clients, by_clients, **CONF, reset_offsets_here=False)
 
-    seen = support.run(main(), limit_s=300)
+    seen = support.run(main(), limit_s=800)
     assert not (wrong := differences.judge(seen, differences.ROWS, differences.OVERTAKEN)), "\n".join(wrong)
     assert len({one.scenario for one in seen}) > 100
     assert sum(one.path in ("code", "frame") for one in seen) > 600
