@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.message import batch
@@ -31,7 +31,7 @@ def create_topic(broker: str, topic: str, queues: int, attributes: str = "") -> 
 
     async def create() -> None:
         peer = await dial(broker)
-        await client_api.create_topic(
+        await admin_api.create_topic(
             peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes, timeout_ms=10_000
         )
         peer.close()

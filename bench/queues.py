@@ -14,7 +14,7 @@ from bench.measure import compare
 from bench.peers import Servers, both, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.report import Row, progress, show, values_row
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api
 from rocketspark.transport.connections import dial
 
 TOPIC_QUEUES = 100
@@ -35,7 +35,7 @@ def create(broker: str, names: list[str], queues: int) -> float:
     async def all_of_them() -> None:
         peer = await dial(broker)
         for name in names:
-            await client_api.create_topic(
+            await admin_api.create_topic(
                 peer, name, read_queue_count=queues, write_queue_count=queues, timeout_ms=10_000
             )
         peer.close()

@@ -10,7 +10,7 @@ from tests.live.support import broker, connected, run
 from tests.unit.broker.offline import quarantine_in
 
 from rocketspark.broker.messages.quarantine import ENTRIES_MAX, Quarantine
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api
 from rocketspark.errors import ServerError, StoreFull
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import Quarantined
@@ -19,7 +19,7 @@ from rocketspark.protocol.json.bodies import Quarantined
 def test_an_operator_sees_retries_and_drops(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            assert await client_api.list_quarantine(peer) == []
+            assert await admin_api.list_quarantine(peer) == []
             tried: list[str] = []
 
             def retry(entry: Quarantined) -> None:
@@ -30,23 +30,23 @@ def test_an_operator_sees_retries_and_drops(tmp_path: Path) -> None:
             server._quarantine.retries("delay", retry)
             for position in (7, 9):
                 server._quarantine.add("delay", "T", 1, 2, position, ValueError("odd\n"))
-            first, second = await client_api.list_quarantine(peer)
+            first, second = await admin_api.list_quarantine(peer)
             assert (first.name, first.reason, first.attempts) == ("delay-7", "ValueError: odd\\n", 1)
             info = await peer.request(RequestCode.GET_BROKER_RUNTIME_INFO)
             assert json.loads(info.body)["table"]["quarantinedMessages"] == "2"
             with pytest.raises(ServerError, match="no room"):
-                await client_api.end_quarantine(peer, "delay-7", retry=True)
-            assert [e.attempts for e in await client_api.list_quarantine(peer)] == [2, 1]
-            await client_api.end_quarantine(peer, "delay-7", retry=True)
-            await client_api.end_quarantine(peer, second.name, retry=False)
-            assert await client_api.list_quarantine(peer) == []
+                await admin_api.end_quarantine(peer, "delay-7", retry=True)
+            assert [e.attempts for e in await admin_api.list_quarantine(peer)] == [2, 1]
+            await admin_api.end_quarantine(peer, "delay-7", retry=True)
+            await admin_api.end_quarantine(peer, second.name, retry=False)
+            assert await admin_api.list_quarantine(peer) == []
             for again in (True, False):
                 with pytest.raises(ServerError, match="nothing named") as missing:
-                    await client_api.end_quarantine(peer, "delay-7", retry=again)
+                    await admin_api.end_quarantine(peer, "delay-7", retry=again)
                 assert missing.value.code == 22
             server._quarantine.add("half", "H", 0, 1, 11, "rotten")
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            assert [e.name for e in await client_api.list_quarantine(peer)] == ["half-11"]
+            assert [e.name for e in await admin_api.list_quarantine(peer)] == ["half-11"]
 
     run(main())
 

@@ -20,7 +20,7 @@ from tests.java.driver import missing_tools
 from tests.patience import LIMIT_S, PATIENT
 
 from rocketspark.client import Producer
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
@@ -114,7 +114,7 @@ def make_topic(cluster: Cluster) -> Callable[..., str]:
         async def create() -> None:
             for address in cluster.brokers[:brokers]:
                 peer = await dial(address)
-                await client_api.create_topic(
+                await admin_api.create_topic(
                     peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes
                 )
                 peer.close()

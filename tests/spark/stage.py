@@ -14,7 +14,7 @@ from tests.ports import free_ports
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.namesrv.server import NameServer
 from rocketspark.transport.connections import dial
@@ -81,7 +81,7 @@ class Stage:
 
     async def _until(self, holds: Any) -> None:
         peer = await dial(self.namesrv)
-        while not holds((await client_api.cluster_info(peer)).broker_addr_table):
+        while not holds((await admin_api.cluster_info(peer)).broker_addr_table):
             await asyncio.sleep(0.005)
         peer.close()
 
@@ -92,7 +92,7 @@ class Stage:
     async def _create(self, topic: str, queues: int, brokers: tuple[str, ...]) -> None:
         for name in brokers:
             peer = await dial(self._brokers[name].address)
-            await client_api.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
+            await admin_api.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
             peer.close()
         await self._until_route(topic, lambda found: all(found.get(name) == queues for name in brokers))
 
@@ -103,10 +103,10 @@ class Stage:
     async def _delete(self, topic: str) -> None:
         for broker in self._brokers.values():
             peer = await dial(broker.address)
-            await client_api.delete_topic(peer, topic)
+            await admin_api.delete_topic(peer, topic)
             peer.close()
         peer = await dial(self.namesrv)
-        await client_api.delete_topic_route(peer, topic)
+        await admin_api.delete_topic_route(peer, topic)
         peer.close()
         await self._until_route(topic, lambda found: not found)
 

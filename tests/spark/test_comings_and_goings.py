@@ -16,7 +16,7 @@ from tests.java.apache import ApacheCluster
 from tests.spark.stage import Stage, staged
 
 from rocketspark.client import Producer
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
@@ -321,10 +321,10 @@ def test_on_apache_s_broker_what_is_deleted_or_taken_away_is_told_apart_as_well(
     async def change(topic: str, queues: int) -> None:
         broker, namesrv = await dial(apache.broker), await dial(apache.namesrv)
         if queues:
-            await client_api.create_topic(broker, topic, read_queue_count=queues, write_queue_count=queues)
+            await admin_api.create_topic(broker, topic, read_queue_count=queues, write_queue_count=queues)
         else:
-            await client_api.delete_topic(broker, topic)
-            await client_api.delete_topic_route(namesrv, topic)
+            await admin_api.delete_topic(broker, topic)
+            await admin_api.delete_topic_route(namesrv, topic)
         while True:
             try:
                 [found] = (await client_api.fetch_route(namesrv, topic)).queues
@@ -335,7 +335,7 @@ def test_on_apache_s_broker_what_is_deleted_or_taken_away_is_told_apart_as_well(
                 break
             if not queues:
                 # A registration that was under way brought it back.
-                await client_api.delete_topic_route(namesrv, topic)
+                await admin_api.delete_topic_route(namesrv, topic)
             await asyncio.sleep(0.02)
         broker.close()
         namesrv.close()

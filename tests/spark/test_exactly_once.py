@@ -25,7 +25,7 @@ from tests.java.driver import missing_tools
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.codes import ResponseCode
@@ -96,9 +96,9 @@ class Query:
     async def _make_topic(self) -> None:
         async with AsyncProducer(self.servers.namesrv, "maker") as producer:
             instance = producer._instance
-            info = await instance.routes.ask(client_api.cluster_info)
+            info = await instance.routes.ask(admin_api.cluster_info)
             peer = await instance.broker(info.broker_addr_table[TARGET_BROKER].broker_addrs[0])
-            await client_api.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2)
+            await admin_api.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2)
             while True:
                 try:
                     await instance.routes.refresh(self.name)

@@ -17,7 +17,7 @@ from tests.spark.conftest import read_rows
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
 from rocketspark.client import Producer
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound, ServerError
 from rocketspark.filters import sql92
 from rocketspark.model import Message, MessageQueue, subscribe
@@ -55,7 +55,7 @@ class Loaded(NamedTuple):
 def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     async def run() -> None:
         peer = await dial(broker)
-        await client_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+        await admin_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
         peer.close()
         server = await dial(namesrv)
         while True:

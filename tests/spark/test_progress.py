@@ -16,7 +16,7 @@ from tests.java.mqadmin import MqAdmin
 from tests.spark.conftest import read_rows
 
 from rocketspark.client import Producer
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
@@ -64,7 +64,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 async def create(place: Place) -> None:
     peer, server = await dial(place.broker), await dial(place.namesrv)
-    await client_api.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2)
+    await admin_api.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2)
     while True:
         try:
             await client_api.fetch_route(server, place.topic)

@@ -13,7 +13,7 @@ from tests.java.apache import ApacheCluster, await_queues
 from tests.spark.conftest import read_rows
 
 from rocketspark.client import Producer
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.plan.cluster_queries import ClusterQueries as Asked
@@ -58,7 +58,7 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
 
 async def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     peer = await dial(broker)
-    await client_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+    await admin_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
     peer.close()
     server = await dial(namesrv)
     while True:

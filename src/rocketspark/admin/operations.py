@@ -13,7 +13,7 @@ import msgspec
 
 from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.facade import Facade, arguments_of, blocking
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
@@ -152,7 +152,7 @@ class Operations(AsyncClient):
 
     async def list_topics(self) -> list[str]:
         """Return the names of all topics, sorted; RocketMQ's own are among them."""
-        found = await self._routes.ask(lambda peer: client_api.topic_list(peer, timeout_ms=self._timeout_ms))
+        found = await self._routes.ask(lambda peer: admin_api.topic_list(peer, timeout_ms=self._timeout_ms))
         return sorted(found)
 
     async def show_topic(self, topic: str) -> TopicState:
@@ -198,7 +198,7 @@ class Operations(AsyncClient):
             raise UsageError(f"queue_count {queue_count} must be 1 to 1024, perm {perm} one of 2, 4, 6")
         targets = await self._masters(cluster, brokers)
         for target in targets:
-            await client_api.create_topic(
+            await admin_api.create_topic(
                 await self._broker(target.address),
                 topic,
                 read_queue_count=read_queue_count or queue_count,
@@ -245,8 +245,8 @@ class Operations(AsyncClient):
         route = await self._routes.refresh(topic)
         for broker in route.brokers:
             for address in broker.addresses.values():
-                await client_api.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
-        await self._routes.ask_all(lambda peer: client_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
+                await admin_api.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
+        await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
         self._routes.forget(topic)
         return [b.broker_name for b in route.brokers]
 
@@ -257,7 +257,7 @@ class Operations(AsyncClient):
         route = await self._routes.refresh(validators.check_topic(topic))
         peers = [await self._broker(broker.master) for broker in route.brokers if broker.master]
         found = await asyncio.gather(
-            *(client_api.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
+            *(admin_api.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
         )
         return sorted(set().union(*found))
 
@@ -281,7 +281,7 @@ class Operations(AsyncClient):
         """Return the messages that brokers quarantined as never to be delivered or checked, by broker, oldest first."""
         found = []
         for target in await self._masters(None, None if broker is None else [broker]):
-            entries = await client_api.list_quarantine(await self._broker(target.address), timeout_ms=self._timeout_ms)
+            entries = await admin_api.list_quarantine(await self._broker(target.address), timeout_ms=self._timeout_ms)
             found += [Aside(target.broker_name, **msgspec.structs.asdict(entry)) for entry in entries]
         return found
 
@@ -303,14 +303,14 @@ class Operations(AsyncClient):
             )
         (target,) = await self._masters(None, where)
         peer = await self._broker(target.address)
-        await client_api.end_quarantine(peer, name, retry=retry, timeout_ms=self._timeout_ms)
+        await admin_api.end_quarantine(peer, name, retry=retry, timeout_ms=self._timeout_ms)
         return where[0]
 
     # -- brokers -------------------------------------------------------------------------------------------------
 
     async def cluster_info(self) -> list[BrokerState]:
         """Return every broker the NameServer knows, ordered by cluster, name and id."""
-        info = await self._routes.ask(lambda peer: client_api.cluster_info(peer, timeout_ms=self._timeout_ms))
+        info = await self._routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self._timeout_ms))
         return sorted(
             BrokerState(cluster, name, number, address)
             for cluster, names in info.cluster_addr_table.items()

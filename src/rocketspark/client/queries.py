@@ -6,7 +6,7 @@ import asyncio
 
 from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC
 from rocketspark.client.results import QueryResult
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
@@ -44,7 +44,7 @@ class Queries(AsyncClient):
             raise RouteNotFound(default_topic)
         for address in masters:
             peer = await self._instance.broker(address)
-            await client_api.create_topic(
+            await admin_api.create_topic(
                 peer,
                 topic,
                 read_queue_count=queue_count,

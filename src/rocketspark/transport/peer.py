@@ -22,7 +22,7 @@ from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.transport.overload import SLICE, Overload
 from rocketspark.transport.pending_requests import PendingRequests
 from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
-from rocketspark.transport.request_frames import Parts, Reply, reply
+from rocketspark.transport.request_frames import Parts, Reply, buffers, reply
 
 log = LimitedLog("rocketspark.transport")
 
@@ -293,7 +293,7 @@ class Peer(PendingRequests):
             self._soon_bytes = 0
         if out and self._transport is not None:
             if apart:
-                self._transport.writelines(_buffers(out))
+                self._transport.writelines(buffers(out))
             else:
                 self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             out.clear()
@@ -403,7 +403,7 @@ class Peer(PendingRequests):
             return
         self._write_soon()
         if self._transport is not None:
-            self._transport.writelines(_buffers([data]))
+            self._transport.writelines(buffers([data]))
 
     def failure(self, request: Request[Any], error: Exception) -> bytes | None:
         """Return the reply to a request whose handler raised; None if it wants none."""
@@ -494,12 +494,3 @@ class Peer(PendingRequests):
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
         await asyncio.shield(self._closed)
-
-
-def _buffers(out: list[Any]) -> Iterator[bytes | memoryview]:
-    for each in out:
-        if type(each) is Parts:
-            yield each.head
-            yield from each.body
-        else:
-            yield each

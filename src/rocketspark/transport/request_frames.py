@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,6 +52,16 @@ class Parts:
 
     def __len__(self) -> int:
         return self.size
+
+
+def buffers(replies: Iterable[bytes | Parts]) -> Iterator[bytes | memoryview]:
+    """Return what is to be written of frames, each part where it lies."""
+    for each in replies:
+        if isinstance(each, Parts):
+            yield each.head
+            yield from each.body
+        else:
+            yield each
 
 
 def request(

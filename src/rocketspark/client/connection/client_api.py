@@ -1,4 +1,4 @@
-"""Calls on one broker or NameServer: a typed request out, a typed result back.
+"""Calls of clients on one broker or NameServer: a typed request out, a typed result back. Operators': admin_api.
 
 Rule: nothing here chooses, retries or caches; every function takes the connection, and raises ServerError for a code
 that is not a result of the call, TransportError when no reply could be had.
@@ -17,7 +17,6 @@ from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
-from rocketspark.protocol.headers.admin import QuarantinedHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.message import record
 from rocketspark.protocol.timers import RecallHeader, RecallReply
@@ -66,28 +65,6 @@ async def fetch_route(namesrv: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
         raise RouteNotFound(topic, address=reply.address)
     reply.raise_for_code(f"route of topic {topic!r}")
     return bodies.decode_route(topic, reply.body)
-
-
-async def cluster_info(namesrv: Peer, *, timeout_ms: float = TIMEOUT_MS) -> bodies.ClusterInfo:
-    """Return every cluster and broker that the NameServer knows."""
-    reply = await namesrv.request(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_ms=timeout_ms)
-    reply.raise_for_code("cluster info")
-    return java_json.decode(reply.body, bodies.ClusterInfo)
-
-
-async def topic_list(namesrv: Peer, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
-    """Return names of all topics, unsorted."""
-    reply = await namesrv.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout_ms=timeout_ms)
-    reply.raise_for_code("topic list")
-    return java_json.decode(reply.body, bodies.TopicList).topic_list
-
-
-async def delete_topic_route(namesrv: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Remove a topic from the NameServer's routes."""
-    reply = await namesrv.request(
-        RequestCode.DELETE_TOPIC_IN_NAMESRV, headers.TopicHeader(topic=topic), timeout_ms=timeout_ms
-    )
-    reply.raise_for_code(f"delete topic {topic!r} at the NameServer")
 
 
 # -- sending ------------------------------------------------------------------------------------------------------
@@ -438,14 +415,6 @@ async def consumer_list(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT
     return java_json.decode(reply.body, bodies.ConsumerList).consumer_id_list
 
 
-async def groups_of_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
-    """Return groups that subscribe to the topic, or have offsets there, on this broker."""
-    header = headers.TopicHeader(topic=topic)
-    reply = await broker.request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout_ms=timeout_ms)
-    reply.raise_for_code(f"groups of topic {topic!r}")
-    return java_json.decode(reply.body, bodies.GroupList).group_list
-
-
 async def lock(
     broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
 ) -> set[MessageQueue]:
@@ -473,69 +442,3 @@ def _lock_body(group: str, client_id: str, queues: list[MessageQueue]) -> bodies
     return bodies.LockRequest(
         client_id=client_id, consumer_group=group, mq_set=[bodies.QueueBody.of(q) for q in queues]
     )
-
-
-# -- topics -------------------------------------------------------------------------------------------------------
-
-
-async def create_topic(
-    broker: Peer,
-    topic: str,
-    *,
-    read_queue_count: int = 8,
-    write_queue_count: int = 8,
-    perm: int = 6,
-    order: bool = False,
-    topic_sys_flag: int = 0,
-    attributes: str = "",
-    timeout_ms: float = TIMEOUT_MS,
-) -> None:
-    """Create a topic on one broker, or change it.
-
-    `perm`: 4 read + 2 write; `topic_sys_flag`: 1 unit + 2 has unit subscriptions; `attributes`: "+name=value,-name".
-    """
-    header = headers.CreateTopicHeader(
-        topic=topic,
-        read_queue_count=read_queue_count,
-        write_queue_count=write_queue_count,
-        perm=perm,
-        topic_sys_flag=topic_sys_flag,
-        order=order,
-        attributes=attributes,
-        force=False,
-    )
-    reply = await broker.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_ms=timeout_ms)
-    reply.raise_for_code(f"create topic {topic!r}")
-
-
-async def delete_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Remove a topic and its messages from one broker."""
-    reply = await broker.request(
-        RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicHeader(topic=topic), timeout_ms=timeout_ms
-    )
-    reply.raise_for_code(f"delete topic {topic!r}")
-
-
-async def list_quarantine(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> list[bodies.Quarantined]:
-    """List a broker's quarantine; nothing for a broker that has none, as RocketMQ's."""
-    reply = await broker.request(RequestCode.LIST_QUARANTINE, timeout_ms=timeout_ms)
-    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        return []
-    reply.raise_for_code("list what is set aside")
-    return java_json.decode(reply.body, bodies.QuarantineTable).entries
-
-
-async def end_quarantine(broker: Peer, name: str, *, retry: bool, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Have a broker handle a message of its quarantine once more, or forget it."""
-    code = RequestCode.RETRY_QUARANTINED if retry else RequestCode.DROP_QUARANTINED
-    reply = await broker.request(code, QuarantinedHeader(name=name), timeout_ms=timeout_ms)
-    reply.raise_for_code(f"{'retry' if retry else 'drop'} {name!r}")
-
-
-async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.TopicConfig | None:
-    """Return a topic's settings on one broker, None if it is unknown there."""
-    reply = await broker.request(RequestCode.GET_TOPIC_CONFIG, headers.TopicHeader(topic=topic), timeout_ms=timeout_ms)
-    if reply.code == ResponseCode.TOPIC_NOT_EXIST:
-        return None
-    reply.raise_for_code(f"settings of topic {topic!r}")
-    return java_json.decode(reply.body, bodies.TopicConfig)

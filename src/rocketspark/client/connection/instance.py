@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakSet
 
 from rocketspark.client.callbacks import passes_on
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.connection.broker_requests import BrokerRequests
 from rocketspark.client.connection.nameserver_discovery import fetch_addresses, where_to_look
@@ -213,7 +213,7 @@ class Instance:
 
     async def check_namesrv(self) -> None:
         """Raise NotSent unless a NameServer answers."""
-        await self.routes.ask(lambda peer: client_api.cluster_info(peer, timeout_ms=self.timeout_ms))
+        await self.routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self.timeout_ms))
 
     async def close(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave the group; the last one to close ends the heartbeats and closes all connections."""

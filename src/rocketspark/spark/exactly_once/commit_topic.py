@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult
@@ -107,7 +107,7 @@ class CommitTopic:
 
     async def _make(self) -> None:
         routes = self.instance.routes
-        cluster = await routes.ask(lambda peer: client_api.cluster_info(peer, timeout_ms=self._timeout_ms))
+        cluster = await routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self._timeout_ms))
         masters = {
             broker.broker_name: broker.broker_addrs[0]
             for broker in cluster.broker_addr_table.values()
@@ -135,7 +135,7 @@ class CommitTopic:
                 await self._make_on(await self.instance.broker(masters[queue.broker_name]), PERM_READ)
 
     async def _make_on(self, peer: Peer, perm: int) -> None:
-        await client_api.create_topic(
+        await admin_api.create_topic(
             peer, self.topic, read_queue_count=2, write_queue_count=2, perm=perm, timeout_ms=self._timeout_ms
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import ConfigError, RouteNotFound, ServerError, TransportError
@@ -94,13 +94,13 @@ class ClusterQueries:
         return self._run(self._topics(pattern))
 
     async def _topics(self, pattern: str) -> list[str]:
-        names = await again(partial(self._routes.ask, partial(client_api.topic_list, timeout_ms=TIMEOUT_MS)), RETRIES)
+        names = await again(partial(self._routes.ask, partial(admin_api.topic_list, timeout_ms=TIMEOUT_MS)), RETRIES)
         info = await self._cluster_info()
         own = (name for wire_name in names if (name := self._access.own(wire_name)) is not None)
         return matching(pattern, own, [*info.broker_addr_table, *info.cluster_addr_table])
 
     async def _cluster_info(self) -> bodies.ClusterInfo:
-        return await again(partial(self._routes.ask, partial(client_api.cluster_info, timeout_ms=TIMEOUT_MS)), RETRIES)
+        return await again(partial(self._routes.ask, partial(admin_api.cluster_info, timeout_ms=TIMEOUT_MS)), RETRIES)
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
         """Return every readable queue of the topics as of now. Raises RouteNotFound, NotSent."""
@@ -296,7 +296,7 @@ class ClusterQueries:
     async def _why_gone_from(self, address: str, queue: MessageQueue, offset: int) -> str | None:
         broker = await self._connections.get(address)
         try:
-            config = await client_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+            config = await admin_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
         except ServerError:
             config = None  # A broker that does not tell (before 5.0, or to us): then the NameServer's word holds.
         if config is None:
@@ -324,7 +324,7 @@ class ClusterQueries:
     async def _has_plain_queues(self, queue: MessageQueue) -> bool:
         broker, queue = await self._broker_of(queue)
         try:
-            config = await client_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+            config = await admin_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
         except ServerError as e:
             # Brokers before 5.0 know neither the request nor such topics; without permission everything is read.
             return e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
