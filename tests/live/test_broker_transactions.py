@@ -211,7 +211,7 @@ def test_a_kill_between_commit_and_its_mark_does_not_commit_twice(tmp_path: Path
             await create(peer)
             before, message, later = [await half(peer, n) for n in (1, 2, 3)]
             await end(peer, before, COMMIT)
-            server._transactions._mark = lambda offset: None  # type: ignore[method-assign]
+            server._transactions._op_messages.add = lambda offset: None  # type: ignore[method-assign]
             await end(peer, message, COMMIT)
             # What a SIGKILL leaves: the files as they are now.
             shutil.copytree(tmp_path / "store", copy)

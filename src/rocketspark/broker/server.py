@@ -35,14 +35,14 @@ from rocketspark.broker.messages.schedule_messages import ScheduleMessages, enco
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.messages.timer_messages import TimerMessages
 from rocketspark.broker.messages.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions import CheckLimits, Transactions
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.clean_files import HOUR_MS, FileCleaning, disk_used_percent
+from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
@@ -222,12 +222,8 @@ class BrokerServer:
             self._clients,
             self._stats,
             self._quarantine,
-            broker_name=s.broker_name,
-            store_host=store_host,
-            timeout_ms=s.transaction_timeout_ms,
-            interval_ms=s.transaction_check_interval_ms,
-            checks_max=s.transaction_checks_max,
-            reserved_ms=s.reserved_hours * HOUR_MS,
+            CheckLimits.of(s),
+            s.broker_name,
         )
         self._send = SendHandler(
             s,
@@ -400,12 +396,7 @@ class BrokerServer:
         )
         live.watch(
             "transactionTimeOut transactionCheckInterval transactionCheckMax fileReservedTime".split(),
-            lambda: self._transactions.set_limits(
-                timeout_ms=s.transaction_timeout_ms,
-                interval_ms=s.transaction_check_interval_ms,
-                checks_max=s.transaction_checks_max,
-                reserved_ms=s.reserved_hours * HOUR_MS,
-            ),
+            lambda: self._transactions.set_limits(CheckLimits.of(s)),
         )
         return live
 

@@ -15,47 +15,37 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.statistics.histograms import DELAY_BOUNDS, Histogram
-from rocketspark.broker.statistics.stats import Stats, count
+from rocketspark.broker.messages.timer_delivery import KIND, OUT_MS_MAX, RETRY_S, TimerDelivery, grid_of
+from rocketspark.broker.messages.timer_statistics import TimerStatistics
+from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
-from rocketspark.errors import RecordError, RocketSparkError, StoreError
+from rocketspark.errors import RocketSparkError, StoreError
 from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.text import INT_MAX, whole_number
+from rocketspark.model.text import whole_number
 from rocketspark.protocol.json.bodies import Quarantined
-from rocketspark.protocol.message import record
 from rocketspark.protocol.message.record import Record
-from rocketspark.protocol.timers import TimerCount, TimerCounts
+from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
-from rocketspark.store.timers.timer_files import DELETE, ROLL, TimerCheckpoint, TimerFiles, TimerLogUnit
-from rocketspark.store.timers.timer_wheel import GRIDS_MS, SLOT_COUNT, moved
+from rocketspark.store.timers.timer_files import TimerCheckpoint, TimerFiles
+from rocketspark.store.timers.timer_wheel import SLOT_COUNT, moved
 
 log = LimitedLog("rocketspark.broker")
 
 SCAN_COUNT = 256
-DRAIN_COUNT = 256
 READ_BYTES = 1 << 20
-RETRY_S = 1.0
 # An idle wheel's progress is noted less often than messages are.
 IDLE_SAVE_MS = 10_000
-COUNTS_SAVE_MS = 10_000
 CLEAN_MS = 60_000
 # TIMER_ENQUEUE_MS of a message that came too late for the wheel.
 NEVER_MS = (1 << 63) - 1
-OUT_MS_MAX = 10**18 - 1
 # A clock that goes back by less is ignored: messages due in between come at once.
 SET_BACK_SLOTS = 2
-KIND = "timer"
-# The property with TIMER_OUT_MS's grid, for a message rolled on after timerPrecisionMs had changed.
-GRID_PROPERTY = b"TIMER_GRID_MS"
 FLUSH_WAIT_S = 0.1
-
-Key = tuple[bytes, bytes, bytes, bytes]
 
 
 class TimerProgress(NamedTuple):
@@ -89,10 +79,9 @@ class TimerMessages:
         saves: SaveFailures | None = None,
     ) -> None:
         self._store = store
-        self._put_message = put_message
         self._files = files
-        self._counts_file = counts_file
-        self._stats = stats
+        self.statistics = TimerStatistics(counts_file, clock)
+        self._delivery = TimerDelivery(store, put_message, files, stats, quarantine, self.statistics, clock)
         self._quarantine = quarantine
         self._saves = saves or SaveFailures()
         quarantine.retries(KIND, self._retry)
@@ -116,21 +105,11 @@ class TimerMessages:
         # For a wheel on another grid: up to which offset it still takes messages, and the work of remaking it.
         self._regrid_to = self._regrid_flushed = 0
         self._remaking: Iterator[None] | None = None
-        self._looked_back: int | None = None
-        self._delivered: DeliveryRecovery | None = None
-        self._counts = TimerCounts()
-        self._counts_changed = False
-        # By real topic, since the start.
-        self.enqueued: dict[str, int] = {}
-        self.dequeued: dict[str, int] = {}
-        self.delays: dict[str, Histogram] = {}
-        self._rates_from = (0, 0, 0)
-        self._rates = (0.0, 0.0)
         self._timer: asyncio.Handle | None = None
         self._running = False
         self._snapshot: tuple[int, TimerCheckpoint] | None = None
         self._flushing: asyncio.Future[None] | None = None
-        self._saved_ms = self._counts_saved_ms = self._cleaned_ms = 0
+        self._saved_ms = self._cleaned_ms = 0
 
     # -- start and stop -------------------------------------------------------------------------------------------
 
@@ -149,11 +128,9 @@ class TimerMessages:
             self._open_again(self._clock(), self._version.physical_offset)
             self._see_wheel()
         if self._slots or self._offset < high:
-            self._delivered = DeliveryRecovery(
-                self._store, self._read_ms, self._store.last_store_time_ms, b"TIMER_DEQUEUE_MS", _delivery_key
-            )
-        self._counts = self._counts_file.load() or TimerCounts()
-        self._saved_ms = self._counts_saved_ms = self._cleaned_ms = self._clock()
+            self._delivery.recover(self._read_ms)
+        self.statistics.open()
+        self._saved_ms = self._cleaned_ms = self._clock()
 
     def _see_wheel(self) -> None:
         self._slots = self._files.pending(self._read_ms)
@@ -239,7 +216,7 @@ class TimerMessages:
             heapq.heappop(self._slots)
             self._known.discard(due)
             self._draining = due
-            self._drain = self._deliver_slot(due)
+            self._drain = self._delivery.slot(due)
         wait_s = next(self._drain, None)
         if wait_s is None:
             assert self._draining is not None
@@ -281,8 +258,7 @@ class TimerMessages:
         """Take all slots before now as done: nothing is due and nothing unread."""
         if self._files.used:
             self._read_ms = max(self._read_ms, now // self._precision_ms * self._precision_ms)
-        if self._delivered is not None and self._read_ms > self._delivered.until_ms:
-            self._delivered = None
+        self._delivery.caught_up(self._read_ms)
         self._logged.clear()
 
     def _open_again(self, now: int, physical_offset: int | None = None) -> None:
@@ -310,24 +286,12 @@ class TimerMessages:
             if size != GAP_SIZE and position >= self._store.min_position and position not in self._logged:
                 left -= size
                 try:
-                    self._take(self._stored(position), now)
+                    self._take(self._delivery.stored(position), now)
                 except Exception as e:
                     if not fails_again(e):
                         raise
                     self._quarantine.add(KIND, topic_names.TIMER_TOPIC, 0, offset, position, e)
             self._offset = offset + 1
-
-    def _stored(self, position: int) -> Record:
-        """Return the record of a timer message. Raises RecordError if it is not there or is no timer message."""
-        found = self._store.record_at(position)
-        if found is None:
-            raise RecordError(
-                f"no record begins at physical offset {position}, where the queue or the wheel says one does"
-            )
-        stored = record.decode(found)
-        if stored.topic != topic_names.TIMER_TOPIC.encode():
-            raise RecordError(f"the record at physical offset {position} is another: of topic {stored.topic[:200]!r}")
-        return stored
 
     def _take(self, stored: Record, now: int) -> None:
         pairs = pairs_of(stored.properties)
@@ -339,7 +303,7 @@ class TimerMessages:
             )
             return
         topic = target[0]
-        grid_ms = _grid_of(pairs)
+        grid_ms = grid_of(pairs)
         delete = b"TIMER_DEL_UNIQKEY" in pairs
         if grid_ms and not delete:
             out_ms = moved(out_ms, grid_ms, self._precision_ms)
@@ -348,7 +312,7 @@ class TimerMessages:
         if out_ms < open_from:
             # Its slot was delivered already.
             if not delete:
-                self._put_back(stored, pairs, topic, NEVER_MS, roll=False)
+                self._delivery.put_back(stored, pairs, topic, NEVER_MS, roll=False)
             return
         write_ms = now // self._precision_ms * self._precision_ms
         slot_ms = self._files.add(
@@ -364,150 +328,16 @@ class TimerMessages:
         if slot_ms not in self._known:
             self._known.add(slot_ms)
             heapq.heappush(self._slots, slot_ms)
-        self._count(topic, -1 if delete else 1)
+        self.statistics.count(topic, -1 if delete else 1)
         if not delete:
-            self.enqueued[topic] = self.enqueued.get(topic, 0) + 1
-            self.delays.setdefault(topic, Histogram(DELAY_BOUNDS)).add(max(0, out_ms - stored.born_time_ms) // 1000)
-
-    def _deliver_slot(self, time_ms: int) -> Iterator[float]:
-        """Deliver a slot piece by piece; yields s to wait. A failed message is tried again, or set aside for good."""
-        positions = self._files.positions(time_ms)
-        recalled: set[bytes] = set()
-        self._looked_back = None
-        for step in (self._recall_unit, self._deliver_unit):
-            for number, position in enumerate(positions, 1):
-                while True:
-                    try:
-                        step(position, recalled)
-                        break
-                    except Exception as e:
-                        if fails_again(e):
-                            unit = self._files.log.unit_at(position)
-                            self._quarantine.add(
-                                KIND,
-                                topic_names.TIMER_TOPIC,
-                                0,
-                                -1,
-                                unit.physical_offset if unit is not None else -1,
-                                e,
-                            )
-                            break
-                        log.error("timer message at %d of the timer log: %s; tried again", position, e)
-                        yield RETRY_S
-                if number % DRAIN_COUNT == 0:
-                    yield 0.0
-
-    def _recall_unit(self, position: int, recalled: set[bytes]) -> None:
-        unit = self._files.log.unit_at(position)
-        if unit is not None and unit.grid_ms:
-            self._look_back(unit.time_ms // self._precision_ms * self._precision_ms, recalled)
-        if unit is None or unit.magic & (DELETE | ROLL) != DELETE:
-            return
-        found = self._record(unit)
-        if found is not None and b"TIMER_DEL_UNIQKEY" in found[1]:
-            recalled.add(found[1][b"TIMER_DEL_UNIQKEY"])
-            # The recall was counted down when it came; the message it recalls is counted down with its unit.
-            self._count(found[2], 1)
-
-    def _look_back(self, slot_ms: int, recalled: set[bytes]) -> None:
-        """A message of another grid is in a slot after its own time's, where its recall is: at most a second before."""
-        if self._looked_back == slot_ms:
-            return
-        for time_ms in range(slot_ms // GRIDS_MS[0] * GRIDS_MS[0], slot_ms, self._precision_ms):
-            for unit in self._files.chain(time_ms):
-                if unit.magic & (DELETE | ROLL) == DELETE:
-                    try:
-                        found = self._record(unit)
-                    except RecordError:
-                        continue  # Its own slot told of it.
-                    if found is not None:
-                        recalled.add(found[1].get(b"TIMER_DEL_UNIQKEY", b""))
-        self._looked_back = slot_ms
-
-    def _deliver_unit(self, position: int, recalled: set[bytes]) -> None:
-        unit = self._files.log.unit_at(position)
-        if unit is None or unit.magic & (DELETE | ROLL) == DELETE:
-            return
-        found = self._record(unit)
-        if found is None:
-            return
-        stored, pairs, topic = found
-        roll = bool(unit.magic & ROLL)
-        change = 1 if unit.magic & DELETE else -1
-        try:
-            if roll or pairs.get(b"UNIQ_KEY") not in recalled:
-                if roll and unit.grid_ms:
-                    pairs = {GRID_PROPERTY: b"%d" % unit.grid_ms} | pairs
-                self._put_back(stored, pairs, topic, unit.write_time_ms, roll=roll)
-        except Exception as e:
-            if fails_again(e):
-                self._count(topic, change)
-            raise
-        self._count(topic, change)
-
-    def _record(self, unit: TimerLogUnit) -> tuple[Record, dict[bytes, bytes], str] | None:
-        if unit.physical_offset < self._store.min_position:
-            log.error("the timer message at %d of the log is gone; it cannot be delivered", unit.physical_offset)
-            return None
-        stored = self._stored(unit.physical_offset)
-        if stored.size != unit.record_bytes:
-            raise RecordError(f"the record at physical offset {stored.position} is another: {stored.size} bytes")
-        pairs = pairs_of(stored.properties)
-        target = topic_names.target_of(pairs)
-        if target is None:
-            raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
-        return stored, pairs, target[0]
+            self.statistics.came(topic, out_ms - stored.born_time_ms)
 
     def _retry(self, entry: Quarantined) -> None:
         """Deliver one that was set aside, or put it on the wheel again if it is not due."""
-        stored = self._stored(entry.physical_offset)
-        pairs = pairs_of(stored.properties)
-        target = topic_names.target_of(pairs)
-        if target is None:
-            raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
-        now = self._clock()
-        roll = (whole_number(pairs.get(b"TIMER_OUT_MS"), high=OUT_MS_MAX) or 0) > now
-        if roll or b"TIMER_DEL_UNIQKEY" not in pairs:
-            self._put_back(stored, pairs, target[0], now, roll=roll)
-            if roll:
-                self.arrived()
+        if self._delivery.retry(entry):
+            self.arrived()
 
-    def _put_back(self, stored: Record, pairs: dict[bytes, bytes], topic: str, enqueue_ms: int, *, roll: bool) -> None:
-        """Store a message under its real topic, or once more under the timers' to be rolled."""
-        rolled = whole_number(pairs.get(b"TIMER_ROLL_TIMES"), high=INT_MAX)
-        if roll:
-            target, queue_id, rolls = topic_names.TIMER_TOPIC, 0, b"%d" % ((rolled or 0) + 1)
-        else:
-            target, queue_id = topic_names.target_of(pairs) or (topic, 0)
-            rolls = b"%d" % rolled if rolled is not None else b""
-        if self._delivered is not None and self._delivered.take(target, queue_id, key_of(pairs, rolls)):
-            return
-        added = {b"TIMER_ENQUEUE_MS": b"%d" % enqueue_ms, b"TIMER_DEQUEUE_MS": b"%d" % self._clock()}
-        if rolls:
-            added[b"TIMER_ROLL_TIMES"] = rolls
-        given = pairs | added
-        given.pop(b"__CRC32#", None)  # That of the other record.
-        if not roll:
-            given.pop(GRID_PROPERTY, None)
-        text = b"".join([b"%b\x01%b\x02" % pair for pair in given.items()])
-        position, _, end = self._put_message.accept_again(stored, target, queue_id, text, given)
-        if not roll:
-            count(self._stats.delivered, target, end - position)
-            self.dequeued[target] = self.dequeued.get(target, 0) + 1
-
-    # -- counts ---------------------------------------------------------------------------------------------------
-
-    def _count(self, topic: str, change: int) -> None:
-        known = self._counts.counts.get(topic) or TimerCount()
-        changed_ms = self._clock()
-        self._counts.counts[topic] = TimerCount(count=known.count + change, changed_ms=changed_ms)
-        self._counts.data_version.counter += 1
-        self._counts.data_version.timestamp = changed_ms
-        self._counts_changed = True
-
-    def waiting(self) -> dict[str, int]:
-        """Return the number of waiting timer messages, by real topic."""
-        return {topic: c.count for topic, c in self._counts.counts.items() if c.count}
+    # -- progress -------------------------------------------------------------------------------------------------
 
     def progress(self) -> TimerProgress:
         """Return how far the wheel is behind, and its rates in the last second."""
@@ -523,9 +353,9 @@ class TimerMessages:
             unread_ms=unread_ms,
             due=sum(self._counted(t) for t in self._slots if t + self._precision_ms <= now),
             late_ms=max(0, now - oldest),
-            waiting=sum(self.waiting().values()),
-            enqueue_tps=self._rates[0],
-            dequeue_tps=self._rates[1],
+            waiting=sum(self.statistics.waiting().values()),
+            enqueue_tps=self.statistics.rates[0],
+            dequeue_tps=self.statistics.rates[1],
         )
 
     def within(self, bounds_s: Sequence[int]) -> list[int]:
@@ -542,20 +372,12 @@ class TimerMessages:
         slot = self._files.wheel.get(time_ms)
         return slot.counted if slot is not None else 0
 
-    def _measure(self, now: int) -> None:
-        enqueued, dequeued = sum(self.enqueued.values()), sum(self.dequeued.values())
-        from_ms, before_in, before_out = self._rates_from
-        if now > from_ms:
-            seconds = (now - from_ms) / 1000
-            self._rates = (enqueued - before_in) / seconds, (dequeued - before_out) / seconds
-        self._rates_from = now, enqueued, dequeued
-
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Put all changes on the disk, off the loop. Call about every second."""
         now = self._clock()
-        self._measure(now)
+        self.statistics.measure(now)
         unread = self._offset < self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
         # Also when the clock was put forward: the loop's own time knows nothing of that.
         if unread or (self._slots and self._slots[0] + self._precision_ms <= now):
@@ -566,8 +388,7 @@ class TimerMessages:
             return
         if self._drain is None and not self._slots and not unread:
             self._caught_up(now)
-        if self._counts_changed and now - self._counts_saved_ms >= COUNTS_SAVE_MS:
-            self._save_counts(now)
+        self.statistics.save_at_times(now)
         if now - self._cleaned_ms >= CLEAN_MS:
             self._cleaned_ms = now
             self._files.log.clean(self._store.min_position)
@@ -611,37 +432,13 @@ class TimerMessages:
         )
         return self._version
 
-    def _save_counts(self, now: int) -> None:
-        self._counts_saved_ms = now
-        self._counts_file.save(self._counts)
-        self._counts_changed = False
-
     def finish(self) -> None:
         """After the store's last flush: write everything down. Raises StoreError."""
         if self._files.used and self._store.flushed_position >= self._store.written_position:
             self._quarantine.save()
             self._files.flush(self._next_checkpoint(self._clock()))
-            if self._counts_changed:
-                self._save_counts(self._clock())
+            self.statistics.save(self._clock())
 
     def close(self) -> None:
         """Give the files back."""
         self._files.close()
-
-
-def key_of(pairs: dict[bytes, bytes], rolls: bytes) -> Key:
-    """Return the identity of a timer message's delivery; a recall may have the id of the message it recalls."""
-    recalled = pairs.get(b"TIMER_DEL_UNIQKEY", b"")
-    return pairs.get(b"UNIQ_KEY", b""), pairs.get(b"TIMER_OUT_MS", b""), rolls, recalled
-
-
-def _grid_of(pairs: dict[bytes, bytes]) -> int:
-    """Return the grid on which the message has its time, if that is not the broker's; else 0."""
-    grid_ms = whole_number(pairs.get(GRID_PROPERTY), high=GRIDS_MS[0])
-    return grid_ms if grid_ms in GRIDS_MS else 0
-
-
-def _delivery_key(stored: Record) -> Key | None:
-    """Return `key_of` of a stored message; None if it was not delivered by the wheel."""
-    pairs = pairs_of(stored.properties)
-    return key_of(pairs, pairs.get(b"TIMER_ROLL_TIMES", b"")) if b"TIMER_DEQUEUE_MS" in pairs else None

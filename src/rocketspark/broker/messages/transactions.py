@@ -10,77 +10,80 @@ Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import deque
-from collections.abc import Iterator
-
-import msgspec
+from typing import NamedTuple
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages.half_messages import (
+    CHECK_TIMES,
+    GROUP,
+    KIND,
+    HalfMessage,
+    HalfMessages,
+    check_request,
+    half_message,
+    is_commit,
+    quarantine_name,
+)
+from rocketspark.broker.messages.op_messages import OpMessages
 from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS, Histogram
 from rocketspark.broker.statistics.stats import Stats, count
+from rocketspark.broker.storage.clean_files import HOUR_MS
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import RecordError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
+from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.json.bodies import Quarantined
-from rocketspark.protocol.message import properties, record, sysflags
-from rocketspark.protocol.message.batch import BatchItem
-from rocketspark.protocol.message.message_ids import offset_message_id
+from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.record import Record
-from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.broker")
 
-GROUP = "CID_RMQ_SYS_TRANS"
-CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
-IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-MARK_BYTES_MAX = 4096
 # Properties that belong to the half message alone.
 _OF_THE_HALF = frozenset(
     name.encode() for name in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID, properties.RECORD_CRC)
 )
-READ_COUNT = 256
 # Half messages looked at in one turn of the loop; one that is asked about takes some 50 us.
 CHECKS_AT_ONCE = 200
 # Those that nobody can be asked about are stored anew so often at most, and only once the log is this far ahead of
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
-RESUMED_COUNT_MAX = 32
-NEVER_MS = LONG_MAX
-KIND = "half"
 
 
-class HalfMessage(msgspec.Struct):
-    """An open half message: where its newest copy is, since when it is open, how often it was checked.
+class CheckLimits(NamedTuple):
+    """When and how often half messages are checked.
 
-    `aside`: it is in the quarantine and not checked; its end is still taken.
+    `timeout_ms`: age at the first check; `interval_ms`: between checks; `checks_max`: after so many questions one is
+    given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.
     """
 
-    queue_offset: int
-    position: int
-    since_ms: int
-    immunity_ms: int
-    checks: int
-    group: str
-    aside: bool = False
+    timeout_ms: int
+    interval_ms: int
+    checks_max: int
+    reserved_ms: int
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> CheckLimits:
+        """Return the limits that a broker's settings make."""
+        return cls(
+            settings.transaction_timeout_ms,
+            settings.transaction_check_interval_ms,
+            settings.transaction_checks_max,
+            settings.reserved_hours * HOUR_MS,
+        )
 
 
 class Transactions:
-    """The open half messages of one broker.
-
-    `timeout_ms`: age at which a half message is first checked; `interval_ms`: between checks; `checks_max`: after so
-    many questions it is given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.
-    """
+    """The open half messages of one broker."""
 
     def __init__(
         self,
@@ -90,15 +93,12 @@ class Transactions:
         clients: ConnectedClients,
         stats: Stats,
         quarantine: Quarantine,
-        *,
+        limits: CheckLimits,
         broker_name: str,
-        store_host: bytes,
-        timeout_ms: int,
-        interval_ms: int,
-        checks_max: int,
-        reserved_ms: int,
     ) -> None:
         self._store = store
+        self._half_messages = HalfMessages(store, offsets)
+        self._op_messages = OpMessages(store, put_message, self._half_messages)
         self._put_message = put_message
         self._offsets = offsets
         self._clients = clients
@@ -106,24 +106,18 @@ class Transactions:
         self._quarantine = quarantine
         quarantine.retries(KIND, self._retry)
         self._broker_name = broker_name
-        self._store_host = store_host
         self._timer: asyncio.TimerHandle | None = None
-        self.set_limits(timeout_ms=timeout_ms, interval_ms=interval_ms, checks_max=checks_max, reserved_ms=reserved_ms)
+        self.set_limits(limits)
         self._refreshed_ms = now_ms()
         self._open: dict[str, HalfMessage] = {}
-        self._marks: list[int] = []
-        # (offset in the op queue, highest half offset it marks): the op queue is done up to where all are behind.
-        self._marked: deque[tuple[int, int]] = deque()
         # Progress of half and op queue, to be saved once the log is on the disk up to a position.
         self._noted: tuple[int, int, int] | None = None
         self._turn = 0
 
-    def set_limits(self, *, timeout_ms: int, interval_ms: int, checks_max: int, reserved_ms: int) -> None:
+    def set_limits(self, limits: CheckLimits) -> None:
         """Change when and how often half messages are checked; a new interval begins at once."""
-        self._timeout_ms = timeout_ms
-        self._interval_s = interval_ms / 1000
-        self._checks_max = checks_max
-        self._reserved_ms = reserved_ms
+        self._limits = limits
+        self._interval_s = limits.interval_ms / 1000
         if self._timer is not None:
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
@@ -144,7 +138,7 @@ class Transactions:
         """Stop checking; write the marks of ended half messages."""
         if self._timer is not None:
             self._timer.cancel()
-        self._write_marks()
+        self._op_messages.write()
 
     def finish(self) -> None:
         """After the store's last flush: note how far the queues are done."""
@@ -152,25 +146,12 @@ class Transactions:
         self._commit_progress()
 
     def _recover(self) -> None:
-        ended: set[int] = set()
-        all_read = True
-        for op_offset, position in self._units(topic_names.OP_HALF_TOPIC):
-            try:
-                body = self._record(topic_names.OP_HALF_TOPIC, op_offset, position).body
-            except RecordError as e:
-                # Its half messages are checked again; the log shows which of them were committed.
-                log.error("ends of transactions at physical offset %d cannot be read: %s", position, e)
-                all_read = False
-                continue
-            offsets = [n for piece in body.split(b",") if (n := whole_number(piece.strip())) is not None]
-            ended.update(offsets)
-            self._marked.append((op_offset, max(offsets, default=-1)))
-        superseded: list[int] = []
-        for queue_offset, position in self._units(topic_names.HALF_TOPIC):
+        ended, all_read = self._op_messages.read()
+        for queue_offset, position in self._half_messages.units(topic_names.HALF_TOPIC):
             if queue_offset in ended:
                 continue
             try:
-                half = self._record(topic_names.HALF_TOPIC, queue_offset, position)
+                half = self._half_messages.record(topic_names.HALF_TOPIC, queue_offset, position)
             except RecordError as e:
                 self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, queue_offset, position, e)
                 all_read = False
@@ -179,15 +160,14 @@ class Transactions:
             key = pairs.get(properties.UNIQUE_ID, str(queue_offset))
             before = self._open.get(key)
             if before is not None:
-                superseded.append(before.queue_offset)
-            self._open[key] = found = _half(queue_offset, position, half.store_time_ms, pairs)
-            found.aside = _name(position) in self._quarantine
+                self._op_messages.add(before.queue_offset)
+            self._open[key] = found = half_message(queue_offset, position, half.store_time_ms, pairs)
+            found.aside = quarantine_name(position) in self._quarantine
         if self._open:
             self._find_unmarked_commits()
         if not all_read:
             self._drop_committed()
-        self._marks.extend(superseded)
-        self._write_marks()
+        self._op_messages.write()
         if self._open:
             log.info("%d half messages are open", len(self._open))
 
@@ -199,52 +179,21 @@ class Transactions:
         """
         by_position = {h.position: key for key, h in self._open.items()}
         begin = max(min(by_position), self._store.min_position)
-        for stored in self._store.iterate(begin, _is_commit, check_crc=False):
+        for stored in self._store.iterate(begin, is_commit, check_crc=False):
             key = by_position.get(stored.prepared_position)
             if key is None or key not in self._open:
                 continue
             # What was delivered later, or again, is a commit too, and states 0.
             if stored.prepared_position or pairs_of(stored.properties).get(b"UNIQ_KEY") == key.encode():
-                self._marks.append(self._open.pop(key).queue_offset)
+                self._op_messages.add(self._open.pop(key).queue_offset)
 
     def _drop_committed(self) -> None:
         """Drop older copies that seem open because a mark or the newest copy cannot be read, if there was a commit."""
         for key, half in list(self._open.items()):
-            stored = self._record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
-            if self._was_committed(properties.decode(stored.properties.decode("utf-8", "replace"))):
+            stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
+            if self._half_messages.was_committed(properties.decode(stored.properties.decode("utf-8", "replace"))):
                 del self._open[key]
-                self._marks.append(half.queue_offset)
-
-    def _units(self, topic: str) -> Iterator[tuple[int, int]]:
-        """Yield (queue offset, physical offset) of the messages of a queue that are not done and still in the log."""
-        low, high = self._store.queue_range(topic, 0)
-        at = max(low, self._offsets.get(GROUP, topic, 0) or 0)
-        while at < high:
-            units = self._store.queue_units(topic, 0, at, min(READ_COUNT, high - at))
-            for queue_offset, (position, size, _) in enumerate(units, at):
-                if size != GAP_SIZE and position >= self._store.min_position:
-                    yield queue_offset, position
-            at += len(units)
-
-    def _record(self, topic: str, queue_offset: int, position: int) -> Record:
-        """Return the record that a queue's unit points to. Raises RecordError if it is not there."""
-        found = self._store.record_at(position)
-        if found is None:
-            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
-        stored = record.decode(found)
-        place = stored.topic.decode("utf-8", "replace"), stored.queue_offset
-        if place != (topic, queue_offset):
-            raise RecordError(f"the record at physical offset {position} is another: {place}")
-        return stored
-
-    def _is_queued(self, stored: Record) -> bool:
-        """Tell whether a record lies where its queue says; bytes like a record elsewhere may be part of a body."""
-        topic = stored.topic.decode("utf-8", "replace")
-        low, high = self._store.queue_range(topic, 0)
-        if topic not in (topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC) or not low <= stored.queue_offset < high:
-            return False
-        ((position, size, _),) = self._store.queue_units(topic, 0, stored.queue_offset, 1)
-        return (position, size) == (stored.position, stored.size)
+                self._op_messages.add(half.queue_offset)
 
     # -- half messages --------------------------------------------------------------------------------------------
 
@@ -286,8 +235,8 @@ class Transactions:
         before = self._open.get(key)
         if before is not None:
             # A producer without an answer sends again: one transaction, of which the newest copy counts.
-            self._mark(before.queue_offset)
-        self._open[key] = _half(queue_offset, position, now_ms(), texts)
+            self._op_messages.add(before.queue_offset)
+        self._open[key] = half_message(queue_offset, position, now_ms(), texts)
         return accepted
 
     def end(self, h: EndTransactionHeader) -> int | None:
@@ -296,7 +245,7 @@ class Transactions:
         Raises ServerError 1 if the header does not fit the half message, or for a commit that would deliver nothing. An
         end that was told before does nothing; one that was given up can still be committed (as 5.5.0 does, but once).
         """
-        half = self._told(h.physical_offset)
+        half = self._half_messages.told(h.physical_offset)
         if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         pairs = properties.decode(half.properties.decode("utf-8", "replace"))
@@ -311,11 +260,11 @@ class Transactions:
             return None
         key = pairs.get(properties.UNIQUE_ID, str(half.queue_offset))
         known = self._open.get(key)
-        if known is None and self._was_committed(pairs):
+        if known is None and self._half_messages.was_committed(pairs):
             log.info("transaction %s of group %s was committed before", key, h.producer_group)
             # The commit may have been just now.
             return self._store.written_position if outcome == sysflags.TRANSACTION_COMMIT else None
-        if known is None and self._was_given_up(key):
+        if known is None and self._half_messages.was_given_up(key):
             return self._end_given_up(half, key, outcome)
         entry = None
         if known is None and (found := self._unreadable(key)) is not None:
@@ -338,9 +287,9 @@ class Transactions:
             topic = pairs.get(properties.REAL_TOPIC, "")
             self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + 1
         self._open.pop(key, None)
-        self._mark(known.queue_offset)
+        self._op_messages.add(known.queue_offset)
         if known.aside:
-            self._quarantine.discard(entry.name if entry is not None else _name(known.position))
+            self._quarantine.discard(entry.name if entry is not None else quarantine_name(known.position))
         return end
 
     def _end_given_up(self, half: Record, key: str, outcome: int) -> int | None:
@@ -350,28 +299,18 @@ class Transactions:
             return self._commit(half, half.position)
         # A newer copy, which is ended: no later commit finds the message given up.
         _, queue_offset, _ = self._put_message.accept_again(half, topic_names.HALF_TOPIC, 0, half.properties)
-        self._mark(queue_offset)
+        self._op_messages.add(queue_offset)
         return None
 
     def _unreadable(self, key: str) -> tuple[HalfMessage, Quarantined] | None:
         """Return a half message whose newest copy is set aside, and its place there; an older copy may name it."""
-        newest = self._newest(topic_names.HALF_TOPIC, key)
+        newest = self._half_messages.newest(topic_names.HALF_TOPIC, key)
         if newest is None:
             return None
         for entry in self._quarantine.entries():
             if entry.kind == KIND and entry.queue_offset == newest.queue_offset:
                 return HalfMessage(newest.queue_offset, newest.position, 0, 0, 0, "", aside=True), entry
         return None
-
-    def _told(self, position: int) -> Record | None:
-        """Return the half message, open or given up, at a physical offset from a client; None if there is none."""
-        found = self._store.record_at(position)
-        try:
-            stored = record.decode(found) if found is not None else None
-        except RecordError as e:
-            log.error("the half message at physical offset %d cannot be read: %s", position, e)
-            return None
-        return stored if stored is not None and self._is_queued(stored) else None
 
     def _commit(self, half: Record, prepared_position: int) -> int:
         target = topic_names.target_of(pairs_of(half.properties))
@@ -393,42 +332,10 @@ class Transactions:
         self._stats.finished.setdefault(topic, Histogram(FINISH_BOUNDS)).add(took_s)
         return end
 
-    def _mark(self, queue_offset: int) -> None:
-        if not self._marks:
-            try:
-                asyncio.get_running_loop().call_soon(self._write_marks)
-            except RuntimeError:
-                pass
-        self._marks.append(queue_offset)
-
-    def _write_marks(self) -> None:
-        """Write which half messages ended: several at once, at most 4096 bytes in one."""
-        marks, self._marks = self._marks, []
-        while marks:
-            text, count = b"", 0
-            for offset in marks:
-                piece = b"%d," % offset
-                if text and len(text) + len(piece) > MARK_BYTES_MAX:
-                    break
-                text += piece
-                count += 1
-            # As a batch of one: RocketMQ's carries neither a unique id nor the broker's marks.
-            item = BatchItem(0, text, b"WAIT\x01true\x02TAGS\x01d\x02")
-            try:
-                ((_, op_offset, _),) = self._put_message.accept_items(
-                    topic_names.OP_HALF_TOPIC, 0, [item], sys_flag=0, born_time_ms=now_ms(), born_host=self._store_host
-                )
-            except Exception as e:
-                log.error("the end of %d transactions could not be noted: %s; it will be", len(marks), e)
-                self._marks = marks + self._marks
-                return
-            self._marked.append((op_offset, max(marks[:count])))
-            marks = marks[count:]
-
     # -- check-back -----------------------------------------------------------------------------------------------
 
     def _check_all(self) -> None:
-        self._write_marks()
+        self._op_messages.write()
         now = now_ms()
         refresh = now - self._refreshed_ms >= REFRESH_INTERVAL_MS
         if refresh:
@@ -437,7 +344,7 @@ class Transactions:
         due = deque(
             key
             for key, h in self._open.items()
-            if now - h.since_ms >= max(h.immunity_ms, self._timeout_ms) and (not h.aside or h.position < oldest)
+            if now - h.since_ms >= max(h.immunity_ms, self._limits.timeout_ms) and (not h.aside or h.position < oldest)
         )
         self._check_due(due, refresh)
 
@@ -477,29 +384,18 @@ class Transactions:
             if half.queue_offset == entry.queue_offset:
                 half.aside = False
                 return
-        stored = self._set_aside_before(entry)
+        stored = self._half_messages.set_aside_before(entry)
         pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
         key = pairs.get(properties.UNIQUE_ID, str(stored.queue_offset))
-        if key in self._open or self._was_committed(pairs):
+        if key in self._open or self._half_messages.was_committed(pairs):
             log.info("the half message %s has its end and leaves the quarantine", key)
             return
-        self._open[key] = _half(stored.queue_offset, stored.position, stored.store_time_ms, pairs)
-
-    def _set_aside_before(self, entry: Quarantined) -> Record:
-        """Return what was set aside, from its place or from where its queue says now. Raises RecordError."""
-        try:
-            return self._record(topic_names.HALF_TOPIC, entry.queue_offset, entry.physical_offset)
-        except RecordError:
-            low, high = self._store.queue_range(topic_names.HALF_TOPIC, 0)
-            if not low <= entry.queue_offset < high:
-                raise
-            ((position, _, _),) = self._store.queue_units(topic_names.HALF_TOPIC, 0, entry.queue_offset, 1)
-            return self._record(topic_names.HALF_TOPIC, entry.queue_offset, position)
+        self._open[key] = half_message(stored.queue_offset, stored.position, stored.store_time_ms, pairs)
 
     def _check(self, key: str, half: HalfMessage, *, refresh: bool = False) -> None:
         producer = self._producer(half.group)
-        asked_enough = half.checks >= self._checks_max
-        too_old = now_ms() - half.since_ms >= self._reserved_ms
+        asked_enough = half.checks >= self._limits.checks_max
+        too_old = now_ms() - half.since_ms >= self._limits.reserved_ms
         given_up = asked_enough or too_old
         far_behind = refresh and self._store.written_position - half.position >= REFRESH_BYTES
         gone = half.position < self._store.min_position
@@ -508,15 +404,15 @@ class Transactions:
         if gone:
             log.warning("half message %s at %d is gone from the log; dropped", key, half.position)
             del self._open[key]
-            self._quarantine.discard(_name(half.position))
+            self._quarantine.discard(quarantine_name(half.position))
             return
-        stored = self._record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
+        stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
         if given_up:
             why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
             log.warning("half message %s had no end after %s: given up", key, why)
             self._put_message.accept_again(stored, topic_names.CHECK_MAX_TOPIC, 0, stored.properties)
             del self._open[key]
-            self._mark(half.queue_offset)
+            self._op_messages.add(half.queue_offset)
             return
         kept = stored.properties
         if producer is not None:
@@ -529,9 +425,9 @@ class Transactions:
                 raise
             # Its properties have the largest length, without room for the count: it stays where it is.
         else:
-            self._mark(half.queue_offset)
+            self._op_messages.add(half.queue_offset)
             half.position, half.queue_offset = position, queue_offset
-            asked = self._record(topic_names.HALF_TOPIC, queue_offset, position)
+            asked = self._half_messages.record(topic_names.HALF_TOPIC, queue_offset, position)
         if producer is not None:
             half.checks += 1
             self._ask(producer.peer, key, asked)
@@ -541,13 +437,13 @@ class Transactions:
 
         Raises ServerError 1 if there is no such half message.
         """
-        stored = self._told(position)
+        stored = self._half_messages.told(position)
         if stored is None:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"no half message at physical offset {position}")
         pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
         given_up = stored.topic.decode() == topic_names.CHECK_MAX_TOPIC
         key = pairs.get(properties.UNIQUE_ID, "")
-        if key not in self._open and (not given_up or self._was_committed(pairs)):
+        if key not in self._open and (not given_up or self._half_messages.was_committed(pairs)):
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half message at physical offset {position} was ended")
         pairs[CHECK_TIMES] = "0"
         kept = properties.with_value(stored.properties, CHECK_TIMES.encode(), b"0")
@@ -556,29 +452,8 @@ class Transactions:
         new_position, queue_offset, _ = self._put_message.accept_again(stored, topic_names.HALF_TOPIC, 0, kept)
         before = self._open.get(key)
         if before is not None:
-            self._mark(before.queue_offset)
-        self._open[key] = _half(queue_offset, new_position, now_ms(), pairs)
-
-    def _was_committed(self, pairs: dict[str, str]) -> bool:
-        """Tell whether the message of a half message is in its topic, e.g. as it was resumed and committed before."""
-        key = pairs.get(properties.UNIQUE_ID, "")
-        # Or it waits for its time there.
-        for topic in (pairs.get(properties.REAL_TOPIC, ""), topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC):
-            if any(_is_commit(r) for r in self._store.query(topic, key, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")):
-                return True
-        return False
-
-    def _was_given_up(self, key: str) -> bool:
-        """Tell whether a half message that is not open, nor committed, has no end: it was given up, and not resumed."""
-        if not self._store.queue_range(topic_names.CHECK_MAX_TOPIC, 0)[1]:
-            return False
-        given_up, half = self._newest(topic_names.CHECK_MAX_TOPIC, key), self._newest(topic_names.HALF_TOPIC, key)
-        return given_up is not None and (half is None or given_up.position > half.position)
-
-    def _newest(self, topic: str, key: str) -> Record | None:
-        """Return the newest copy in a topic, whose body may be damaged; None if there is none."""
-        found = self._store.query(topic, key, 1, 0, NEVER_MS, "U")
-        return record.decode(found[0], check_crc=False) if found else None
+            self._op_messages.add(before.queue_offset)
+        self._open[key] = half_message(queue_offset, new_position, now_ms(), pairs)
 
     def _producer(self, group: str) -> ConnectedClient | None:
         members = [c for c in self._clients.producers.get(group, {}).values() if c.peer.is_open]
@@ -589,34 +464,7 @@ class Transactions:
 
     def _ask(self, peer: Peer, key: str, half: Record) -> None:
         """Send CHECK_TRANSACTION_STATE to a producer of the group, which answers by END_TRANSACTION."""
-        told = properties.with_value(half.properties, properties.WAIT.encode(), b"false")
-        if len(told) > properties.BYTES_MAX:
-            told = half.properties
-        pairs = pairs_of(half.properties)
-        body = record.encode(
-            topic=pairs.get(b"REAL_TOPIC", b""),
-            queue_id=whole_number(pairs.get(b"REAL_QID"), high=INT_MAX) or 0,
-            queue_offset=half.queue_offset,
-            position=half.position,
-            body=half.body,
-            properties=told,
-            flag=half.flag,
-            sys_flag=half.sys_flag,
-            born_time_ms=half.born_time_ms,
-            born_host=half.born_host,
-            store_time_ms=half.store_time_ms,
-            store_host=half.store_host,
-            reconsume_times=half.reconsume_times,
-        )
-        header = CheckTransactionHeader(
-            topic=topic_names.HALF_TOPIC,
-            half_offset=half.queue_offset,
-            physical_offset=half.position,
-            message_id=key,
-            transaction_id=key,
-            offset_message_id=offset_message_id(half.store_host, half.position),
-            broker_name=self._broker_name,
-        )
+        header, body = check_request(half, key, self._broker_name)
         try:
             peer.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, body)
         except TransportError as e:
@@ -628,7 +476,8 @@ class Transactions:
         if not high:
             return  # As long as there was no transaction the group shows nowhere.
         if self._noted is None:
-            self._noted = (self._store.written_position, *self._progress(high))
+            done = min((h.queue_offset for h in self._open.values()), default=high)
+            self._noted = (self._store.written_position, *self._op_messages.progress(done))
         if self._noted[0] > self._store.flushed_position:
             return  # A power cut would take the ends away of what is said to have ended: a later round notes it.
         _, half_done, op_done = self._noted
@@ -641,34 +490,3 @@ class Transactions:
             return
         self._offsets.commit(GROUP, topic_names.HALF_TOPIC, 0, half_done)
         self._offsets.commit(GROUP, topic_names.OP_HALF_TOPIC, 0, op_done)
-
-    def _progress(self, high: int) -> tuple[int, int]:
-        """Return the offsets up to which the half queue and the op queue are done; the half queue ends at `high`."""
-        done = min((h.queue_offset for h in self._open.values()), default=high)
-        if self._marks:
-            done = min(done, *self._marks)
-        op_done = self._store.queue_range(topic_names.OP_HALF_TOPIC, 0)[1]
-        while self._marked and self._marked[0][1] < done:
-            self._marked.popleft()
-        return done, self._marked[0][0] if self._marked else op_done
-
-
-def _is_commit(stored: memoryview) -> bool:
-    return record.sys_flag_of(stored) & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT
-
-
-def _half(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> HalfMessage:
-    return HalfMessage(
-        queue_offset,
-        position,
-        since_ms,
-        (whole_number(pairs.get(IMMUNITY), high=LONG_MAX // 1000) or 0) * 1000,
-        whole_number(pairs.get(CHECK_TIMES), high=INT_MAX) or 0,
-        # The same text for many: kept once.
-        sys.intern(pairs.get(properties.PRODUCER_GROUP, "")),
-    )
-
-
-def _name(position: int) -> str:
-    """Return the name of a half message in the quarantine."""
-    return f"{KIND}-{position}"

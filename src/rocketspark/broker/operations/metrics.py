@@ -154,7 +154,10 @@ class Metrics:
             add(gauge, name, help_text, [(_STORAGE, value)])
         for name, help_text, rows in _as_far_as_known("timers", self._timer_gauges()):
             add(gauge, name, help_text, ((_STORAGE | row, value) for row, value in rows))
-        for name, counts in (("enqueue", self._timers.enqueued), ("dequeue", self._timers.dequeued)):
+        for name, counts in (
+            ("enqueue", self._timers.statistics.enqueued),
+            ("dequeue", self._timers.statistics.dequeued),
+        ):
             by_topic = ((_STORAGE | {"topic": topic}, count) for topic, count in counts.items())
             add(counter, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic)
         for name, help_text, histograms in _as_far_as_known("histograms", self._histograms()):
@@ -196,7 +199,7 @@ class Metrics:
         yield (
             "rocketmq_delay_message_latency_seconds",
             "From birth to the time a timer message asks for, in s.",
-            [(_STORAGE | {"topic": topic}, row) for topic, row in self._timers.delays.items()],
+            [(_STORAGE | {"topic": topic}, row) for topic, row in self._timers.statistics.delays.items()],
         )
 
     def _message_sizes(self) -> Iterator[tuple[dict[str, str], Histogram]]:
@@ -227,7 +230,7 @@ class Metrics:
         yield "rocketmq_timer_enqueue_latency_milliseconds", "Age of the oldest of those.", [({}, p.unread_ms)]
         yield "rocketmq_timer_dequeue_lag", "Timer messages that are due.", [({}, p.due)]
         yield "rocketmq_timer_dequeue_latency_milliseconds", "How late the first of those is.", [({}, p.late_ms)]
-        waiting = [({"topic": topic}, float(count)) for topic, count in self._timers.waiting().items()]
+        waiting = [({"topic": topic}, float(count)) for topic, count in self._timers.statistics.waiting().items()]
         yield "rocketmq_timing_messages", "Timer messages that wait.", waiting
         counts = self._timers.within(_TIMER_BOUNDS_S)
         snapshot = [({"timer_bound_s": str(b)}, float(n)) for b, n in zip(_TIMER_BOUNDS_S, counts, strict=True)]

@@ -232,7 +232,7 @@ def test_a_message_is_delivered_in_its_second_and_not_before(
     assert int(found.pop("TIMER_ENQUEUE_MS")) == (first_slot_ms + 1000 if rolled else NOW)
     assert found == expected | {"TIMER_DEQUEUE_MS": str(clock.now_ms)}
     assert (delivered.body, delivered.born_time_ms, delivered.born_host) == (b"body", NOW + 250, BORN)
-    assert broker.timers.waiting() == {}
+    assert broker.timers.statistics.waiting() == {}
 
 
 REFUSED: list[tuple[dict[str, Any], int]] = [
@@ -283,7 +283,7 @@ def test_a_slot_is_delivered_in_the_order_of_sending(rig: Callable[..., Rig]) ->
     assert broker.keys() == [f"K{n}" for n in range(0, 1000, 3)]
     broker.at(NOW + 7000)
     assert broker.keys()[334:] == [f"K{n}" for n in range(1, 1000, 3)] + [f"K{n}" for n in range(2, 1000, 3)]
-    assert broker.timers.waiting() == {}
+    assert broker.timers.statistics.waiting() == {}
 
 
 def test_a_long_delay_is_rolled_on_step_by_step(rig: Callable[..., Rig], clock: Clock) -> None:
@@ -303,7 +303,7 @@ def test_a_long_delay_is_rolled_on_step_by_step(rig: Callable[..., Rig], clock: 
     assert rolls == [None, *map(str, range(1, len(rolls)))]
     assert texts(broker.records()[0])["TIMER_ROLL_TIMES"] == rolls[-1]
     assert len(rolls) >= 3
-    assert broker.timers.waiting() == {}
+    assert broker.timers.statistics.waiting() == {}
 
 
 def test_a_recalled_message_is_not_delivered(rig: Callable[..., Rig], clock: Clock) -> None:
@@ -311,16 +311,16 @@ def test_a_recalled_message_is_not_delivered(rig: Callable[..., Rig], clock: Clo
     for key in ("a", "b", "c"):
         assert broker.send(key=key, TIMER_DELAY_SEC=10)[b"TIMER_OUT_MS"] == b"%d" % (NOW + 9000)
     broker.at(NOW + 2000)
-    assert broker.timers.waiting() == {"T": 3}
+    assert broker.timers.statistics.waiting() == {"T": 3}
     broker.recall(NOW + 9000, "b")
     broker.at(NOW + 2001)
-    assert broker.timers.waiting() == {"T": 2}
+    assert broker.timers.statistics.waiting() == {"T": 2}
     # In the last millisecond at which it is taken.
     clock.now_ms = NOW + 9000
     broker.recall(NOW + 9000, "c")
     broker.at(NOW + 10_000)
     assert broker.keys() == ["a"]
-    assert broker.timers.waiting() == {}
+    assert broker.timers.statistics.waiting() == {}
     with pytest.raises(ServerError) as late:
         broker.recall(NOW + 9000, "a")
     assert (late.value.code, late.value.remark) == (604, "recall failed, timestamp invalid")
@@ -333,7 +333,7 @@ def test_a_restart_keeps_what_waits_and_delivers_what_became_due(rig: Callable[.
     broker.at(NOW + 10_000)
     broker = broker.restarted()
     assert broker.keys() == ["K1"]
-    assert broker.timers.waiting() == {"T": 4}
+    assert broker.timers.statistics.waiting() == {"T": 4}
     broker.at(NOW + 20_000)
     broker.stop()
     clock.now_ms = NOW + 45_500

@@ -60,14 +60,14 @@ def test_an_error_nobody_thought_of_loses_nothing_of_a_slot(
     broker = rig()
     for key in ("A", "B", "C"):
         broker.send(key=key, TIMER_DELAY_SEC=2)
-    put_back = broker.timers._put_back
+    put_back = broker.timers._delivery.put_back
 
     def broken(stored: record.Record, *args: object, **options: bool) -> None:
         if stored.body == b"B":
             raise KeyError("x")
         put_back(stored, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(broker.timers, "_put_back", broken)
+    monkeypatch.setattr(broker.timers._delivery, "put_back", broken)
     broker.at(NOW + 5000)
     assert broker.keys() == ["A", "C"]
     (entry,) = broker.quarantine.entries()

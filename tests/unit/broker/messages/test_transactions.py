@@ -19,10 +19,10 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.messages import transactions
+from rocketspark.broker.messages import op_messages, transactions
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions import CheckLimits, Transactions
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.errors import ServerError
@@ -97,12 +97,8 @@ class Rig:
             self.clients,
             stats,
             self.quarantine,
-            broker_name="broker-a",
-            store_host=BORN,
-            timeout_ms=0,
-            interval_ms=1_000_000,
-            checks_max=15,
-            reserved_ms=reserved_ms,
+            CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=15, reserved_ms=reserved_ms),
+            "broker-a",
         )
         try:
             self.transactions._recover()
@@ -142,7 +138,7 @@ class Rig:
 
     def marks(self) -> list[record.Record]:
         """The records of what ended."""
-        return [self.at(position) for _, position in self.transactions._units(topic_names.OP_HALF_TOPIC)]
+        return [self.at(position) for _, position in self.transactions._half_messages.units(topic_names.OP_HALF_TOPIC)]
 
     def kill(self) -> None:
         """Nothing is written any more; the files are given back."""
@@ -170,7 +166,7 @@ async def killed_and_recovered(root: Path, turns: list[Turn], kill_after: int, k
                     rig.end(half, outcome)
             for key, known in list(rig.transactions._open.items()) if checked else ():
                 rig.transactions._check(key, known)
-            rig.transactions._write_marks()
+            rig.transactions._op_messages.write()
             rig.transactions._commit_progress()
     except Killed:
         pass
@@ -228,10 +224,10 @@ def test_marks_that_could_not_be_written_are_written_later(tmp_path: Path) -> No
         rig.full = True
         for half in half_messages:
             rig.end(half, ROLLBACK)
-        rig.transactions._write_marks()
+        rig.transactions._op_messages.write()
         assert rig.store.queue_range(topic_names.OP_HALF_TOPIC, 0) == (0, 0)
         rig.full = False
-        rig.transactions._write_marks()
+        rig.transactions._op_messages.write()
         (mark,) = rig.marks()
         assert mark.body == b"0,1,2,"
         rig.kill()
@@ -247,10 +243,10 @@ def test_marks_of_a_turn_fill_records_of_a_bounded_size(tmp_path: Path) -> None:
         rig = Rig(tmp_path)
         for half in [rig.prepare(f"K{n}") for n in range(2000)]:
             rig.end(half, ROLLBACK)
-        rig.transactions._write_marks()
+        rig.transactions._op_messages.write()
         marks = rig.marks()
         assert len(marks) == 3
-        assert max(len(m.body) for m in marks) <= transactions.MARK_BYTES_MAX
+        assert max(len(m.body) for m in marks) <= op_messages.MARK_BYTES_MAX
         assert b"".join(m.body for m in marks) == b"".join(b"%d," % n for n in range(2000))
         rig.kill()
 
@@ -260,7 +256,9 @@ def test_marks_of_a_turn_fill_records_of_a_bounded_size(tmp_path: Path) -> None:
 def test_a_message_given_up_is_resumed_until_it_is_committed(tmp_path: Path) -> None:
     async def main() -> None:
         rig = Rig(tmp_path)
-        rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
+        rig.transactions.set_limits(
+            CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
+        )
         rig.prepare("K")
         ((key, half),) = rig.transactions._open.items()
         rig.transactions._check(key, half)
@@ -359,7 +357,9 @@ def test_what_was_given_up_is_committed_by_its_first_handle_once(tmp_path: Path)
         rig = Rig(tmp_path)
         half_messages = {key: rig.prepare(key) for key in ("given up", "rolled back", "resumed")}
         rig.end(half_messages["rolled back"], ROLLBACK)
-        rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=1, reserved_ms=1_000_000)
+        rig.transactions.set_limits(
+            CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=1, reserved_ms=1_000_000)
+        )
         for _ in range(2):
             check_round(rig)
         assert rig.transactions.open_count == 0
@@ -373,7 +373,7 @@ def test_what_was_given_up_is_committed_by_its_first_handle_once(tmp_path: Path)
                     with nullcontext() if key == "given up" else pytest.raises(ServerError, match="was rolled back"):
                         rig.end(half, COMMIT)
             assert rig.delivered() == Counter({"given up": 1})
-            rig.transactions._write_marks()
+            rig.transactions._op_messages.write()
             rig.kill()
             rig = Rig(tmp_path)
             assert rig.transactions.open_count == 0

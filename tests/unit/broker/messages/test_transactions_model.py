@@ -24,8 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import put_message, transactions
+from rocketspark.broker.messages import op_messages, put_message, transactions
 from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.transactions import CheckLimits
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 
@@ -60,6 +61,7 @@ class Machine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.now = START_MS
         self.patch.setattr(transactions, "now_ms", lambda: self.now)
+        self.patch.setattr(op_messages, "now_ms", lambda: self.now)
         self.patch.setattr(put_message, "time", lambda: self.now / 1000)
         self.root = Path(tempfile.mkdtemp())
         self.state: dict[str, str] = {}
@@ -76,7 +78,9 @@ class Machine(RuleBasedStateMachine):
 
     def start(self) -> Rig:
         rig = Rig(self.root, reserved_ms=RESERVED_MS)
-        rig.transactions.set_limits(timeout_ms=0, interval_ms=10**9, checks_max=CHECKS_MAX, reserved_ms=RESERVED_MS)
+        rig.transactions.set_limits(
+            CheckLimits(timeout_ms=0, interval_ms=10**9, checks_max=CHECKS_MAX, reserved_ms=RESERVED_MS)
+        )
         return rig
 
     def on_loop(self, act: Callable[[], T]) -> T:
@@ -220,7 +224,7 @@ class Machine(RuleBasedStateMachine):
     def restart(self, clean: bool) -> None:
         if clean:
             self.on_loop(self.rig.transactions.stop)
-        if self.rig.transactions._marks:
+        if self.rig.transactions._op_messages._marks:
             self.forgotten |= {key for key, state in self.state.items() if state == "rolled back"}
         self.rig.kill()
         self.rig = self.on_loop(self.start)

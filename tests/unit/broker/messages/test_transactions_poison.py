@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig, check_round
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import transactions
+from rocketspark.broker.messages import half_messages
 from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.transactions import CheckLimits
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.protocol.message import properties, record
 
@@ -44,14 +45,15 @@ def rot(rig: Rig, position: int) -> None:
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "1e3", "", " 7", "9" * 19])
 def test_numbers_that_are_none_count_as_not_given(text: str) -> None:
     pairs = {"CHECK_IMMUNITY_TIME_IN_SECONDS": text, "TRANSACTION_CHECK_TIMES": text}
-    half = transactions._half(0, 0, 0, pairs)
+    half = half_messages.half_message(0, 0, 0, pairs)
     assert (half.immunity_ms, half.checks) == (0, 0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_makes_a_half_message(text: str) -> None:
-    half = transactions._half(0, 0, 0, {"CHECK_IMMUNITY_TIME_IN_SECONDS": text, "TRANSACTION_CHECK_TIMES": text})
+    pairs = {"CHECK_IMMUNITY_TIME_IN_SECONDS": text, "TRANSACTION_CHECK_TIMES": text}
+    half = half_messages.half_message(0, 0, 0, pairs)
     assert half.immunity_ms >= 0 <= half.checks
 
 
@@ -195,14 +197,14 @@ async def test_a_record_hidden_in_a_body_is_no_half_message(tmp_path: Path) -> N
 async def test_progress_is_noted_after_the_ends_it_stands_for_are_on_the_disk(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.end(prepare(rig, "K"), COMMIT)
-    rig.transactions._write_marks()
+    rig.transactions._op_messages.write()
     for _ in range(3):
         rig.transactions._commit_progress()
-        assert rig.offsets.get(transactions.GROUP, topic_names.HALF_TOPIC, 0) is None
+        assert rig.offsets.get(half_messages.GROUP, topic_names.HALF_TOPIC, 0) is None
     rig.store.flush_log()
     rig.transactions._commit_progress()
-    assert rig.offsets.get(transactions.GROUP, topic_names.HALF_TOPIC, 0) == 1
-    assert rig.offsets.get(transactions.GROUP, topic_names.OP_HALF_TOPIC, 0) == 1
+    assert rig.offsets.get(half_messages.GROUP, topic_names.HALF_TOPIC, 0) == 1
+    assert rig.offsets.get(half_messages.GROUP, topic_names.OP_HALF_TOPIC, 0) == 1
     rig.transactions.stop()
     rig.kill()
 
@@ -210,7 +212,7 @@ async def test_progress_is_noted_after_the_ends_it_stands_for_are_on_the_disk(tm
 @alone
 async def test_one_that_was_given_up_and_then_rolled_back_is_committed_no_more(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
+    rig.transactions.set_limits(CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000))
     half = prepare(rig, "K")
     check_round(rig)
     assert rig.transactions.open_count == 0
@@ -231,7 +233,7 @@ async def test_one_that_was_given_up_and_then_rolled_back_is_committed_no_more(t
 def checked_once(rig: Rig, half: record.Record) -> record.Record:
     """The newer copy that a check makes of a half message."""
     check_round(rig)
-    rig.transactions._write_marks()
+    rig.transactions._op_messages.write()
     return rig.at(rig.transactions._open[half.body.decode()].position)
 
 
@@ -345,7 +347,7 @@ async def test_an_older_copy_whose_mark_rots_is_not_open_again_after_the_commit(
 @alone
 async def test_a_commit_that_waits_for_its_time_was_committed(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.transactions.set_limits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000)
+    rig.transactions.set_limits(CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000))
     half = prepare(rig, "K", DELAY="1")
     check_round(rig)
     assert rig.transactions.open_count == 0

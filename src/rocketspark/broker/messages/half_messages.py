@@ -1,0 +1,187 @@
+"""Half messages as they lie in the store: found by queue, by physical offset, by unique id. Reads only.
+
+Rule: a place that a client or a queue names counts only if the record there says the same of itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.errors import RecordError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number
+from rocketspark.protocol.headers import CheckTransactionHeader
+from rocketspark.protocol.json.bodies import Quarantined
+from rocketspark.protocol.message import properties, record, sysflags
+from rocketspark.protocol.message.message_ids import offset_message_id
+from rocketspark.protocol.message.properties import pairs_of
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
+from rocketspark.store.store import Store
+
+log = LimitedLog("rocketspark.broker")
+
+GROUP = "CID_RMQ_SYS_TRANS"
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+READ_COUNT = 256
+RESUMED_COUNT_MAX = 32
+NEVER_MS = LONG_MAX
+KIND = "half"
+
+
+class HalfMessage(msgspec.Struct):
+    """An open half message: where its newest copy is, since when it is open, how often it was checked.
+
+    `aside`: it is in the quarantine and not checked; its end is still taken.
+    """
+
+    queue_offset: int
+    position: int
+    since_ms: int
+    immunity_ms: int
+    checks: int
+    group: str
+    aside: bool = False
+
+
+class HalfMessages:
+    """The half messages of a store, those given up, and the commits."""
+
+    def __init__(self, store: Store, offsets: ConsumerOffsets) -> None:
+        self._store = store
+        self._offsets = offsets
+
+    def units(self, topic: str) -> Iterator[tuple[int, int]]:
+        """Yield (queue offset, physical offset) of the messages of a queue that are not done and still in the log."""
+        low, high = self._store.queue_range(topic, 0)
+        at = max(low, self._offsets.get(GROUP, topic, 0) or 0)
+        while at < high:
+            units = self._store.queue_units(topic, 0, at, min(READ_COUNT, high - at))
+            for queue_offset, (position, size, _) in enumerate(units, at):
+                if size != GAP_SIZE and position >= self._store.min_position:
+                    yield queue_offset, position
+            at += len(units)
+
+    def record(self, topic: str, queue_offset: int, position: int) -> Record:
+        """Return the record that a queue's unit points to. Raises RecordError if it is not there."""
+        found = self._store.record_at(position)
+        if found is None:
+            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
+        stored = record.decode(found)
+        place = stored.topic.decode("utf-8", "replace"), stored.queue_offset
+        if place != (topic, queue_offset):
+            raise RecordError(f"the record at physical offset {position} is another: {place}")
+        return stored
+
+    def _is_queued(self, stored: Record) -> bool:
+        """Tell whether a record lies where its queue says; bytes like a record elsewhere may be part of a body."""
+        topic = stored.topic.decode("utf-8", "replace")
+        low, high = self._store.queue_range(topic, 0)
+        if topic not in (topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC) or not low <= stored.queue_offset < high:
+            return False
+        ((position, size, _),) = self._store.queue_units(topic, 0, stored.queue_offset, 1)
+        return (position, size) == (stored.position, stored.size)
+
+    def told(self, position: int) -> Record | None:
+        """Return the half message, open or given up, at a physical offset from a client; None if there is none."""
+        found = self._store.record_at(position)
+        try:
+            stored = record.decode(found) if found is not None else None
+        except RecordError as e:
+            log.error("the half message at physical offset %d cannot be read: %s", position, e)
+            return None
+        return stored if stored is not None and self._is_queued(stored) else None
+
+    def set_aside_before(self, entry: Quarantined) -> Record:
+        """Return what was set aside, from its place or from where its queue says now. Raises RecordError."""
+        try:
+            return self.record(topic_names.HALF_TOPIC, entry.queue_offset, entry.physical_offset)
+        except RecordError:
+            low, high = self._store.queue_range(topic_names.HALF_TOPIC, 0)
+            if not low <= entry.queue_offset < high:
+                raise
+            ((position, _, _),) = self._store.queue_units(topic_names.HALF_TOPIC, 0, entry.queue_offset, 1)
+            return self.record(topic_names.HALF_TOPIC, entry.queue_offset, position)
+
+    def was_committed(self, pairs: dict[str, str]) -> bool:
+        """Tell whether the message of a half message is in its topic, e.g. as it was resumed and committed before."""
+        key = pairs.get(properties.UNIQUE_ID, "")
+        # Or it waits for its time there.
+        for topic in (pairs.get(properties.REAL_TOPIC, ""), topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC):
+            if any(is_commit(r) for r in self._store.query(topic, key, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")):
+                return True
+        return False
+
+    def was_given_up(self, key: str) -> bool:
+        """Tell whether a half message that is not open, nor committed, has no end: it was given up, and not resumed."""
+        if not self._store.queue_range(topic_names.CHECK_MAX_TOPIC, 0)[1]:
+            return False
+        given_up, half = self.newest(topic_names.CHECK_MAX_TOPIC, key), self.newest(topic_names.HALF_TOPIC, key)
+        return given_up is not None and (half is None or given_up.position > half.position)
+
+    def newest(self, topic: str, key: str) -> Record | None:
+        """Return the newest copy in a topic, whose body may be damaged; None if there is none."""
+        found = self._store.query(topic, key, 1, 0, NEVER_MS, "U")
+        return record.decode(found[0], check_crc=False) if found else None
+
+
+def is_commit(stored: memoryview) -> bool:
+    """Tell whether a record is a committed message."""
+    return record.sys_flag_of(stored) & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT
+
+
+def half_message(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> HalfMessage:
+    """Return the open half message of a record with these properties."""
+    return HalfMessage(
+        queue_offset,
+        position,
+        since_ms,
+        (whole_number(pairs.get(IMMUNITY), high=LONG_MAX // 1000) or 0) * 1000,
+        whole_number(pairs.get(CHECK_TIMES), high=INT_MAX) or 0,
+        # The same text for many: kept once.
+        sys.intern(pairs.get(properties.PRODUCER_GROUP, "")),
+    )
+
+
+def quarantine_name(position: int) -> str:
+    """Return the name of a half message in the quarantine."""
+    return f"{KIND}-{position}"
+
+
+def check_request(half: Record, key: str, broker_name: str) -> tuple[CheckTransactionHeader, bytes]:
+    """Return the request that asks a producer how a transaction ended: its header, and the message as the body."""
+    told = properties.with_value(half.properties, properties.WAIT.encode(), b"false")
+    if len(told) > properties.BYTES_MAX:
+        told = half.properties
+    pairs = pairs_of(half.properties)
+    body = record.encode(
+        topic=pairs.get(b"REAL_TOPIC", b""),
+        queue_id=whole_number(pairs.get(b"REAL_QID"), high=INT_MAX) or 0,
+        queue_offset=half.queue_offset,
+        position=half.position,
+        body=half.body,
+        properties=told,
+        flag=half.flag,
+        sys_flag=half.sys_flag,
+        born_time_ms=half.born_time_ms,
+        born_host=half.born_host,
+        store_time_ms=half.store_time_ms,
+        store_host=half.store_host,
+        reconsume_times=half.reconsume_times,
+    )
+    header = CheckTransactionHeader(
+        topic=topic_names.HALF_TOPIC,
+        half_offset=half.queue_offset,
+        physical_offset=half.position,
+        message_id=key,
+        transaction_id=key,
+        offset_message_id=offset_message_id(half.store_host, half.position),
+        broker_name=broker_name,
+    )
+    return header, body

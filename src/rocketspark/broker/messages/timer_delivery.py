@@ -1,0 +1,231 @@
+"""Delivery of timer messages: one slot of the wheel, without what was recalled; those set aside, once more.
+
+Rules (TimerMessageStore, 5.x): messages of a slot are delivered in the order of sending; one that is not due yet is
+stored again under the timers' topic (rolled). What was delivered before a kill is not delivered again. A message that
+can never be delivered is set aside, the others of its slot are delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
+from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.quarantine import Quarantine, fails_again
+from rocketspark.broker.messages.timer_statistics import TimerStatistics
+from rocketspark.broker.statistics.stats import Stats, count
+from rocketspark.errors import RecordError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import INT_MAX, whole_number
+from rocketspark.protocol.json.bodies import Quarantined
+from rocketspark.protocol.message import record
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.store import Store
+from rocketspark.store.timers.timer_files import DELETE, ROLL, TimerFiles, TimerLogUnit
+from rocketspark.store.timers.timer_wheel import GRIDS_MS
+
+log = LimitedLog("rocketspark.broker")
+
+DRAIN_COUNT = 256
+RETRY_S = 1.0
+OUT_MS_MAX = 10**18 - 1
+KIND = "timer"
+# The property with TIMER_OUT_MS's grid, for a message rolled on after timerPrecisionMs had changed.
+GRID_PROPERTY = b"TIMER_GRID_MS"
+
+Key = tuple[bytes, bytes, bytes, bytes]
+
+
+class TimerDelivery:
+    """Delivers timer messages from the wheel. `delivered`: what was delivered before a kill, while that matters."""
+
+    def __init__(
+        self,
+        store: Store,
+        put_message: PutMessage,
+        files: TimerFiles,
+        stats: Stats,
+        quarantine: Quarantine,
+        statistics: TimerStatistics,
+        clock: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._put_message = put_message
+        self._files = files
+        self._stats = stats
+        self._quarantine = quarantine
+        self._statistics = statistics
+        self._clock = clock
+        self._looked_back: int | None = None
+        self.delivered: DeliveryRecovery | None = None
+
+    def recover(self, since_ms: int) -> None:
+        """Recognize from now on what was delivered before the last run ended, from slots since then."""
+        self.delivered = DeliveryRecovery(
+            self._store, since_ms, self._store.last_store_time_ms, b"TIMER_DEQUEUE_MS", _delivery_key
+        )
+
+    def caught_up(self, read_ms: int) -> None:
+        """Forget what was delivered before a kill once all its slots are done."""
+        if self.delivered is not None and read_ms > self.delivered.until_ms:
+            self.delivered = None
+
+    @property
+    def _precision_ms(self) -> int:
+        return self._files.wheel.precision_ms
+
+    def stored(self, position: int) -> Record:
+        """Return the record of a timer message. Raises RecordError if it is not there or is no timer message."""
+        found = self._store.record_at(position)
+        if found is None:
+            raise RecordError(
+                f"no record begins at physical offset {position}, where the queue or the wheel says one does"
+            )
+        stored = record.decode(found)
+        if stored.topic != topic_names.TIMER_TOPIC.encode():
+            raise RecordError(f"the record at physical offset {position} is another: of topic {stored.topic[:200]!r}")
+        return stored
+
+    def slot(self, time_ms: int) -> Iterator[float]:
+        """Deliver a slot piece by piece; yields s to wait. A failed message is tried again, or set aside for good."""
+        positions = self._files.positions(time_ms)
+        recalled: set[bytes] = set()
+        self._looked_back = None
+        for step in (self._recall_unit, self._deliver_unit):
+            for number, position in enumerate(positions, 1):
+                while True:
+                    try:
+                        step(position, recalled)
+                        break
+                    except Exception as e:
+                        if fails_again(e):
+                            unit = self._files.log.unit_at(position)
+                            self._quarantine.add(
+                                KIND,
+                                topic_names.TIMER_TOPIC,
+                                0,
+                                -1,
+                                unit.physical_offset if unit is not None else -1,
+                                e,
+                            )
+                            break
+                        log.error("timer message at %d of the timer log: %s; tried again", position, e)
+                        yield RETRY_S
+                if number % DRAIN_COUNT == 0:
+                    yield 0.0
+
+    def _recall_unit(self, position: int, recalled: set[bytes]) -> None:
+        unit = self._files.log.unit_at(position)
+        if unit is not None and unit.grid_ms:
+            self._look_back(unit.time_ms // self._precision_ms * self._precision_ms, recalled)
+        if unit is None or unit.magic & (DELETE | ROLL) != DELETE:
+            return
+        found = self._record(unit)
+        if found is not None and b"TIMER_DEL_UNIQKEY" in found[1]:
+            recalled.add(found[1][b"TIMER_DEL_UNIQKEY"])
+            # The recall was counted down when it came; the message it recalls is counted down with its unit.
+            self._statistics.count(found[2], 1)
+
+    def _look_back(self, slot_ms: int, recalled: set[bytes]) -> None:
+        """A message of another grid is in a slot after its own time's, where its recall is: at most a second before."""
+        if self._looked_back == slot_ms:
+            return
+        for time_ms in range(slot_ms // GRIDS_MS[0] * GRIDS_MS[0], slot_ms, self._precision_ms):
+            for unit in self._files.chain(time_ms):
+                if unit.magic & (DELETE | ROLL) == DELETE:
+                    try:
+                        found = self._record(unit)
+                    except RecordError:
+                        continue  # Its own slot told of it.
+                    if found is not None:
+                        recalled.add(found[1].get(b"TIMER_DEL_UNIQKEY", b""))
+        self._looked_back = slot_ms
+
+    def _deliver_unit(self, position: int, recalled: set[bytes]) -> None:
+        unit = self._files.log.unit_at(position)
+        if unit is None or unit.magic & (DELETE | ROLL) == DELETE:
+            return
+        found = self._record(unit)
+        if found is None:
+            return
+        stored, pairs, topic = found
+        roll = bool(unit.magic & ROLL)
+        change = 1 if unit.magic & DELETE else -1
+        try:
+            if roll or pairs.get(b"UNIQ_KEY") not in recalled:
+                if roll and unit.grid_ms:
+                    pairs = {GRID_PROPERTY: b"%d" % unit.grid_ms} | pairs
+                self.put_back(stored, pairs, topic, unit.write_time_ms, roll=roll)
+        except Exception as e:
+            if fails_again(e):
+                self._statistics.count(topic, change)
+            raise
+        self._statistics.count(topic, change)
+
+    def _record(self, unit: TimerLogUnit) -> tuple[Record, dict[bytes, bytes], str] | None:
+        if unit.physical_offset < self._store.min_position:
+            log.error("the timer message at %d of the log is gone; it cannot be delivered", unit.physical_offset)
+            return None
+        stored = self.stored(unit.physical_offset)
+        if stored.size != unit.record_bytes:
+            raise RecordError(f"the record at physical offset {stored.position} is another: {stored.size} bytes")
+        pairs = pairs_of(stored.properties)
+        target = topic_names.target_of(pairs)
+        if target is None:
+            raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
+        return stored, pairs, target[0]
+
+    def retry(self, entry: Quarantined) -> bool:
+        """Deliver one that was set aside; True if it is not due, and was stored for the wheel again."""
+        stored = self.stored(entry.physical_offset)
+        pairs = pairs_of(stored.properties)
+        target = topic_names.target_of(pairs)
+        if target is None:
+            raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
+        now = self._clock()
+        roll = (whole_number(pairs.get(b"TIMER_OUT_MS"), high=OUT_MS_MAX) or 0) > now
+        if roll or b"TIMER_DEL_UNIQKEY" not in pairs:
+            self.put_back(stored, pairs, target[0], now, roll=roll)
+        return roll
+
+    def put_back(self, stored: Record, pairs: dict[bytes, bytes], topic: str, enqueue_ms: int, *, roll: bool) -> None:
+        """Store a message under its real topic, or once more under the timers' to be rolled."""
+        rolled = whole_number(pairs.get(b"TIMER_ROLL_TIMES"), high=INT_MAX)
+        if roll:
+            target, queue_id, rolls = topic_names.TIMER_TOPIC, 0, b"%d" % ((rolled or 0) + 1)
+        else:
+            target, queue_id = topic_names.target_of(pairs) or (topic, 0)
+            rolls = b"%d" % rolled if rolled is not None else b""
+        if self.delivered is not None and self.delivered.take(target, queue_id, key_of(pairs, rolls)):
+            return
+        added = {b"TIMER_ENQUEUE_MS": b"%d" % enqueue_ms, b"TIMER_DEQUEUE_MS": b"%d" % self._clock()}
+        if rolls:
+            added[b"TIMER_ROLL_TIMES"] = rolls
+        given = pairs | added
+        given.pop(b"__CRC32#", None)  # That of the other record.
+        if not roll:
+            given.pop(GRID_PROPERTY, None)
+        text = b"".join([b"%b\x01%b\x02" % pair for pair in given.items()])
+        position, _, end = self._put_message.accept_again(stored, target, queue_id, text, given)
+        if not roll:
+            count(self._stats.delivered, target, end - position)
+            self._statistics.went(target)
+
+
+def key_of(pairs: dict[bytes, bytes], rolls: bytes) -> Key:
+    """Return the identity of a timer message's delivery; a recall may have the id of the message it recalls."""
+    recalled = pairs.get(b"TIMER_DEL_UNIQKEY", b"")
+    return pairs.get(b"UNIQ_KEY", b""), pairs.get(b"TIMER_OUT_MS", b""), rolls, recalled
+
+
+def grid_of(pairs: dict[bytes, bytes]) -> int:
+    """Return the grid on which the message has its time, if that is not the broker's; else 0."""
+    grid_ms = whole_number(pairs.get(GRID_PROPERTY), high=GRIDS_MS[0])
+    return grid_ms if grid_ms in GRIDS_MS else 0
+
+
+def _delivery_key(stored: Record) -> Key | None:
+    """Return `key_of` of a stored message; None if it was not delivered by the wheel."""
+    pairs = pairs_of(stored.properties)
+    return key_of(pairs, pairs.get(b"TIMER_ROLL_TIMES", b"")) if b"TIMER_DEQUEUE_MS" in pairs else None

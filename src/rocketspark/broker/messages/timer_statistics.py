@@ -1,0 +1,76 @@
+"""Counts of timer messages: how many wait for each topic (timermetrics), and what came and went since the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocketspark.broker.statistics.histograms import DELAY_BOUNDS, Histogram
+from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.protocol.timers import TimerCount, TimerCounts
+
+SAVE_MS = 10_000
+
+
+class TimerStatistics:
+    """The counts of one broker, by real topic. `clock`: the time in ms."""
+
+    def __init__(self, file: JsonFile[TimerCounts], clock: Callable[[], int]) -> None:
+        self._file = file
+        self._clock = clock
+        self._counts = TimerCounts()
+        self._changed = False
+        self._saved_ms = 0
+        # Since the start.
+        self.enqueued: dict[str, int] = {}
+        self.dequeued: dict[str, int] = {}
+        self.delays: dict[str, Histogram] = {}
+        self._rates_from = (0, 0, 0)
+        self.rates = (0.0, 0.0)
+
+    def open(self) -> None:
+        """Read what the last run counted."""
+        self._counts = self._file.load() or TimerCounts()
+        self._saved_ms = self._clock()
+
+    def count(self, topic: str, change: int) -> None:
+        """Change how many messages wait for a topic."""
+        known = self._counts.counts.get(topic) or TimerCount()
+        changed_ms = self._clock()
+        self._counts.counts[topic] = TimerCount(count=known.count + change, changed_ms=changed_ms)
+        self._counts.data_version.counter += 1
+        self._counts.data_version.timestamp = changed_ms
+        self._changed = True
+
+    def came(self, topic: str, delay_ms: int) -> None:
+        """Count a message that was put on the wheel."""
+        self.enqueued[topic] = self.enqueued.get(topic, 0) + 1
+        self.delays.setdefault(topic, Histogram(DELAY_BOUNDS)).add(max(0, delay_ms) // 1000)
+
+    def went(self, topic: str) -> None:
+        """Count a message that was delivered."""
+        self.dequeued[topic] = self.dequeued.get(topic, 0) + 1
+
+    def waiting(self) -> dict[str, int]:
+        """Return the number of waiting timer messages, by real topic."""
+        return {topic: c.count for topic, c in self._counts.counts.items() if c.count}
+
+    def measure(self, now: int) -> None:
+        """Take the rates since the last call."""
+        enqueued, dequeued = sum(self.enqueued.values()), sum(self.dequeued.values())
+        from_ms, before_in, before_out = self._rates_from
+        if now > from_ms:
+            seconds = (now - from_ms) / 1000
+            self.rates = (enqueued - before_in) / seconds, (dequeued - before_out) / seconds
+        self._rates_from = now, enqueued, dequeued
+
+    def save_at_times(self, now: int) -> None:
+        """Write timermetrics if it changed, every some seconds."""
+        if now - self._saved_ms >= SAVE_MS:
+            self.save(now)
+
+    def save(self, now: int) -> None:
+        """Write timermetrics if it changed."""
+        if self._changed:
+            self._saved_ms = now
+            self._file.save(self._counts)
+            self._changed = False
