@@ -33,14 +33,14 @@ from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
-from rocketspark.broker.messages.timer_messages import TimerMessages
-from rocketspark.broker.messages.timer_rules import TimerRules
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import CheckLimits, Transactions
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
-from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.settings import BrokerSettings, Hearer
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
@@ -354,51 +354,30 @@ class BrokerServer:
     def _live_settings(self, put_message: PutMessage) -> LiveSettings:
         """Connect the settings that may change with the parts that use them."""
         s = self.settings
-        live = LiveSettings(s, {"listenPort": str(self._server.port)})
-        # Read from the settings at each use.
-        live.watch("autoCreateSubscriptionGroup longPollingEnable enablePropertyFilter".split())
-        live.watch("maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInMemory".split())
-        live.watch("notifyConsumerIdsChangedEnable storeReplyMessageEnable useServerSideResetOffset".split())
-        live.watch("recallMessageEnable allowRecallWhenBrokerNotWriteable".split())
-        live.watch("flushConsumerOffsetInterval flushDelayOffsetInterval".split())
-        live.watch("fileReservedTime deleteWhen diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio".split())
-        live.watch("diskSpaceWarningLevelRatio cleanFileForciblyEnable cleanResourceInterval".split())
-        live.watch("deleteCommitLogFilesInterval deleteFileBatchMax".split())
 
         def fast_failure() -> None:
             self._fast_failure.configure()
             self._flush_service.waiting_max = s.waiting_sends_max
             self._server.connections_max = self._fast_failure.connections_max()
 
-        live.watch(
-            "waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInSendQueue".split(), fast_failure
-        )
-        live.watch("waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue maxConnections".split(), fast_failure)
-        live.watch(
-            "brokerFastFailureEnable osPageCacheBusyTimeOutMills sendThreadPoolQueueCapacity".split(), fast_failure
-        )
-        fast_failure()
-
-        def limits() -> None:
+        def messages() -> None:
             self.store.limit_bodies(s.message_bytes_max)
             put_message.rules.configure(MessageSettings.of(s))
 
-        live.watch("maxMessageSize regionId traceOn brokerPermission rejectTransactionMessage".split(), limits)
-        live.watch("regionId traceOn".split(), self._send.configure)
-        live.watch("brokerPermission autoCreateTopicEnable".split(), self._topics.announce)
-        live.watch(
-            "flushIntervalCommitLog flushIntervalConsumeQueue syncFlushTimeout".split(),
-            lambda: self._flush_service.set_times(
+        hearers = {
+            Hearer.MESSAGES: messages,
+            Hearer.REPLIES: self._send.configure,
+            Hearer.TOPICS: self._topics.announce,
+            Hearer.FLUSH: lambda: self._flush_service.set_times(
                 interval_ms=s.flush_interval_ms,
                 queue_interval_ms=s.flush_queue_interval_ms,
                 timeout_ms=s.flush_timeout_ms,
             ),
-        )
-        live.watch(
-            "transactionTimeOut transactionCheckInterval transactionCheckMax fileReservedTime".split(),
-            lambda: self._transactions.set_limits(CheckLimits.of(s)),
-        )
-        return live
+            Hearer.TRANSACTIONS: lambda: self._transactions.set_limits(CheckLimits.of(s)),
+            Hearer.FAST_FAILURE: fast_failure,
+        }
+        fast_failure()
+        return LiveSettings(s, {"listenPort": str(self._server.port)}, hearers)
 
     async def _settled(self) -> None:
         """Wait until every change of the topics so far is on disk, and the NameServers have heard of it."""

@@ -1,15 +1,18 @@
 """A broker's settings, by RocketMQ's names in broker.conf. Rule: a promise we cannot keep refuses to start.
 
-A key that RocketMQ does not know is a warning; one whose value is wrong is an error that names it. Those that have no
-effect here are in ignored_settings.py. Defaults: 5.5.0's, but for names, addresses and folders.
+Each is declared once, in `BrokerSettings`: key, default, bounds, unit, and who hears of a change while the broker runs.
+`FIELDS` is the table of them. Those of the store are here too (`store_settings` hands them down). A key that RocketMQ
+does not know is a warning; one whose value is wrong is an error that names it. Those that have no effect here are in
+ignored_settings.py. Defaults: 5.5.0's, but for names, addresses and folders.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from enum import Enum, auto
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -48,119 +51,154 @@ TEXT_LENGTH_MAX = 4096
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
+class Hearer(Enum):
+    """A part of the broker that is told when a setting changes; broker/server.py connects each with what it does."""
+
+    MESSAGES = auto()
+    REPLIES = auto()
+    TOPICS = auto()
+    FLUSH = auto()
+    TRANSACTIONS = auto()
+    FAST_FAILURE = auto()
+
+
+Live = tuple[Hearer, ...]
+# Of a setting that is read each time it is used: it may change, and nobody has to hear of it.
+AT_USE: Live = ()
+T = TypeVar("T")
+_DECLARED: dict[str, tuple[str, Live | None]] = {}
+
+
+def setting(key: str, default: T, *, unit: str = "", live: Live | None = None) -> T:
+    """Declare a setting by its key in broker.conf.
+
+    `unit`: that of the value in broker.conf; the field's name ends in that of the field. `live`: who hears of a change
+    while the broker runs; None for one that needs a restart.
+    """
+    _DECLARED[key] = unit, live
+    field: T = msgspec.field(name=key, default=default)
+    return field
+
+
 class BrokerSettings(msgspec.Struct, kw_only=True):
-    """One broker. Times in ms, sizes in bytes; the comment gives broker.conf's key where it differs in kind."""
+    """One broker. The kind of each is its bounds."""
 
-    broker_name: str = msgspec.field(name="brokerName", default="broker-a")
-    cluster_name: str = msgspec.field(name="brokerClusterName", default="DefaultCluster")
-    broker_id: Whole = msgspec.field(name="brokerId", default=0)
-    broker_role: str = msgspec.field(name="brokerRole", default="ASYNC_MASTER")
-    listen_port: Port = msgspec.field(name="listenPort", default=10911)
+    broker_name: str = setting("brokerName", "broker-a")
+    cluster_name: str = setting("brokerClusterName", "DefaultCluster")
+    broker_id: Whole = setting("brokerId", 0)
+    broker_role: str = setting("brokerRole", "ASYNC_MASTER")
+    listen_port: Port = setting("listenPort", 10911)
     # bindAddress: the interface; brokerIP1: the address that clients are told.
-    listen_host: str = msgspec.field(name="bindAddress", default="127.0.0.1")
-    advertised_host: str = msgspec.field(name="brokerIP1", default="")
-    namesrv_addresses: str = msgspec.field(name="namesrvAddr", default="")
-    register_interval_ms: Whatever = msgspec.field(name="registerNameServerPeriod", default=30_000)
-    broker_permission: Permission = msgspec.field(name="brokerPermission", default=6)
-    region: str = msgspec.field(name="regionId", default="DefaultRegion")
-    trace_on: bool = msgspec.field(name="traceOn", default=True)
+    listen_host: str = setting("bindAddress", "127.0.0.1")
+    advertised_host: str = setting("brokerIP1", "")
+    namesrv_addresses: str = setting("namesrvAddr", "")
+    register_interval_ms: Whatever = setting("registerNameServerPeriod", 30_000, unit="ms")
+    broker_permission: Permission = setting("brokerPermission", 6, live=(Hearer.MESSAGES, Hearer.TOPICS))
+    region: str = setting("regionId", "DefaultRegion", live=(Hearer.MESSAGES, Hearer.REPLIES))
+    trace_on: bool = setting("traceOn", True, live=(Hearer.MESSAGES, Hearer.REPLIES))
 
-    store_root: str = msgspec.field(name="storePathRootDir", default="store")
-    store_commit_log: str = msgspec.field(name="storePathCommitLog", default="")
-    log_file_bytes: FileBytes = msgspec.field(name="mappedFileSizeCommitLog", default=1 << 30)
-    queue_file_bytes: QueueBytes = msgspec.field(name="mappedFileSizeConsumeQueue", default=300_000 * _QUEUE_UNIT_BYTES)
-    queue_ext: bool = msgspec.field(name="enableConsumeQueueExt", default=False)
-    queue_ext_file_bytes: FileBytes = msgspec.field(name="mappedFileSizeConsumeQueueExt", default=48 << 20)
-    batch_queue_file_bytes: BatchQueueBytes = msgspec.field(
-        name="mapperFileSizeBatchConsumeQueue", default=300_000 * _BATCH_QUEUE_UNIT_BYTES
+    store_root: str = setting("storePathRootDir", "store")
+    store_commit_log: str = setting("storePathCommitLog", "")
+    log_file_bytes: FileBytes = setting("mappedFileSizeCommitLog", 1 << 30, unit="bytes")
+    queue_file_bytes: QueueBytes = setting("mappedFileSizeConsumeQueue", 300_000 * _QUEUE_UNIT_BYTES, unit="bytes")
+    queue_ext: bool = setting("enableConsumeQueueExt", False)
+    queue_ext_file_bytes: FileBytes = setting("mappedFileSizeConsumeQueueExt", 48 << 20, unit="bytes")
+    batch_queue_file_bytes: BatchQueueBytes = setting(
+        "mapperFileSizeBatchConsumeQueue", 300_000 * _BATCH_QUEUE_UNIT_BYTES, unit="bytes"
     )
-    append_record_crc: bool = msgspec.field(name="enabledAppendPropCRC", default=False)
-    verify_record_crc: bool = msgspec.field(name="forceVerifyPropCRC", default=False)
-    index_enabled: bool = msgspec.field(name="messageIndexEnable", default=True)
-    index_slots: Positive = msgspec.field(name="maxHashSlotNum", default=5_000_000)
-    index_entries: Positive = msgspec.field(name="maxIndexNum", default=20_000_000)
-    message_bytes_max: Positive = msgspec.field(name="maxMessageSize", default=4 << 20)
-    delay_levels: str = msgspec.field(name="messageDelayLevel", default=DELAY_LEVELS)
-    flush_disk_type: str = msgspec.field(name="flushDiskType", default="ASYNC_FLUSH")
-    flush_interval_ms: Interval = msgspec.field(name="flushIntervalCommitLog", default=500)
-    flush_queue_interval_ms: Interval = msgspec.field(name="flushIntervalConsumeQueue", default=1000)
-    flush_timeout_ms: Interval = msgspec.field(name="syncFlushTimeout", default=5000)
-    flush_offsets_interval_ms: Interval = msgspec.field(name="flushConsumerOffsetInterval", default=5000)
-    flush_delay_offset_interval_ms: Interval = msgspec.field(name="flushDelayOffsetInterval", default=10_000)
-    # In hours; hours of the day separated by semicolons; percent of the disk.
-    reserved_hours: Whole = msgspec.field(name="fileReservedTime", default=72)
-    delete_when: str = msgspec.field(name="deleteWhen", default="04")
-    disk_clean_percent: Whatever = msgspec.field(name="diskMaxUsedSpaceRatio", default=75)
-    disk_force_percent: Whatever = msgspec.field(name="diskSpaceCleanForciblyRatio", default=85)
-    disk_refuse_percent: Whatever = msgspec.field(name="diskSpaceWarningLevelRatio", default=90)
-    clean_by_force: bool = msgspec.field(name="cleanFileForciblyEnable", default=True)
-    clean_interval_ms: Interval = msgspec.field(name="cleanResourceInterval", default=10_000)
-    clean_pause_ms: Whole = msgspec.field(name="deleteCommitLogFilesInterval", default=100)
-    clean_files_max: Positive = msgspec.field(name="deleteFileBatchMax", default=10)
+    append_record_crc: bool = setting("enabledAppendPropCRC", False)
+    verify_record_crc: bool = setting("forceVerifyPropCRC", False)
+    index_enabled: bool = setting("messageIndexEnable", True)
+    index_slots: Positive = setting("maxHashSlotNum", 5_000_000)
+    index_entries: Positive = setting("maxIndexNum", 20_000_000)
+    message_bytes_max: Positive = setting("maxMessageSize", 4 << 20, unit="bytes", live=(Hearer.MESSAGES,))
+    delay_levels: str = setting("messageDelayLevel", DELAY_LEVELS)
+    flush_disk_type: str = setting("flushDiskType", "ASYNC_FLUSH")
+    flush_interval_ms: Interval = setting("flushIntervalCommitLog", 500, unit="ms", live=(Hearer.FLUSH,))
+    flush_queue_interval_ms: Interval = setting("flushIntervalConsumeQueue", 1000, unit="ms", live=(Hearer.FLUSH,))
+    flush_timeout_ms: Interval = setting("syncFlushTimeout", 5000, unit="ms", live=(Hearer.FLUSH,))
+    flush_offsets_interval_ms: Interval = setting("flushConsumerOffsetInterval", 5000, unit="ms", live=AT_USE)
+    flush_delay_offset_interval_ms: Interval = setting("flushDelayOffsetInterval", 10_000, unit="ms", live=AT_USE)
+    # deleteWhen: hours of the day, separated by semicolons.
+    reserved_hours: Whole = setting("fileReservedTime", 72, unit="hours", live=(Hearer.TRANSACTIONS,))
+    delete_when: str = setting("deleteWhen", "04", live=AT_USE)
+    disk_clean_percent: Whatever = setting("diskMaxUsedSpaceRatio", 75, unit="percent", live=AT_USE)
+    disk_force_percent: Whatever = setting("diskSpaceCleanForciblyRatio", 85, unit="percent", live=AT_USE)
+    disk_refuse_percent: Whatever = setting("diskSpaceWarningLevelRatio", 90, unit="percent", live=AT_USE)
+    clean_by_force: bool = setting("cleanFileForciblyEnable", True, live=AT_USE)
+    clean_interval_ms: Interval = setting("cleanResourceInterval", 10_000, unit="ms", live=AT_USE)
+    clean_pause_ms: Whole = setting("deleteCommitLogFilesInterval", 100, unit="ms", live=AT_USE)
+    clean_files_max: Positive = setting("deleteFileBatchMax", 10, live=AT_USE)
 
-    auto_create_topic: bool = msgspec.field(name="autoCreateTopicEnable", default=True)
-    auto_create_group: bool = msgspec.field(name="autoCreateSubscriptionGroup", default=True)
-    default_topic_queue_count: QueueCount = msgspec.field(name="defaultTopicQueueNums", default=8)
-    cluster_topic_enabled: bool = msgspec.field(name="clusterTopicEnable", default=True)
-    broker_topic_enabled: bool = msgspec.field(name="brokerTopicEnable", default=True)
-    trace_topic_enabled: bool = msgspec.field(name="traceTopicEnable", default=False)
-    trace_topic: str = msgspec.field(name="msgTraceTopicName", default="RMQ_SYS_TRACE_TOPIC")
+    auto_create_topic: bool = setting("autoCreateTopicEnable", True, live=(Hearer.TOPICS,))
+    auto_create_group: bool = setting("autoCreateSubscriptionGroup", True, live=AT_USE)
+    default_topic_queue_count: QueueCount = setting("defaultTopicQueueNums", 8)
+    cluster_topic_enabled: bool = setting("clusterTopicEnable", True)
+    broker_topic_enabled: bool = setting("brokerTopicEnable", True)
+    trace_topic_enabled: bool = setting("traceTopicEnable", False)
+    trace_topic: str = setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC")
 
-    transaction_timeout_ms: Time = msgspec.field(name="transactionTimeOut", default=6000)
-    transaction_check_interval_ms: Interval = msgspec.field(name="transactionCheckInterval", default=30_000)
-    transaction_checks_max: Whole = msgspec.field(name="transactionCheckMax", default=15)
-    store_replies: bool = msgspec.field(name="storeReplyMessageEnable", default=True)
-    reject_transactions: bool = msgspec.field(name="rejectTransactionMessage", default=False)
+    transaction_timeout_ms: Time = setting("transactionTimeOut", 6000, unit="ms", live=(Hearer.TRANSACTIONS,))
+    transaction_check_interval_ms: Interval = setting(
+        "transactionCheckInterval", 30_000, unit="ms", live=(Hearer.TRANSACTIONS,)
+    )
+    transaction_checks_max: Whole = setting("transactionCheckMax", 15, live=(Hearer.TRANSACTIONS,))
+    store_replies: bool = setting("storeReplyMessageEnable", True, live=AT_USE)
+    reject_transactions: bool = setting("rejectTransactionMessage", False, live=(Hearer.MESSAGES,))
 
-    timers_enabled: bool = msgspec.field(name="timerWheelEnable", default=True)
-    timer_precision_ms: Positive = msgspec.field(name="timerPrecisionMs", default=1000)
-    timer_delay_max_s: Positive = msgspec.field(name="timerMaxDelaySec", default=259_200)
-    timer_roll_slots: Whatever = msgspec.field(name="timerRollWindowSlot", default=172_800)
-    timer_log_file_bytes: FileBytes = msgspec.field(name="mappedFileSizeTimerLog", default=100 << 20)
-    recall_enabled: bool = msgspec.field(name="recallMessageEnable", default=False)
-    recall_when_not_writable: bool = msgspec.field(name="allowRecallWhenBrokerNotWriteable", default=True)
+    timers_enabled: bool = setting("timerWheelEnable", True)
+    timer_precision_ms: Positive = setting("timerPrecisionMs", 1000, unit="ms")
+    timer_delay_max_s: Positive = setting("timerMaxDelaySec", 259_200, unit="s")
+    timer_roll_slots: Whatever = setting("timerRollWindowSlot", 172_800)
+    timer_log_file_bytes: FileBytes = setting("mappedFileSizeTimerLog", 100 << 20, unit="bytes")
+    recall_enabled: bool = setting("recallMessageEnable", False, live=AT_USE)
+    recall_when_not_writable: bool = setting("allowRecallWhenBrokerNotWriteable", True, live=AT_USE)
 
-    property_filter: bool = msgspec.field(name="enablePropertyFilter", default=False)
-    long_polling: bool = msgspec.field(name="longPollingEnable", default=True)
+    property_filter: bool = setting("enablePropertyFilter", False, live=AT_USE)
+    long_polling: bool = setting("longPollingEnable", True, live=AT_USE)
     # The time that a pull is held where long polling is off.
-    short_polling_ms: Interval = msgspec.field(name="shortPollingTimeMills", default=1000)
-    pull_count_max: Positive = msgspec.field(name="maxTransferCountOnMessageInMemory", default=32)
-    pull_bytes_max: Positive = msgspec.field(name="maxTransferBytesOnMessageInMemory", default=256 << 10)
-    reset_offsets_here: bool = msgspec.field(name="useServerSideResetOffset", default=True)
-    notify_group_changes: bool = msgspec.field(name="notifyConsumerIdsChangedEnable", default=True)
-    # In seconds in broker.conf. 0 or less: however long it is silent, as Netty has it.
-    client_idle_ms: Idle = msgspec.field(name="serverChannelMaxIdleTimeSeconds", default=120_000)
-    client_expiry_ms: Limit = msgspec.field(name="channelExpiredTimeout", default=120_000)
+    short_polling_ms: Interval = setting("shortPollingTimeMills", 1000, unit="ms", live=AT_USE)
+    pull_count_max: Positive = setting("maxTransferCountOnMessageInMemory", 32, live=AT_USE)
+    pull_bytes_max: Positive = setting("maxTransferBytesOnMessageInMemory", 256 << 10, unit="bytes", live=AT_USE)
+    reset_offsets_here: bool = setting("useServerSideResetOffset", True, live=AT_USE)
+    notify_group_changes: bool = setting("notifyConsumerIdsChangedEnable", True, live=AT_USE)
+    # 0 or less: however long it is silent, as Netty has it.
+    client_idle_ms: Idle = setting("serverChannelMaxIdleTimeSeconds", 120_000, unit="s")
+    client_expiry_ms: Limit = setting("channelExpiredTimeout", 120_000, unit="ms")
     lock_expiry_ms: int = 60_000
     # Ours alone. 0: what the limit of open files leaves beside the store's.
-    connections_max: Whole = msgspec.field(name="maxConnections", default=0)
+    connections_max: Whole = setting("maxConnections", 0, live=(Hearer.FAST_FAILURE,))
 
-    # Fast failure: its limits, and the time that a request may have waited, in ms.
-    refuse_when_behind: bool = msgspec.field(name="brokerFastFailureEnable", default=True)
-    send_wait_max_ms: Limit = msgspec.field(name="waitTimeMillsInSendQueue", default=200)
-    pull_wait_max_ms: Limit = msgspec.field(name="waitTimeMillsInPullQueue", default=5000)
-    lite_pull_wait_max_ms: Limit = msgspec.field(name="waitTimeMillsInLitePullQueue", default=5000)
-    heartbeat_wait_max_ms: Limit = msgspec.field(name="waitTimeMillsInHeartbeatQueue", default=31_000)
-    transaction_wait_max_ms: Limit = msgspec.field(name="waitTimeMillsInTransactionQueue", default=3000)
-    slow_put_ms: Time = msgspec.field(name="osPageCacheBusyTimeOutMills", default=1000)
-    waiting_sends_max: Positive = msgspec.field(name="sendThreadPoolQueueCapacity", default=10_000)
+    # Fast failure: its limits, and the time that a request may have waited.
+    refuse_when_behind: bool = setting("brokerFastFailureEnable", True, live=(Hearer.FAST_FAILURE,))
+    send_wait_max_ms: Limit = setting("waitTimeMillsInSendQueue", 200, unit="ms", live=(Hearer.FAST_FAILURE,))
+    pull_wait_max_ms: Limit = setting("waitTimeMillsInPullQueue", 5000, unit="ms", live=(Hearer.FAST_FAILURE,))
+    lite_pull_wait_max_ms: Limit = setting("waitTimeMillsInLitePullQueue", 5000, unit="ms", live=(Hearer.FAST_FAILURE,))
+    heartbeat_wait_max_ms: Limit = setting(
+        "waitTimeMillsInHeartbeatQueue", 31_000, unit="ms", live=(Hearer.FAST_FAILURE,)
+    )
+    transaction_wait_max_ms: Limit = setting(
+        "waitTimeMillsInTransactionQueue", 3000, unit="ms", live=(Hearer.FAST_FAILURE,)
+    )
+    slow_put_ms: Time = setting("osPageCacheBusyTimeOutMills", 1000, unit="ms", live=(Hearer.FAST_FAILURE,))
+    waiting_sends_max: Positive = setting("sendThreadPoolQueueCapacity", 10_000, live=(Hearer.FAST_FAILURE,))
 
     # DISABLE or PROM; an empty host is loopback.
-    metrics_exporter: str = msgspec.field(name="metricsExporterType", default="DISABLE")
-    metrics_port: Port = msgspec.field(name="metricsPromExporterPort", default=5557)
-    metrics_host: str = msgspec.field(name="metricsPromExporterHost", default="")
+    metrics_exporter: str = setting("metricsExporterType", "DISABLE")
+    metrics_port: Port = setting("metricsPromExporterPort", 5557)
+    metrics_host: str = setting("metricsPromExporterHost", "")
     # Keys that UPDATE_BROKER_CONFIG may not change, separated by semicolons.
-    fixed_keys: str = msgspec.field(name="configBlackList", default="configBlackList;brokerConfigPath")
+    fixed_keys: str = setting("configBlackList", "configBlackList;brokerConfigPath")
 
     # Promises that are not kept yet: any other value refuses to start.
-    dledger: bool = msgspec.field(name="enableDLegerCommitLog", default=False)
-    controller_mode: bool = msgspec.field(name="enableControllerMode", default=False)
-    acl: bool = msgspec.field(name="aclEnable", default=False)
-    authentication: bool = msgspec.field(name="authenticationEnabled", default=False)
-    authorization: bool = msgspec.field(name="authorizationEnabled", default=False)
-    transient_pool: bool = msgspec.field(name="transientStorePoolEnable", default=False)
-    slave_acting_master: bool = msgspec.field(name="enableSlaveActingMaster", default=False)
-    store_type: str = msgspec.field(name="storeType", default="default")
+    dledger: bool = setting("enableDLegerCommitLog", False)
+    controller_mode: bool = setting("enableControllerMode", False)
+    acl: bool = setting("aclEnable", False)
+    authentication: bool = setting("authenticationEnabled", False)
+    authorization: bool = setting("authorizationEnabled", False)
+    transient_pool: bool = setting("transientStorePoolEnable", False)
+    slave_acting_master: bool = setting("enableSlaveActingMaster", False)
+    store_type: str = setting("storeType", "default")
 
     # Values of keys that have no effect here, and the file that all came from.
     ignored: dict[str, str] = {}
@@ -237,9 +275,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     def check(self) -> None:
         """Raise ConfigError for a value out of its bounds, and for a setting whose promise cannot be kept."""
-        for name, info in FIELDS.items():
-            given = getattr(self, info.name)
-            _in_bounds(name, str(given // 1000 if name in SECONDS_KEYS else given), info.type)
+        for declared in FIELDS.values():
+            declared.value_of(declared.text_of(self))
         if self.broker_role != "ASYNC_MASTER":
             raise ConfigError(
                 f"brokerRole {self.broker_role} needs replication, which is not supported yet; use ASYNC_MASTER"
@@ -252,7 +289,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
         for field in ("dledger", "controller_mode", "acl", "authentication", "authorization", "slave_acting_master"):
             if getattr(self, field):
-                key = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
+                key = next(declared.key for declared in FIELDS.values() if declared.name == field)
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
         if self.timer_precision_ms not in (100, 200, 500, 1000):
             raise ConfigError(f"timerPrecisionMs {self.timer_precision_ms} is not supported; use 100, 200, 500 or 1000")
@@ -269,11 +306,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     def properties(self) -> dict[str, str]:
         """Return every key of 5.5.0 with its value as text, sorted; those without a value are left out."""
         table = IGNORED | self.ignored
-        for field in FIELDS.values():
-            value = getattr(self, field.name)
-            if field.encode_name in SECONDS_KEYS:
-                value //= 1000
-            table[field.encode_name] = str(value).lower() if isinstance(value, bool) else str(value)
+        table |= {key: declared.text_of(self) for key, declared in FIELDS.items()}
         table["brokerIP1"] = self.host
         table["brokerIP2"] = table["brokerIP2"] or self.host
         return {
@@ -281,9 +314,56 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         }
 
 
-# The fields that have a key, by it.
-FIELDS = {f.encode_name: f for f in msgspec.structs.fields(BrokerSettings) if f.encode_name != f.name}
-SECONDS_KEYS = frozenset({"serverChannelMaxIdleTimeSeconds"})
+class Setting(NamedTuple):
+    """One setting as declared. `name`: its field; `type`: bool, str or a number with its bounds."""
+
+    key: str
+    name: str
+    type: Any
+    default: Any
+    unit: str
+    live: Live | None
+
+    @property
+    def _factor(self) -> int:
+        """How many of the field's units one of broker.conf's is."""
+        return 1000 if self.unit == "s" and self.name.endswith("_ms") else 1
+
+    def text_of(self, settings: BrokerSettings) -> str:
+        """Return the value as it stands in broker.conf."""
+        value = getattr(settings, self.name)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value // self._factor if self._factor > 1 else value)
+
+    def value_of(self, text: str, key: str = "") -> Any:
+        """Return the field's value for broker.conf's text. Raises ConfigError naming the key and the valid values."""
+        key = key or self.key
+        if self.type is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
+        if self.type is str:
+            if len(text) > TEXT_LENGTH_MAX or _CONTROL.search(text):
+                raise ConfigError(
+                    f"{key}={shown(text)!r}: a text of at most {TEXT_LENGTH_MAX} characters is needed, none of them a"
+                    " control character"
+                )
+            return text
+        _, meta = get_args(self.type)
+        low, high = -(-meta.ge // self._factor), meta.le // self._factor
+        number = whole_number(text, low=low, high=high)
+        if number is None:
+            raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
+        return number * self._factor
+
+
+# The table of all settings, by key.
+FIELDS = {
+    f.encode_name: Setting(f.encode_name, f.name, f.type, f.default, *_DECLARED[f.encode_name])
+    for f in msgspec.structs.fields(BrokerSettings)
+    if f.encode_name in _DECLARED
+}
 # Not among the broker's own settings in 5.5.0.
 _ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
 _MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default) | {"metricsPromExporterHost"}
@@ -348,36 +428,12 @@ def convert(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], lis
     for key, value in values.items():
         # RocketMQ wrote both spellings over the years.
         name = key if key in FIELDS or key in IGNORED else key.replace("mapedFile", "mappedFile")
-        field = FIELDS.get(name)
-        if field is None:
+        declared = FIELDS.get(name)
+        if declared is None:
             if name in IGNORED or name in UNKEPT_PROMISES:
                 ignored[name] = value
             elif name not in IGNORED_UNSET:
                 unknown.append(key)
             continue
-        taken[field.name] = _in_bounds(key, value, field.type)
-        if name in SECONDS_KEYS:
-            taken[field.name] *= 1000
+        taken[declared.name] = declared.value_of(value, key)
     return taken, ignored, unknown
-
-
-def _in_bounds(key: str, text: str, kind: Any) -> Any:
-    """Return the value of a setting's text, by its kind. Raises ConfigError naming the key and the valid values."""
-    if kind is bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
-    if kind is str:
-        if len(text) > TEXT_LENGTH_MAX or _CONTROL.search(text):
-            raise ConfigError(
-                f"{key}={shown(text)!r}: a text of at most {TEXT_LENGTH_MAX} characters is needed, none of them a"
-                " control character"
-            )
-        return text
-    _, meta = get_args(kind)
-    unit = 1000 if key in SECONDS_KEYS else 1
-    low, high = -(-meta.ge // unit), meta.le // unit
-    number = whole_number(text, low=low, high=high)
-    if number is None:
-        raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
-    return number

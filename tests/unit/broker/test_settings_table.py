@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.broker.operations.live_settings import LiveSettings
-from rocketspark.broker.settings import FIELDS, BrokerSettings, parse_properties, read_broker_conf, settings_from
+from rocketspark.broker.settings import (
+    FIELDS,
+    BrokerSettings,
+    Hearer,
+    parse_properties,
+    read_broker_conf,
+    settings_from,
+)
 from rocketspark.errors import ConfigError, ServerError
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +60,20 @@ def test_every_key_is_in_the_docs() -> None:
     assert [k for k in FIELDS if f"`{k}`" not in used] == []
     assert [k for k in IGNORED if f"`{k}`" not in ignored] == []
     assert [k for k in UNKEPT_PROMISES if f"`{k}`" not in used] == []
+
+
+def test_the_docs_say_of_each_setting_what_is_declared() -> None:
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/settings.md").read_text())
+    told = {key: (default.strip(), live.strip()) for key, default, live, _ in rows}
+    settings = BrokerSettings()
+    shown = {key: settings.properties().get(key, "") for key in told}
+    assert told == {key: (shown[key], "live" if FIELDS[key].live is not None else "") for key in told}
+    # Those left out promise what is not there; the list below the table has them.
+    assert {key for key in FIELDS.keys() - told.keys() if FIELDS[key].live is not None} == set()
+    words = {"ms": "ms|The same", "s": "Seconds", "bytes": "Bytes", "hours": "Hours", "percent": "Percent"}
+    for key, _, _, what in rows:
+        if FIELDS[key].unit and key != "osPageCacheBusyTimeOutMills":
+            assert re.search(words[FIELDS[key].unit], what), key
 
 
 def test_ignored_values_are_kept_and_shown(tmp_path: Path) -> None:
@@ -143,8 +165,7 @@ def test_no_number_is_out_of_bounds_at_the_start_or_live(tmp_path: Path, value: 
         with pytest.raises(ConfigError, match=f"broker.conf: {needed}"):
             read_broker_conf(conf)
         conf.write_text("")
-        live = LiveSettings(BrokerSettings(conf_path=str(conf)), {})
-        live.watch(NUMBERS)
+        live = LiveSettings(BrokerSettings(conf_path=str(conf)), {}, dict.fromkeys(Hearer, lambda: None))
         with pytest.raises(ServerError, match=needed):
             live.update(f"{key}={value}")
         assert conf.read_text() == ""

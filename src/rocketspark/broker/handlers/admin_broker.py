@@ -16,7 +16,7 @@ from rocketspark.broker.handlers.admin_topics import check_new, merged_attribute
 from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.timer_messages import TimerMessages
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans

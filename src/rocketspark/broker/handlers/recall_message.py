@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
-from rocketspark.broker.messages.timer_rules import TimerRules
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import now_ms

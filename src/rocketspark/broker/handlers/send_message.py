@@ -17,7 +17,7 @@ from rocketspark.broker.handlers.send_fast_path import SendFastPath
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
 from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue
-from rocketspark.broker.messages.timer_rules import TimerRules
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats

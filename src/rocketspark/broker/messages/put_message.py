@@ -20,7 +20,7 @@ from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import batch_properties
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.send_rules import PlainSends, SendRules, illegal, items_of, refused
-from rocketspark.broker.messages.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
+from rocketspark.broker.messages.timers.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError
 from rocketspark.model.java import string_hash

@@ -7,13 +7,13 @@ are passed over. Unlike there a wrong value is refused, and so is a key that wou
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from rocketspark.broker.ignored_settings import IGNORED
-from rocketspark.broker.settings import FIELDS, BrokerSettings, convert, parse_properties
+from rocketspark.broker.settings import FIELDS, BrokerSettings, Hearer, convert, parse_properties
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
@@ -26,20 +26,18 @@ log = LimitedLog("rocketspark.broker")
 class LiveSettings:
     """The settings of a running broker, shown and changed by RocketMQ's names.
 
-    `actual`: keys and values that only the running broker knows, e.g. the port it was given.
+    `actual`: keys and values that only the running broker knows, e.g. the port it was given; `hearers`: what each part
+    does after a change of a setting it hears of.
     """
 
-    def __init__(self, settings: BrokerSettings, actual: dict[str, str]) -> None:
+    def __init__(
+        self, settings: BrokerSettings, actual: dict[str, str], hearers: dict[Hearer, Callable[[], None]]
+    ) -> None:
+        assert hearers.keys() >= {hearer for setting in FIELDS.values() for hearer in setting.live or ()}
         self._settings = settings
         self._actual = actual
-        self._acts: dict[str, list[Callable[[], None]]] = {}
+        self._hearers = hearers
         self.version = DataVersion()
-
-    def watch(self, keys: Iterable[str], act: Callable[[], None] | None = None) -> None:
-        """Let these keys change; `act` is called after a change of one. Without `act` the settings are read on use."""
-        for key in keys:
-            assert key in FIELDS, key
-            self._acts.setdefault(key, []).extend([act] if act else [])
 
     def properties(self) -> dict[str, str]:
         """Return every key with its value."""
@@ -70,9 +68,9 @@ class LiveSettings:
             setattr(self._settings, FIELDS[key].name, taken[FIELDS[key].name])
             log.info("%s is %s now", key, values.get(key, taken[FIELDS[key].name]))
         self._settings.ignored.update(ignored)
-        # One that watches several of them is told once.
-        for act in dict.fromkeys(act for key in changed for act in self._acts[key]):
-            act()
+        # One that hears of several of them is told once.
+        for hearer in dict.fromkeys(hearer for key in changed for hearer in FIELDS[key].live or ()):
+            self._hearers[hearer]()
         if changed or ignored:
             self.version = next_version(self.version)
             shown = self.properties()
@@ -87,7 +85,7 @@ class LiveSettings:
                 continue
             if str(taken[field.name]) == self._actual.get(key):
                 continue
-            if key not in self._acts:
+            if field.live is None:
                 raise ConfigError(
                     f"{key} cannot change while the broker runs; set it in broker.conf and start the broker again"
                 )

@@ -12,7 +12,7 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
 from rocketspark.broker.messages.quarantine import Quarantine
-from rocketspark.broker.messages.timer_messages import TimerMessages
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.settings import BrokerSettings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.timer_messages import TimerProgress
+from rocketspark.broker.messages.timers.timer_messages import TimerProgress
 from rocketspark.broker.statistics.stats import PUT_TIME_NAMES, Stats
 from rocketspark.broker.storage.clean_files import disk_used_percent
 from rocketspark.store.store import Store

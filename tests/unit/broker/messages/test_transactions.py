@@ -195,7 +195,7 @@ async def killed_and_recovered(root: Path, turns: list[Turn], kill_after: int, k
 def run_killed(turns: list[Turn], kill_after: int, kill_again: int) -> int:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         # A few marks fill one record of them.
-        patch.setattr(transactions, "MARK_BYTES_MAX", 8)
+        patch.setattr(op_messages, "MARK_BYTES_MAX", 8)
         return asyncio.run(killed_and_recovered(Path(folder), turns, kill_after, kill_again))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.live.support import broker, connected, create, run, sent
-from tests.unit.broker.messages.test_timer_messages import NOW, Clock, Rig, clock, rig
+from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Rig, clock, rig
 
 from rocketspark.broker.consumers.consumer_offsets import encode_offsets
 from rocketspark.broker.storage.json_tables import JsonFile

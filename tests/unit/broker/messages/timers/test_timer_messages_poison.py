@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.unit.broker.messages.test_timer_messages import NOW, Clock, Rig, clock, rig
+from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Rig, clock, rig
 
 from rocketspark.broker import topic_names
 from rocketspark.errors import RecordError

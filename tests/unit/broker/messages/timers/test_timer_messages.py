@@ -20,8 +20,8 @@ from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.timer_messages import NEVER_MS, TimerMessages
-from rocketspark.broker.messages.timer_rules import TimerRules
+from rocketspark.broker.messages.timers.timer_messages import NEVER_MS, TimerMessages
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.errors import ServerError
@@ -31,7 +31,7 @@ from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.timers.timer_files import TimerFiles, read_checkpoint
 
-GOLDEN = Path(__file__).parents[3] / "vectors" / "store"
+GOLDEN = Path(__file__).parents[4] / "vectors" / "store"
 NOW = 1_795_214_512_000
 DAY_MS = 86_400_000
 BORN = bytes.fromhex("7f0000010000c001")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.messages.test_timer_messages import NOW, Clock, Rig, clock, rig
+from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Rig, clock, rig
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message as put_message_module

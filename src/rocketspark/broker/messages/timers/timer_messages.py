@@ -17,8 +17,8 @@ from typing import NamedTuple
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.messages.timer_delivery import KIND, OUT_MS_MAX, RETRY_S, TimerDelivery, grid_of
-from rocketspark.broker.messages.timer_statistics import TimerStatistics
+from rocketspark.broker.messages.timers.timer_delivery import KIND, OUT_MS_MAX, RETRY_S, TimerDelivery, grid_of
+from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures

@@ -13,7 +13,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.messages.timer_statistics import TimerStatistics
+from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog
