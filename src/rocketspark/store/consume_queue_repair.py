@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.model.java import string_hash
 from rocketspark.model.text import shown
-from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.record_layout import FIXED_BYTES_V4, HOST_FLAGS, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.commitlog.dispatch import unit_code_of
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, UNIT_TYPE, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
@@ -32,7 +31,6 @@ _GIVEN_UP_MAX = 10_000
 _NEWS_MAX = 100
 # Queues of RocketMQ whose units point to records of other topics.
 _SHARED = b"%LMQ%"
-_TAGS = props.TAGS.encode()
 _HEAD = record_layout.head_type("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes")
 _IDENTITY = record_layout.only("queue_id", "queue_offset").unpack_from
 _POSITION = record_layout.only("position").unpack_from
@@ -166,10 +164,7 @@ class UnitRepair:
         code = queue.unit(offset)[2]
         if is_address(code) and queue.ext is not None and queue.ext.get(code) is not None:
             return code
-        if queue.delay_ms is not None:
-            return record_layout.store_time_of(found) + queue.delay_ms
-        tags = props.find(record_layout.properties_of(found), _TAGS)
-        return string_hash(tags.decode("utf-8", "replace")) if tags else 0
+        return unit_code_of(queue, found)
 
 
 def topic_of(queue: ConsumeQueue) -> str:

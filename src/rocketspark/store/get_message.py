@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import RecordError
-from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.commitlog.dispatch import unit_code_of
 from rocketspark.store.consume_queue_repair import UnitRepair, topic_of
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue, places, sizes
@@ -335,12 +335,7 @@ class MessageReader:
             return unit.code
         # The extension is gone: take the tags code of the record.
         found = self._log.record_at(position)
-        if found is None:
-            return 0
-        if queue.delay_ms is not None:
-            return record_layout.store_time_of(found) + queue.delay_ms
-        tags = props.find(record_layout.properties_of(found), _TAGS)
-        return string_hash(tags.decode("utf-8", "replace")) if tags else 0
+        return 0 if found is None else unit_code_of(queue, found)
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
         """Return the first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one

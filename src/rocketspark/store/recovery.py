@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rocketspark.errors import StoreFull
-from rocketspark.model.java import string_hash
-from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.commitlog.commit_log import CommitLog
-from rocketspark.store.consumequeue.batch_consume_queue import inner_count
+from rocketspark.store.commitlog.dispatch import DispatchRequest, dispatch_request, enters_index, enters_queue
 from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.files.checkpoint import Checkpoint
@@ -24,10 +23,6 @@ from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 VERIFY_BYTES = 4 << 20
 VERIFY_QUEUES_MAX = 1000
 TIME_MARGIN_MS = 3000
-
-_TAGS = properties.TAGS.encode()
-_KEYS = properties.KEYS.encode()
-_UNIQUE_ID = properties.UNIQUE_ID.encode()
 
 
 class Recovered(NamedTuple):
@@ -219,7 +214,7 @@ def _anything_at(log: CommitLog, end: int) -> bool:
 
 def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
     """Raise _QueueHole if a queue lacks units, as its files are older than the log or of another store."""
-    if found.sys_flag & sysflags.TRANSACTION_PREPARED or not queues.can_have(found.topic):
+    if not enters_queue(found.sys_flag) or not queues.can_have(found.topic):
         return
     queue = queues.find(found.topic.decode(), found.queue_id, safe)
     if queue is None:
@@ -230,7 +225,7 @@ def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
 
 
 class _Replay:
-    """Puts records into queues and index, as their appends would have (rule: wire.md 4.3)."""
+    """Puts records into queues and index, as their appends would have."""
 
     def __init__(
         self,
@@ -252,25 +247,25 @@ class _Replay:
     def put(self, found: Record) -> None:
         """Queue unit and index keys of one record. Raises _QueueHole if its queue lacks units before it."""
         queues, index = self._queues, self._index
-        kind = found.sys_flag & sysflags.TRANSACTION_MASK
         if not queues.can_have(found.topic):
             self.unnamed += 1
             return
-        if not kind & sysflags.TRANSACTION_PREPARED and found.position >= self._deleted.get(found.topic, 0):
+        request = dispatch_request(found.sys_flag, found.properties)
+        if enters_queue(found.sys_flag) and found.position >= self._deleted.get(found.topic, 0):
             if found.sys_flag & sysflags.INNER_BATCH and queues.may_be_batch(found.topic):
                 queues.batch_topics.add(found.topic)
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):
-                _put_unit(queue, found)
-        if index is not None and kind != sysflags.TRANSACTION_ROLLBACK:
+                _put_unit(queue, found, request)
+        if index is not None and enters_index(found.sys_flag):
             index.pending.append(
                 (
                     queues.keys_of(found.topic.decode("utf-8", "replace")),
                     found.position,
                     found.store_time_ms,
-                    properties.find(found.properties, _UNIQUE_ID),
-                    properties.find(found.properties, _KEYS),
-                    properties.find(found.properties, _TAGS),
+                    request.unique_id,
+                    request.keys,
+                    request.tags,
                 )
             )
             if len(index.pending) >= PENDING_MAX:
@@ -282,10 +277,12 @@ class _Replay:
         if offset == queue.next:
             return True
         reborn = self._reborn.get(queue)
-        if reborn is not None and offset == inner_count(reborn.sys_flag, reborn.properties):
-            queue.cut(0)
-            _put_unit(queue, self._reborn.pop(queue))
-            return True
+        if reborn is not None:
+            request = dispatch_request(reborn.sys_flag, reborn.properties)
+            if offset == request.message_count:
+                queue.cut(0)
+                _put_unit(queue, self._reborn.pop(queue), request)
+                return True
         if offset < queue.next:
             # Either RocketMQ deleted the topic and made it again, or the offset is damaged: the next record shows it.
             if offset == 0:
@@ -310,10 +307,6 @@ def _write_keys(index: IndexService) -> None:
         pass
 
 
-def _put_unit(queue: ConsumeQueue, found: Record) -> None:
-    if queue.delay_ms is not None:
-        code = found.store_time_ms + queue.delay_ms
-    else:
-        tags = properties.find(found.properties, _TAGS)
-        code = string_hash(tags.decode("utf-8", "replace")) if tags else 0
-    queue.put(found.position, found.size, code, found.store_time_ms, inner_count(found.sys_flag, found.properties))
+def _put_unit(queue: ConsumeQueue, found: Record, request: DispatchRequest) -> None:
+    code = queue.unit_code(request.tags_code, found.store_time_ms)
+    queue.put(found.position, found.size, code, found.store_time_ms, request.message_count)

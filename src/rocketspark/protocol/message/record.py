@@ -25,7 +25,6 @@ from rocketspark.protocol.message.record_layout import (
     host_flags,
     only,
     properties_field,
-    record_bytes,
     topic_field,
 )
 from rocketspark.protocol.message.record_layout import (
@@ -87,9 +86,11 @@ def encode(
     prepared_position: int = 0,
 ) -> bytes:
     """One whole record. The host bits of `sys_flag` are set from the hosts' lengths."""
-    sys_flag = sys_flag & ~HOST_FLAGS | host_flags(born_host, store_host)
-    fixed = FIXED[sys_flag & HOST_FLAGS].pack(
-        record_bytes(len(body), len(topic), len(properties), sys_flag),
+    hosts = host_flags(born_host, store_host)
+    sys_flag = sys_flag & ~HOST_FLAGS | hosts
+    layout, rest = FIXED[hosts], topic_field(topic) + properties_field(properties)
+    fixed = layout.pack(
+        layout.size + len(body) + len(rest),
         MAGIC_V1 if len(topic) <= TOPIC_BYTES_MAX_V1 else MAGIC_V2,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
@@ -105,7 +106,7 @@ def encode(
         prepared_position,
         len(body),
     )
-    return b"".join((fixed, body, topic_field(topic), properties_field(properties)))
+    return b"".join((fixed, body, rest))
 
 
 def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:

@@ -157,9 +157,8 @@ _BLANK = only("size", "magic")
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:
     """Return the host bits of the sys flag for packed hosts."""
-    return (len(born_host) == HOST_V6_BYTES and sysflags.BORN_HOST_V6) | (
-        len(store_host) == HOST_V6_BYTES and sysflags.STORE_HOST_V6
-    )
+    found = sysflags.BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
+    return found | sysflags.STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else found
 
 
 def record_bytes(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:

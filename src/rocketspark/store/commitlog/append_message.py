@@ -27,6 +27,7 @@ from rocketspark.protocol.message.record_layout import (
 )
 from rocketspark.store.commitlog import batch_append
 from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.commitlog.dispatch import enters_index, enters_queue
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
 from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -139,7 +140,7 @@ class MessageAppender:
             end = position + size
         if queue.delay_ms is not None:
             # From the clock, not from the store time: that stands still while the clock is set back.
-            tags_code = now_ms + queue.delay_ms
+            tags_code = queue.unit_code(tags_code, now_ms)
         if now_ms < self._last_time_ms:
             now_ms = self._last_time_ms
         else:
@@ -275,8 +276,7 @@ class MessageAppender:
         if (len(body) > self.settings.message_bytes_max and not again) or len(properties) > PROPERTIES_BYTES_MAX:
             raise self._too_large(queue, len(body), len(properties))
         pending = self._pending
-        # Prepared and rolled back records are in no queue (wire.md 4.3).
-        queued = not sys_flag & sysflags.TRANSACTION_PREPARED
+        queued = enters_queue(sys_flag)
         if queued:
             queue.make_room_for(1)
         log = self.log
@@ -285,8 +285,7 @@ class MessageAppender:
         if log.written + size > (log.limit if limit is None else limit):
             log.make_room(size)
         position = log.written
-        if queue.delay_ms is not None:
-            tags_code = now_ms + queue.delay_ms
+        tags_code = queue.unit_code(tags_code, now_ms)
         self._last_time_ms = now_ms = max(now_ms, self._last_time_ms)
         queue_offset = queue.next if queued else 0
         encoded = record.encode(
@@ -313,7 +312,7 @@ class MessageAppender:
         if queued:
             queue.put(position, size, tags_code, now_ms, inner_count(sys_flag, properties))
             queue.stored_bytes += size
-        if pending is not None and sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK:
+        if pending is not None and enters_index(sys_flag):
             pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
         log.written = position + size
         return position, queue_offset, position + size

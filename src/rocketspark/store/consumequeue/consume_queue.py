@@ -309,6 +309,10 @@ class ConsumeQueue:
         self.limit = 0
         self.map = _NO_MAP
 
+    def unit_code(self, tags_code: int, time_ms: int) -> int:
+        """Return the code for the unit of a message of this time: of its tags; in the schedule topic when it is due."""
+        return tags_code if self.delay_ms is None else time_ms + self.delay_ms
+
     def put(self, position: int, size: int, code: int, stored_ms: int, count: int = 1) -> None:
         """Write the next unit. `count` of messages in the record: 1 except in a batch queue."""
         if self.ext is not None and self.ext.writes:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message import sysflags
+from rocketspark.store.commitlog.dispatch import enters_queue
 from rocketspark.store.files import checkpoint
 from rocketspark.store.readonly.log_scan import LogScan, WholeRecord
 from rocketspark.store.readonly.queue_units import NO_TAIL, Ints, LogTail, QueueFiles, QueueUnitFiles
@@ -156,7 +157,7 @@ class ReadOnlyStore:
         chosen: dict[bytes, str | None] = {}
         tails: dict[QueueKey, _Found] = defaultdict(_Found)
         for found in self.log.scan(start, self.log.end() if self._clean else begin):
-            if found.position < begin or found.sys_flag & sysflags.TRANSACTION_PREPARED:
+            if found.position < begin or not enters_queue(found.sys_flag):
                 continue
             if found.topic not in chosen:
                 topic = found.topic.decode()

@@ -1,0 +1,59 @@
+"""Dispatch: what of a record goes into its consume queue and into the key index.
+
+Rule: appends, recovery and the repair of units all go by this (RocketMQ: wire.md 4.3, DispatchRequest 5.x).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rocketspark.model.java import string_hash
+from rocketspark.protocol.message import properties, record_layout, sysflags
+from rocketspark.store.consumequeue.batch_consume_queue import inner_count
+from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
+
+_TAGS = properties.TAGS.encode()
+_KEYS = properties.KEYS.encode()
+_UNIQUE_ID = properties.UNIQUE_ID.encode()
+
+
+class DispatchRequest(NamedTuple):
+    """What queue and index get of a record.
+
+    `tags_code`: Java hash of the tags, 0 without; `unique_id`, `keys`, `tags`: the values as stored, None if absent;
+    `message_count`: 1 but for an inner batch.
+    """
+
+    tags_code: int
+    unique_id: bytes | None
+    keys: bytes | None
+    tags: bytes | None
+    message_count: int
+
+
+def dispatch_request(sys_flag: int, stored: bytes) -> DispatchRequest:
+    """Return what queue and index get of a record with these properties."""
+    tags = properties.find(stored, _TAGS)
+    return DispatchRequest(
+        string_hash(tags.decode("utf-8", "replace")) if tags else 0,
+        properties.find(stored, _UNIQUE_ID),
+        properties.find(stored, _KEYS),
+        tags,
+        inner_count(sys_flag, stored),
+    )
+
+
+def enters_queue(sys_flag: int) -> bool:
+    """Tell whether a record is in its queue: half messages and rolled back ones are not."""
+    return not sys_flag & sysflags.TRANSACTION_PREPARED
+
+
+def enters_index(sys_flag: int) -> bool:
+    """Tell whether a record's keys are in the index: those of a rolled back message are not."""
+    return sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK
+
+
+def unit_code_of(queue: ConsumeQueue, found: memoryview) -> int:
+    """Return what stands as the code in the unit of a whole record."""
+    tags_code = dispatch_request(record_layout.sys_flag_of(found), record_layout.properties_of(found)).tags_code
+    return queue.unit_code(tags_code, record_layout.store_time_of(found))
