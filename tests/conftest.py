@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import settings
 from tests.official import SHORT_LIVED, SMOKE, drives_official_software, watch
 from tests.processor_time import Costs
 
-from rocketspark.model import limited_log
+from rocketspark.model.limited_log import LimitedLog
 
 # Machines are shared: how long one example takes says nothing.
 settings.register_profile("shared-machine", deadline=None)
@@ -24,6 +25,17 @@ settings.load_profile("shared-machine")
 
 HERE = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("java", "spark")
+
+_logs: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
+_make_log = LimitedLog.__init__
+
+
+def _noted_log(log: LimitedLog, *arguments: Any, **more: Any) -> None:
+    _make_log(log, *arguments, **more)
+    _logs.add(log)
+
+
+LimitedLog.__init__ = _noted_log  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,7 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def own_log_lines() -> None:
-    limited_log.forget_all()
+    """Each test writes its own lines, as if none had been written before."""
+    for log in _logs:
+        log._kinds.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

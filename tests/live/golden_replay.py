@@ -20,7 +20,7 @@ from tests.live.golden_values import ABSENT, Seen, json_of, pairs_of, settings_o
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.frames import Frame
+from rocketspark.protocol.frames import RESPONSE_FLAG, Frame
 from rocketspark.protocol.message import message_ids, properties, record
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "frames"
@@ -103,7 +103,7 @@ class Link:
         while data := await reader.read(1 << 16):
             for form, header, body in splitter.feed(data):
                 frame = frames.decode(frames.join(header, body, form))
-                if frame.is_response:
+                if frame.flag & RESPONSE_FLAG:
                     self.replies[frame.opaque] = frame
                 else:
                     self.requests.append(frame)
@@ -238,7 +238,7 @@ class Replay:
             link = await self._link(c)
             asks = c.link == "broker-namesrv" and c.sender == "b"
             if c.sender == "c" or asks:
-                if c.frame.is_response:
+                if c.frame.flag & RESPONSE_FLAG:
                     # A client's answer to what the broker asked.
                     asked = ours.get(c.answers) if c.answers is not None else None
                     if asked is None:
@@ -253,7 +253,7 @@ class Replay:
                 after = captured[position + 1] if position + 1 < len(captured) else None
                 if after is None or after.answers != c.index:
                     await link.served()
-            elif c.frame.is_response:
+            elif c.frame.flag & RESPONSE_FLAG:
                 request = by_index.get(c.answers) if c.answers is not None else None
                 request = request or self.asked.get((c.connection, c.frame.opaque))
                 assert request is not None, c.where
@@ -267,7 +267,7 @@ class Replay:
 
     async def _routed(self, asked: Captured, captured: list[Captured]) -> None:
         """What the captured NameServer knew by then, ours has heard of: the broker tells it besides its answers."""
-        reply = next((c for c in captured if c.answers == asked.index and c.frame.is_response), None)
+        reply = next((c for c in captured if c.answers == asked.index and c.frame.flag & RESPONSE_FLAG), None)
         if reply is None or reply.frame.code != 0:
             return
         if asked.link == "client-namesrv":
@@ -281,7 +281,7 @@ class Replay:
         if opaque is not None:
             frame.opaque = opaque
         ext = frame.ext
-        if not ext or c.frame.is_response:
+        if not ext or c.frame.flag & RESPONSE_FLAG:
             return frame
         frame.repeated_ext = ()
         code = frame.code

@@ -16,7 +16,7 @@ from tests.unit.protocol import golden
 
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.frames import Frame
+from rocketspark.protocol.frames import RESPONSE_FLAG, Frame
 from rocketspark.protocol.json import java_json
 from rocketspark.testing import Cluster, run_cluster
 
@@ -103,8 +103,8 @@ def whole_replies(back: bytes) -> list[Frame]:
     splitter = frames.Splitter()
     found = [frames.decode_header(header, form) for form, header, _ in splitter.feed(back)]
     assert splitter.held == 0
-    assert all(f.is_response or f.code in (39, 40, 220, 221, 307, 309, 326) for f in found)
-    return [f for f in found if f.is_response]
+    assert all(f.flag & RESPONSE_FLAG or f.code in (39, 40, 220, 221, 307, 309, 326) for f in found)
+    return [f for f in found if f.flag & RESPONSE_FLAG]
 
 
 @FUZZ
@@ -191,7 +191,7 @@ def test_any_request_with_any_values_is_answered_or_one_way(
             assert whole_replies(line.feed(frames.encode(request))) == []
         else:
             answer = line.ask(request)
-            assert (answer.opaque, answer.is_response) == (77, True)
+            assert (answer.opaque, answer.flag & RESPONSE_FLAG) == (77, True)
             line.socket.close()
     if code in (RequestCode.UNREGISTER_BROKER, RequestCode.WIPE_WRITE_PERM_OF_BROKER):
         return

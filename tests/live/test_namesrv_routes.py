@@ -14,6 +14,7 @@ import pytest
 from tests.live.support import TOPIC, broker, connected, create, name_server, run, send, sent, until
 from tests.patience import LIMIT_S, in_time
 from tests.ports import free_ports
+from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.broker.operations import registration as registration_loop
 from rocketspark.errors import ConfigError, ConnectionLost, FrameError, ProtocolError
@@ -27,7 +28,6 @@ from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json import registration as deflated
 from rocketspark.protocol.json.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
-from rocketspark.protocol.json.registration import encode_compressed
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 

@@ -9,12 +9,9 @@ import logging
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Callable
 
 from rocketspark.model.text import shown
-
-_all: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
 
 LINES_MAX = 10
 PERIOD_S = 10.0
@@ -43,7 +40,6 @@ class LimitedLog:
         self._now = now
         # By kind: when its period began, lines written in it, lines left out.
         self._kinds: dict[str, tuple[float, int, int]] = {}
-        _all.add(self)
 
     def info(self, text: str, *values: object) -> None:
         """Log an event."""
@@ -81,9 +77,3 @@ class LimitedLog:
             text += "\n%s%s"
             values = (*values, "".join(traceback.format_tb(place)), f"{type(error).__name__}: {shown(error)}")
         self._log.log(level, text, *values, stacklevel=3)
-
-
-def forget_all() -> None:
-    """Reset every log of this process, as if nothing had been written: each test wants its own lines."""
-    for log in _all:
-        log._kinds.clear()

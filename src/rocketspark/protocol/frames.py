@@ -60,16 +60,6 @@ class Frame(msgspec.Struct, kw_only=True):
     key_order: tuple[str, ...] = _KEY_ORDER
     repeated_ext: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def is_response(self) -> bool:
-        """True for a reply to a request of the receiver."""
-        return bool(self.flag & RESPONSE_FLAG)
-
-    @property
-    def is_oneway(self) -> bool:
-        """True for a request that wants no reply."""
-        return bool(self.flag & ONEWAY_FLAG)
-
 
 def encode(frame: Frame) -> bytes:
     """Return the whole frame as bytes, length included. Raises FrameError if it is over 16 MiB."""

@@ -13,7 +13,7 @@ from tests.unit.protocol import golden
 
 from rocketspark.errors import FrameError
 from rocketspark.protocol import frames
-from rocketspark.protocol.frames import BINARY, FRAME_BYTES_MAX, JSON, Frame, Splitter
+from rocketspark.protocol.frames import BINARY, FRAME_BYTES_MAX, JSON, ONEWAY_FLAG, RESPONSE_FLAG, Frame, Splitter
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
 FRAMES = st.builds(
@@ -53,8 +53,8 @@ def test_a_json_header_written_by_hand_is_read() -> None:
     header = b'{"zone":{"a":[1]},"version":"317","opaque":7,"language":9,"flag":2,"extFields":{"k":"v"},"code":34}'
     found = frames.decode(frames.join(header, b"body"))
     assert (found.code, found.opaque, found.version, found.language) == (34, 7, 317, "GO")
-    assert found.is_oneway
-    assert not found.is_response
+    assert found.flag & ONEWAY_FLAG
+    assert not found.flag & RESPONSE_FLAG
     assert (found.ext, found.remark, found.body) == ({"k": "v"}, None, b"body")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
-import msgspec
-
 from rocketspark.errors import ProtocolError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.json import java_json
@@ -52,22 +50,6 @@ def decode_compressed(body: bytes) -> RegisterBrokerBody:
     )
 
 
-def encode_compressed(body: RegisterBrokerBody) -> bytes:
-    """Return the deflated form of a registration."""
-    table = body.topic_config_serialize_wrapper
-    parts = [_lengthed(msgspec.json.encode(table.data_version)), len(table.topic_config_table).to_bytes(4, "big")]
-    for c in table.topic_config_table.values():
-        line = f"{c.topic_name} {c.read_queue_nums} {c.write_queue_nums} {c.perm} {c.topic_filter_type}"
-        if c.attributes:
-            line += " " + msgspec.json.encode(c.attributes).decode()
-        parts.append(_lengthed(line.encode()))
-    parts.append(_lengthed(msgspec.json.encode(body.filter_server_list)))
-    mappings = table.topic_queue_mapping_info_map.values()
-    parts.append(len(mappings).to_bytes(4, "big"))
-    parts.extend(_lengthed(msgspec.json.encode(mapping)) for mapping in mappings)
-    return zlib.compress(b"".join(parts))
-
-
 def _mappings(data: bytes, at: int) -> dict[str, QueueMapping]:
     """Return the mappings of static topics; brokers before 5.0 write none, not even their count."""
     mappings: dict[str, QueueMapping] = {}
@@ -100,10 +82,6 @@ def _int(text: str) -> int:
     if number is None:
         raise ValueError
     return number
-
-
-def _lengthed(part: bytes) -> bytes:
-    return len(part).to_bytes(4, "big") + part
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

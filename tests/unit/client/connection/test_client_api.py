@@ -8,6 +8,7 @@ from rocketspark.client.connection.client_api import SendFrames
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.frames import ONEWAY_FLAG
 from rocketspark.protocol.headers import SendHeader
 
 TEXTS = ["", "UNIQ_KEY\x01AB\x02WAIT\x01true\x02", 'quote" back\\slash %d %b {} é 漢 \x00\x1f']
@@ -38,7 +39,7 @@ def test_template_equals_typed_header(text: str, topic: str, batch: bool) -> Non
 def test_oneway_is_marked() -> None:
     made = SendFrames(MessageQueue("t", "b", 0), group="g", oneway=True)
     frame = frames.decode(made.frame(1, b"x", "", 0, 0, 0))
-    assert frame.is_oneway
+    assert frame.flag & ONEWAY_FLAG
     assert frame.code == RequestCode.SEND_MESSAGE_V2
 
 

@@ -7,6 +7,7 @@ import zlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.json.bodies import (
@@ -16,7 +17,7 @@ from rocketspark.protocol.json.bodies import (
     TopicConfig,
     TopicConfigTable,
 )
-from rocketspark.protocol.json.registration import INFLATED_BYTES_MAX, decode_compressed, encode_compressed
+from rocketspark.protocol.json.registration import INFLATED_BYTES_MAX, decode_compressed
 
 
 def part(text: bytes) -> bytes:
