@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
@@ -40,11 +40,12 @@ from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
+from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.settings import BrokerSettings, Hearer
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
-from rocketspark.broker.storage.json_tables import JsonFile, now_ms
+from rocketspark.broker.storage.json_tables import JsonFile, now_ms, sorted_json
 from rocketspark.broker.storage.save_failures import SaveFailures
 from rocketspark.broker.topics import Topics, refuse_static
 from rocketspark.errors import ConfigError, RocketSparkError
@@ -82,6 +83,16 @@ TIMER_SAVE_S = 1.0
 TIMED_PUTS = 16
 # Only with metrics.
 SIZES_S = 10.0
+
+
+T = TypeVar("T")
+
+
+class HasRoutes(Protocol):
+    """A handler."""
+
+    def routes(self, routes: Routes) -> None:
+        """Add what it serves."""
 
 
 class BrokerServer:
@@ -135,7 +146,7 @@ class BrokerServer:
             await self._server.close()
             raise
         try:
-            self._build(routes, store_host)
+            self._build(routes)
             self._file_cleaning.start()
             self._flush_service.start()
             self._delays.start(self._deliver)
@@ -160,19 +171,8 @@ class BrokerServer:
             raise
         log.info("broker %s listens on %s, store in %s", s.broker_name, self.address, s.store_root)
 
-    def _build(self, routes: Routes, store_host: bytes) -> None:
+    def _build(self, routes: Routes) -> None:
         s = self.settings
-        config = Path(s.store_root) / "config"
-        self._topics = Topics(s, JsonFile(config / "topics.json", TopicConfigTable, saves=self._saves))
-        self._groups = SubscriptionGroups(
-            s, JsonFile(config / "subscriptionGroup.json", GroupConfigTable, saves=self._saves)
-        )
-        self._offsets = ConsumerOffsets(
-            JsonFile(config / "consumerOffset.json", OffsetTable, encode_offsets, self._saves)
-        )
-        delay_file = JsonFile(config / "delayOffset.json", DelayOffsetTable, encode_delay_offsets, self._saves)
-        self._quarantine = Quarantine(JsonFile(config / "quarantine.json", QuarantineTable, saves=self._saves))
-        self._delays = ScheduleMessages(self.store, s.delays_ms(), delay_file, self._quarantine)
         self._long_polling = LongPolling()
         self._flush_service = FlushService(
             self.store,
@@ -184,16 +184,51 @@ class BrokerServer:
         self._file_cleaning = FileCleaning(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         self._stats.put_was_timed = self._fast_failure.put_took
+        self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
+        tables = self._make_tables()
+        messages = self._make_messages(tables)
+        self._registration = Registration(s, self._topics, self._tables_thread)
+        self._topics.on_change = self._registration.changed
+        self._topics.on_automatic = self._registration.created_automatically
+        for handler in self._handlers(tables, messages):
+            handler.routes(routes)
+        self._metrics: Metrics | None = None
+        if s.metrics_exporter == "PROM":
+            self._metrics = self._make_metrics(routes, tables, messages)
+
+    def _file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
+        """Return a file of the store's config folder."""
+        return JsonFile(Path(self.settings.store_root) / "config" / name, kind, encode, self._saves)
+
+    def _make_tables(self) -> Tables:
+        s = self.settings
+        self._topics = Topics(s, self._file("topics.json", TopicConfigTable))
+        self._groups = SubscriptionGroups(s, self._file("subscriptionGroup.json", GroupConfigTable))
+        self._offsets = ConsumerOffsets(self._file("consumerOffset.json", OffsetTable, encode_offsets))
+        self._clients = ConnectedClients(
+            lambda group: self._client_handler.notify(group) if s.notify_group_changes else None,
+            expiry_ms=s.client_expiry_ms,
+        )
+        for table in (self._topics.unsaved, self._groups.unsaved, self._offsets):
+            table.begin(asyncio.get_running_loop().call_soon, self._tables_thread)
+        # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
+        self._topics.unsaved.changed()
+        self._groups.unsaved.changed()
+        return Tables(self._topics, self._groups, self._offsets, self._clients)
+
+    def _make_messages(self, tables: Tables) -> Messages:
+        s = self.settings
+        self._quarantine = Quarantine(self._file("quarantine.json", QuarantineTable))
+        delay_file = self._file("delayOffset.json", DelayOffsetTable, encode_delay_offsets)
+        self._delays = ScheduleMessages(self.store, s.delays_ms(), delay_file, self._quarantine)
         timer_rules = TimerRules(
             broker_name=s.broker_name,
             enabled=s.timers_enabled,
             precision_ms=s.timer_precision_ms,
             delay_max_ms=s.timer_delay_max_s * 1000,
         )
-        send_rules = SendRules(self.store, self._topics, MessageSettings.of(s))
-        put_message = PutMessage(
-            self.store, send_rules, self._long_polling, self._delays, self._stats, timer_rules=timer_rules
-        )
+        send_rules = SendRules(self.store, tables.topics, MessageSettings.of(s))
+        put_message = PutMessage(self.store, send_rules, self._long_polling, self._delays, self._stats, timer_rules)
         timer_files = TimerFiles(
             s.store_root,
             precision_ms=s.timer_precision_ms,
@@ -204,138 +239,69 @@ class BrokerServer:
             self.store,
             put_message,
             timer_files,
-            JsonFile(config / "timermetrics", TimerCounts, saves=self._saves),
+            self._file("timermetrics", TimerCounts),
             self._stats,
             self._quarantine,
             saves=self._saves,
         )
         put_message.timer_arrived = self._wheel.arrived
         self._deliver = deliver_delayed.delivery(put_message, self._stats)
-        self._clients = ConnectedClients(
-            lambda group: client_handler.notify(group) if s.notify_group_changes else None,
-            expiry_ms=s.client_expiry_ms,
-        )
         self._transactions = Transactions(
             self.store,
             put_message,
-            self._offsets,
-            self._clients,
+            tables.offsets,
+            tables.clients,
             self._stats,
             self._quarantine,
             CheckLimits.of(s),
             s.broker_name,
         )
-        self._send = SendHandler(
-            s,
-            self.store,
-            put_message,
-            self._topics,
-            self._groups,
-            self._flush_service,
-            self._transactions,
-            self._stats,
-            self._settled,
-            store_host,
-            timer_rules,
-        )
-        long_scans = LongScans()
-        self._filters, self._tables = BackgroundThread("filters"), BackgroundThread("tables")
-        self._locks = RebalanceLocks(s.lock_expiry_ms)
-        client_handler = ClientHandler(self._clients, self._groups, self._topics, self._locks)
-        pulls = PullHandler(
-            s,
-            self.store,
-            self._topics,
-            self._groups,
-            self._clients,
-            self._offsets,
-            self._long_polling,
-            self._stats,
-            long_scans,
-            self._filters,
-        )
-        self._registration = Registration(s, self._topics, self._tables)
-        for table in (self._topics.unsaved, self._groups.unsaved, self._offsets):
-            table.begin(asyncio.get_running_loop().call_soon, self._tables)
-        # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
-        self._topics.unsaved.changed()
-        self._groups.unsaved.changed()
-        self._topics.on_change = self._registration.changed
-        self._topics.on_automatic = self._registration.created_automatically
-        for handler in (
-            self._send,
-            pulls,
-            client_handler,
-            OffsetHandler(self.store, self._offsets, self._topics, self._groups),
-            TopicHandler(
-                s.broker_name,
-                self.store,
-                self._topics,
-                self._offsets,
-                self._settled,
-                self._stats.forget_topic,
-                self._stats.put_tps,
-                long_scans=long_scans,
-                beside=self._tables,
-            ),
-            QueryHandler(self.store),
-            TransactionHandler(s, self._transactions, self._flush_service),
-            TimerHandler(s, timer_rules, put_message, self._topics, self._flush_service),
-            GroupHandler(
-                s.broker_name,
-                self.address,
-                self.store,
-                self._topics,
-                self._groups,
-                self._clients,
-                self._offsets,
-                self._long_polling,
-                self._stats.consume_tps,
-                lambda: s.reset_offsets_here,
-                long_scans=long_scans,
-                beside=self._tables,
-            ),
-            ConsumerHandler(s.broker_name, self.store, self._clients),
-            AdminHandler(
-                s,
-                self._live_settings(put_message),
-                self.address,
-                self.store,
-                self._topics,
-                self._groups,
-                self._clients,
-                self._offsets,
-                self._delays,
-                self._wheel,
-                self._transactions,
-                self._stats,
-                self._quarantine,
-                self._settled,
-                self._file_cleaning.clean_now,
-                long_scans=long_scans,
-            ),
-            QuarantineHandler(self._quarantine),
-            ReplyHandler(s, put_message, self._clients, store_host),
-        ):
-            handler.routes(routes)
-        self._metrics: Metrics | None = None
-        if s.metrics_exporter == "PROM":
-            self._metrics = self._make_metrics(routes)
+        return Messages(put_message, self._delays, self._wheel, timer_rules, self._transactions, self._quarantine)
 
-    def _make_metrics(self, routes: Routes) -> Metrics:
+    def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
+        s, store, flush_service, stats = self.settings, self.store, self._flush_service, self._stats
+        put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
+        self._send = SendHandler(s, store, tables, messages, flush_service, stats, self._settled)
+        yield self._send
+        yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters)
+        self._locks = RebalanceLocks(s.lock_expiry_ms)
+        self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks)
+        yield self._client_handler
+        yield OffsetHandler(store, tables.offsets, tables.topics, tables.groups)
+        yield TopicHandler(
+            s.broker_name, store, tables, stats, settled=self._settled, long_scans=long_scans, beside=beside
+        )
+        yield QueryHandler(store)
+        yield TransactionHandler(s, messages.transactions, flush_service)
+        yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, flush_service)
+        yield GroupHandler(
+            s, self.address, store, tables, self._long_polling, stats, long_scans=long_scans, beside=beside
+        )
+        yield ConsumerHandler(s.broker_name, store, tables.clients)
+        yield AdminHandler(
+            s,
+            self._live_settings(put_message),
+            self.address,
+            store,
+            tables,
+            messages,
+            stats,
+            settled=self._settled,
+            expire=self._file_cleaning.clean_now,
+            long_scans=long_scans,
+        )
+        yield QuarantineHandler(messages.quarantine)
+        yield ReplyHandler(s, put_message, tables.clients, store.store_host)
+
+    def _make_metrics(self, routes: Routes, tables: Tables, messages: Messages) -> Metrics:
         from rocketspark.broker.operations.metrics import Metrics
 
         metrics = Metrics(
             self.settings,
             self.store,
-            self._topics,
-            self._groups,
-            self._clients,
-            self._offsets,
-            self._transactions,
+            tables,
+            messages,
             self._stats,
-            self._wheel,
-            self._quarantine,
             self._saves,
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
         )
@@ -447,7 +413,7 @@ class BrokerServer:
             await self._wheel.stop()
             await self._registration.stop()
             self._long_polling.close()
-            for beside in (self._filters, self._tables):
+            for beside in (self._filters, self._tables_thread):
                 await asyncio.get_running_loop().run_in_executor(None, beside.close)
             await asyncio.get_running_loop().run_in_executor(None, self._flush_service.stop_threads)
             self._flush_service.finish()

@@ -9,22 +9,15 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.admin_topics import check_new, merged_attributes
 from rocketspark.broker.messages import batch_queue_topics
-from rocketspark.broker.messages.quarantine import Quarantine
-from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.timers.timer_messages import TimerMessages
-from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.operations.runtime_info import runtime_info
+from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats, Window
 from rocketspark.broker.storage.json_tables import now_ms
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -70,33 +63,27 @@ class AdminHandler:
         live: LiveSettings,
         address: str,
         store: Store,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ConnectedClients,
-        offsets: ConsumerOffsets,
-        delays: ScheduleMessages,
-        timers: TimerMessages,
-        transactions: Transactions,
+        tables: Tables,
+        messages: Messages,
         stats: Stats,
-        quarantine: Quarantine,
-        settled: Callable[[], Awaitable[None]],
-        expire: Callable[[], None] = lambda: None,
         *,
+        settled: Callable[[], Awaitable[None]],
+        expire: Callable[[], None],
         long_scans: LongScans,
     ) -> None:
         self._settings = settings
         self._live = live
         self._address = address
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
-        self._delays = delays
-        self._timers = timers
-        self._transactions = transactions
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._offsets = tables.offsets
+        self._delays = messages.delays
+        self._timers = messages.timers
+        self._transactions = messages.transactions
         self._stats = stats
-        self._quarantine = quarantine
+        self._quarantine = messages.quarantine
         self._settled = settled
         self._expire = expire
         self._long_scans = long_scans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from datetime import datetime
 from typing import Any
 
@@ -11,16 +11,15 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.connected_clients import ConnectedClient
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.admin_topics import merged_attributes
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
-from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.parts import Tables
+from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
+from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.table_saving import SavedTable
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
@@ -63,38 +62,30 @@ class RequestMode(bodies.Body):
 
 
 class GroupHandler:
-    """Serves the requests about consumer and producer groups.
-
-    `consume_tps`: messages per second that a group took from a topic in the last minute; `reset_here`: false leaves it
-    to the live consumers to reset their offsets.
-    """
+    """Serves the requests about consumer and producer groups."""
 
     def __init__(
         self,
-        broker_name: str,
+        settings: BrokerSettings,
         address: str,
         store: Store,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ConnectedClients,
-        offsets: ConsumerOffsets,
+        tables: Tables,
         long_polling: LongPolling,
-        consume_tps: Callable[[str, str], float] = lambda group, topic: 0.0,
-        reset_here: Callable[[], bool] = lambda: True,
+        stats: Stats,
         *,
         long_scans: LongScans,
         beside: BackgroundThread,
     ) -> None:
-        self._broker_name = broker_name
+        self._settings = settings
+        topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         self._address = address
         self._store = store
         self._topics = topics
         self._groups = groups
-        self._clients = clients
+        self._clients = tables.clients
         self._offsets = offsets
         self._long_polling = long_polling
-        self._consume_tps = consume_tps
-        self._reset_here = reset_here
+        self._stats = stats
         self._long_scans = long_scans
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
         self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.snapshot, beside)
@@ -265,7 +256,7 @@ class GroupHandler:
             config = self._topics.get(topic)
             if config is None:
                 continue
-            tps += self._consume_tps(h.group, topic)
+            tps += self._stats.consume_tps(h.group, topic)
             committed = self._offsets.of(h.group, topic)
             for queue_id in range(config.read_queue_nums):
                 if len(rows) % QUEUES_IN_TURN == QUEUES_IN_TURN - 1:
@@ -279,7 +270,7 @@ class GroupHandler:
                     "lastTimestamp": max(last_ms, 0),
                     "pullOffset": max(self._offsets.pulled(h.group, topic, queue_id), offset),
                 }
-                rows.append((QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)), value))
+                rows.append((QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)), value))
         text = java_json.encode_object_keys(rows)
         return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(tps), text))
 
@@ -331,7 +322,7 @@ class GroupHandler:
                     "delayTime": max(0, now_ms() - oldest) if offset < high else 0,
                     "maxTimeStamp": last,
                     "maxTimeStampStr": _clock(last),
-                    "messageQueue": QueueBody.of(MessageQueue(topic, self._broker_name, queue_id)),
+                    "messageQueue": QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)),
                     "minTimeStamp": first,
                     "minTimeStampStr": _clock(first),
                 }
@@ -347,7 +338,7 @@ class GroupHandler:
         """
         h = request.ext
         config = self._topics.get(h.topic)
-        if not self._reset_here():
+        if not self._settings.reset_offsets_here:
             return self._reset_by_clients(request, config)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
@@ -374,7 +365,7 @@ class GroupHandler:
             self._offsets.reset(h.group, h.topic, queue_id, target)
             # A held pull must hear of it now.
             self._long_polling.mark(h.topic, queue_id)
-            rows.append((QueueBody.of(MessageQueue(h.topic, self._broker_name, queue_id)), target))
+            rows.append((QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id)), target))
         return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
 
     def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
@@ -404,12 +395,13 @@ class GroupHandler:
                 f" Timestamp: {h.time_ms}",
             )
         table: list[tuple[Any, Any]] = [
-            (QueueBody.of(MessageQueue(h.topic, self._broker_name, n)), target) for n, target in rows
+            (QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, n)), target) for n, target in rows
         ]
         body = b'{"offsetTable":%b}' % java_json.encode_object_keys(table)
         # The C++ client reads a list: its JSON has no objects as keys.
         listed = [
-            {"topic": h.topic, "brokerName": self._broker_name, "queueId": n, "offset": target} for n, target in rows
+            {"topic": h.topic, "brokerName": self._settings.broker_name, "queueId": n, "offset": target}
+            for n, target in rows
         ]
         told = ResetOffsetHeader(group=h.group, topic=h.topic, time_ms=h.time_ms)
         for client in members.clients.values():

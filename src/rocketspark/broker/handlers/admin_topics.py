@@ -7,12 +7,12 @@ from typing import Any
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
+from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.table_saving import SavedTable
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
@@ -34,30 +34,26 @@ ATTRIBUTE_LENGTH_MAX = 1024
 class TopicHandler:
     """Serves the requests about topics.
 
-    `settled`: waits until the NameServers know of every change; `deleted`: told of a topic that is gone;
-    `put_tps`: messages per second that were stored in a topic in the last minute.
+    `settled`: waits until the NameServers know of every change.
     """
 
     def __init__(
         self,
         broker_name: str,
         store: Store,
-        topics: Topics,
-        offsets: ConsumerOffsets,
-        settled: Callable[[], Awaitable[None]],
-        deleted: Callable[[str], None] = lambda topic: None,
-        put_tps: Callable[[str], float] = lambda topic: 0.0,
+        tables: Tables,
+        stats: Stats,
         *,
+        settled: Callable[[], Awaitable[None]],
         long_scans: LongScans,
         beside: BackgroundThread,
     ) -> None:
         self._broker_name = broker_name
         self._store = store
-        self._topics = topics
-        self._offsets = offsets
+        self._topics = topics = tables.topics
+        self._offsets = tables.offsets
         self._settled = settled
-        self._deleted = deleted
-        self._put_tps = put_tps
+        self._traffic = stats
         self._long_scans = long_scans
         self._all = SavedTable(topics.state, lambda: topics.table, topics.wrapper_json, beside)
 
@@ -112,7 +108,7 @@ class TopicHandler:
         if self._topics.get(topic) is None:
             self._offsets.delete_topic(topic)
             self._store.delete_topic(topic)
-            self._deleted(topic)
+            self._traffic.forget_topic(topic)
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
@@ -137,7 +133,7 @@ class TopicHandler:
             last_ms = self._store.store_time_at(config.topic_name, queue_id, high - 1) if high > low else 0
             queue = bodies.QueueBody.of(MessageQueue(config.topic_name, self._broker_name, queue_id))
             rows.append((queue, {"lastUpdateTimestamp": max(last_ms, 0), "maxOffset": high, "minOffset": low}))
-        tps = bodies.encode(self._put_tps(config.topic_name))
+        tps = bodies.encode(self._traffic.put_tps(config.topic_name))
         table = java_json.encode_object_keys(rows)
         return reply(request.opaque, body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, tps))
 

@@ -11,15 +11,12 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling
 from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, PullFilter
-from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.operations.long_scans import LongScans
+from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError
 from rocketspark.filters import sql92
 from rocketspark.model import Subscription, subscribe
@@ -90,10 +87,7 @@ class PullHandler:
         self,
         settings: BrokerSettings,
         store: Store,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ConnectedClients,
-        offsets: ConsumerOffsets,
+        tables: Tables,
         long_polling: LongPolling,
         stats: Stats,
         long_scans: LongScans,
@@ -101,10 +95,10 @@ class PullHandler:
     ) -> None:
         self._settings = settings
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._offsets = tables.offsets
         self._long_polling = long_polling
         self._stats = stats
         self._long_scans = long_scans
@@ -197,17 +191,8 @@ class PullHandler:
         self._offsets.note_pull(h.group, h.topic, h.queue_id, at)
         return self._answer(request, whole, topic_sys_flag)
 
-    def _hold(
-        self,
-        peer: Peer,
-        request: Request[PullHeader],
-        codes: frozenset[int] | None,
-        accepts: PullFilter | None,
-        topic_sys_flag: int,
-    ) -> None:
-        """Hold a pull; answer it once there is a message, or when its time is over."""
-        h = request.ext
-        at = h.queue_offset
+    def _weight(self, peer: Peer, h: PullHeader, codes: frozenset[int] | None, accepts: PullFilter | None) -> int:
+        """Return what holding a pull costs. Raises ServerError 2 if too many are held."""
         weight = 1
         if codes is not None:
             weight += len(codes) // CODES_OF_WEIGHT
@@ -219,6 +204,20 @@ class PullHandler:
                 ResponseCode.SYSTEM_BUSY,
                 "too many pulls are held for this connection, or in all: pull less side by side",
             )
+        return weight
+
+    def _hold(
+        self,
+        peer: Peer,
+        request: Request[PullHeader],
+        codes: frozenset[int] | None,
+        accepts: PullFilter | None,
+        topic_sys_flag: int,
+    ) -> None:
+        """Hold a pull; answer it once there is a message, or when its time is over."""
+        h = request.ext
+        at = h.queue_offset
+        weight = self._weight(peer, h, codes, accepts)
         if h.subscription is not None and len(h.subscription) > TEXT_KEPT_MAX:
             # Its tags are in `codes`, or it is compiled.
             h.subscription = ""

@@ -12,17 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.send_fast_path import SendFastPath
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
-from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import Accepted, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue
-from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.flush import FlushService
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
@@ -48,31 +45,28 @@ class SendHandler:
         self,
         settings: BrokerSettings,
         store: Store,
-        put_message: PutMessage,
-        topics: Topics,
-        groups: SubscriptionGroups,
+        tables: Tables,
+        messages: Messages,
         flush_service: FlushService,
-        transactions: Transactions,
         stats: Stats,
         settled: Callable[[], Awaitable[None]],
-        store_host: bytes,
-        timer_rules: TimerRules,
     ) -> None:
+        put_message = messages.put_message
         self._settings = settings
         self._store = store
         self._put_message = put_message
         self._rules = put_message.rules
         self._accept = put_message.accept
-        self._topics = topics
-        self._topic_table = topics.table
-        self._groups = groups
+        self._topics = tables.topics
+        self._topic_table = tables.topics.table
+        self._groups = tables.groups
         self._flush_service = flush_service
         self._settled = settled
-        self._transactions = transactions
+        self._transactions = messages.transactions
         self._stats = stats
-        self._timer_rules = timer_rules
+        self._timer_rules = messages.timer_rules
         self._sync_flush = settings.sync_flush
-        self._host_hex = store_host.hex().upper().encode()
+        self._host_hex = store.store_host.hex().upper().encode()
         self._plain = SendFastPath(put_message)
         self.configure()
 

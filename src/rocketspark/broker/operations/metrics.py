@@ -8,19 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
-from rocketspark.broker.messages.quarantine import Quarantine
-from rocketspark.broker.messages.timers.timer_messages import TimerMessages
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
+from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import Histogram, MessageSizes, RequestTimes
 from rocketspark.broker.statistics.stats import Stats, TrafficStats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
-from rocketspark.broker.topics import Topics
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.store import Store
 
@@ -43,6 +38,9 @@ _V4, _PER_MAJOR = 213, 200
 
 T = TypeVar("T")
 Row = tuple[dict[str, str], float]
+COUNTER, GAUGE = "counter", "gauge"
+# Kind, name, help text, rows.
+Family = tuple[str, str, str, Iterable[Row]]
 
 
 class Metrics:
@@ -52,27 +50,22 @@ class Metrics:
         self,
         settings: BrokerSettings,
         store: Store,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ConnectedClients,
-        offsets: ConsumerOffsets,
-        transactions: Transactions,
+        tables: Tables,
+        messages: Messages,
         stats: Stats,
-        timers: TimerMessages,
-        quarantine: Quarantine,
         saves: SaveFailures,
         refused: Callable[[], dict[str, int]],
     ) -> None:
         self._settings = settings
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
-        self._transactions = transactions
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._offsets = tables.offsets
+        self._transactions = messages.transactions
         self._stats = stats
-        self._timers = timers
-        self._quarantine = quarantine
+        self._timers = messages.timers
+        self._quarantine = messages.quarantine
         self._saves = saves
         self._refused = refused
         self.sizes = MessageSizes(store)
@@ -90,86 +83,87 @@ class Metrics:
         self._stats.collect()
         found: list[Metric] = []
 
-        def add(kind: Any, name: str, help_text: str, rows: Iterable[Row]) -> None:
-            rows = _as_far_as_known(name, rows)
-            if not rows:
-                return
-            labels = sorted({key for row, _ in rows for key in row} | self._labels.keys())
-            family = kind(name, help_text, labels=labels)
-            for row, value in rows:
-                text = self._labels | row
-                family.add_metric([text.get(label, "") for label in labels], value)
-            found.append(family)
+        def add(make: Any, name: str, help_text: str, rows: list[tuple[dict[str, str], Any]]) -> None:
+            if rows:
+                labels = sorted({key for row, _ in rows for key in row} | self._labels.keys())
+                family = make(name, help_text, labels=labels)
+                for row, value in rows:
+                    text = self._labels | row
+                    values = (value.buckets(), value.total) if isinstance(value, Histogram) else (value,)
+                    family.add_metric([text.get(label, "") for label in labels], *values)
+                found.append(family)
 
+        for kind, name, help_text, rows in (*self._messages(), *self._trouble(), *self._lags(), *self._state()):
+            make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
+            add(make, name, help_text, _as_far_as_known(name, rows))
+        for name, help_text, histograms in _as_far_as_known("histograms", self._histograms()):
+            add(HistogramMetricFamily, name, help_text, histograms)
+        return found
+
+    def _messages(self) -> Iterator[Family]:
         into = _as_far_as_known("messages in", self._into())
         out = _as_far_as_known("messages out", self._out())
-        lag = _as_far_as_known("lag", self._lag())
-        counter, gauge = CounterMetricFamily, GaugeMetricFamily
-        add(counter, "rocketmq_messages_in", "Messages stored.", ((r, f.messages) for r, f in into))
-        add(counter, "rocketmq_throughput_in", "Bytes of messages stored.", ((r, f.bytes) for r, f in into))
-        add(counter, "rocketmq_messages_out", "Messages given to consumers.", ((r, f.messages) for r, f in out))
-        add(counter, "rocketmq_throughput_out", "Bytes given to consumers.", ((r, f.bytes) for r, f in out))
-        add(counter, "rocketmq_send_to_dlq_messages", "Messages given up to dead letters.", self._dead())
-        add(counter, "rocketmq_commit_messages", "Half messages committed.", self._ended(self._stats.committed))
+        yield COUNTER, "rocketmq_messages_in", "Messages stored.", [(r, f.messages) for r, f in into]
+        yield COUNTER, "rocketmq_throughput_in", "Bytes of messages stored.", [(r, f.bytes) for r, f in into]
+        yield COUNTER, "rocketmq_messages_out", "Messages given to consumers.", [(r, f.messages) for r, f in out]
+        yield COUNTER, "rocketmq_throughput_out", "Bytes given to consumers.", [(r, f.bytes) for r, f in out]
+        yield COUNTER, "rocketmq_send_to_dlq_messages", "Messages given up to dead letters.", self._dead()
+        yield COUNTER, "rocketmq_commit_messages", "Half messages committed.", self._ended(self._stats.committed)
         rolled_back = {topic: TrafficStats(count, 0) for topic, count in self._stats.rolled_back.items()}
-        add(counter, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back))
-        add(gauge, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)])
+        yield COUNTER, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back)
+        yield GAUGE, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)]
+
+    def _trouble(self) -> Iterator[Family]:
+        """Yield what was set aside, failed, mended or refused."""
         kinds = self._quarantine.by_kind().items()
-        add(gauge, "rocketspark_quarantined_messages", "Messages set aside.", (({"kind": k}, n) for k, n in kinds))
+        yield GAUGE, "rocketspark_quarantined_messages", "Messages set aside.", [({"kind": k}, n) for k, n in kinds]
         failures: list[Row] = [({"file": name}, n) for name, n in self._saves.failures.items()]
-        add(counter, "rocketspark_save_failures", "Attempts to save a table that failed.", failures)
+        yield COUNTER, "rocketspark_save_failures", "Attempts to save a table that failed.", failures
         failing: list[Row] = [({"file": name}, name in self._saves.failing) for name in self._saves.failures]
-        add(gauge, "rocketspark_save_failing", "1 while a table is not saved.", failing)
+        yield GAUGE, "rocketspark_save_failing", "1 while a table is not saved.", failing
         mender = self._store.mender
         units: list[Row] = [({"outcome": k}, n) for k, n in (("mended", mender.mended), ("lost", mender.lost)) if n]
-        add(counter, "rocketspark_damaged_units", "Units of consume queues that pointed to no record of theirs.", units)
-        refused = [({"kind": kind}, count) for kind, count in self._refused().items() if count]
-        add(counter, "rocketspark_refused", "Connections and held pulls there was no room for.", refused)
+        yield (
+            COUNTER,
+            "rocketspark_damaged_units",
+            "Units of consume queues that pointed to no record of theirs.",
+            units,
+        )
+        refused: list[Row] = [({"kind": kind}, count) for kind, count in self._refused().items() if count]
+        yield COUNTER, "rocketspark_refused", "Connections and held pulls there was no room for.", refused
         left_out: list[Row] = [({}, count) for count in (LimitedLog.left_out_count,) if count]
-        add(counter, "rocketspark_log_lines_left_out", "Lines about what peers did, left out of the log.", left_out)
-        add(gauge, "rocketmq_consumer_lag_messages", "Messages not committed yet.", ((r, v[0]) for r, v in lag))
-        add(
-            gauge,
-            "rocketmq_consumer_lag_latency_milliseconds",
-            "Age of the oldest message not committed.",
-            ((r, v[1]) for r, v in lag),
-        )
-        add(
-            gauge, "rocketmq_consumer_inflight_messages", "Messages pulled, not committed.", ((r, v[2]) for r, v in lag)
-        )
-        add(gauge, "rocketmq_consumer_ready_messages", "Messages not pulled yet.", ((r, v[3]) for r, v in lag))
-        add(
-            gauge,
-            "rocketmq_consumer_queueing_latency_milliseconds",
-            "Age of the oldest message not pulled.",
-            ((r, v[4]) for r, v in lag),
-        )
-        add(gauge, "rocketmq_producer_connections", "Producers connected.", self._producers())
-        add(gauge, "rocketmq_consumer_connections", "Consumers connected.", self._consumers())
-        add(gauge, "rocketmq_topic_number", "Topics.", [({}, len(self._topics.table))])
-        add(gauge, "rocketmq_consumer_group_number", "Consumer groups.", [({}, len(self._groups.table))])
-        add(gauge, "rocketmq_broker_permission", "Read 4, write 2.", [({}, self._settings.broker_permission)])
-        add(gauge, "rocketmq_processor_watermark", "Requests that wait.", (({"processor": p}, 0) for p in _PROCESSORS))
-        for name, help_text, value in _as_far_as_known("storage", self._storage()):
-            add(gauge, name, help_text, [(_STORAGE, value)])
-        for name, help_text, rows in _as_far_as_known("timers", self._timer_gauges()):
-            add(gauge, name, help_text, ((_STORAGE | row, value) for row, value in rows))
-        for name, counts in (
-            ("enqueue", self._timers.statistics.enqueued),
-            ("dequeue", self._timers.statistics.dequeued),
+        yield COUNTER, "rocketspark_log_lines_left_out", "Lines about what peers did, left out of the log.", left_out
+
+    def _lags(self) -> Iterator[Family]:
+        lag = _as_far_as_known("lag", self._lag())
+        for column, (name, help_text) in enumerate(
+            (
+                ("rocketmq_consumer_lag_messages", "Messages not committed yet."),
+                ("rocketmq_consumer_lag_latency_milliseconds", "Age of the oldest message not committed."),
+                ("rocketmq_consumer_inflight_messages", "Messages pulled, not committed."),
+                ("rocketmq_consumer_ready_messages", "Messages not pulled yet."),
+                ("rocketmq_consumer_queueing_latency_milliseconds", "Age of the oldest message not pulled."),
+            )
         ):
-            by_topic = ((_STORAGE | {"topic": topic}, count) for topic, count in counts.items())
-            add(counter, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic)
-        for name, help_text, histograms in _as_far_as_known("histograms", self._histograms()):
-            if not histograms:
-                continue
-            labels = sorted({key for row, _ in histograms for key in row} | self._labels.keys())
-            family = HistogramMetricFamily(name, help_text, labels=labels)
-            for row, counted in histograms:
-                text = self._labels | row
-                family.add_metric([text.get(label, "") for label in labels], counted.buckets(), counted.total)
-            found.append(family)
-        return found
+            yield GAUGE, name, help_text, [(row, values[column]) for row, values in lag]
+
+    def _state(self) -> Iterator[Family]:
+        """Yield the broker's tables, its store and its timers."""
+        yield GAUGE, "rocketmq_producer_connections", "Producers connected.", self._producers()
+        yield GAUGE, "rocketmq_consumer_connections", "Consumers connected.", self._consumers()
+        yield GAUGE, "rocketmq_topic_number", "Topics.", [({}, len(self._topics.table))]
+        yield GAUGE, "rocketmq_consumer_group_number", "Consumer groups.", [({}, len(self._groups.table))]
+        yield GAUGE, "rocketmq_broker_permission", "Read 4, write 2.", [({}, self._settings.broker_permission)]
+        waiting: list[Row] = [({"processor": p}, 0) for p in _PROCESSORS]
+        yield GAUGE, "rocketmq_processor_watermark", "Requests that wait.", waiting
+        for name, help_text, value in _as_far_as_known("storage", self._storage()):
+            yield GAUGE, name, help_text, [(_STORAGE, value)]
+        for name, help_text, rows in _as_far_as_known("timers", self._timer_gauges()):
+            yield GAUGE, name, help_text, [(_STORAGE | row, value) for row, value in rows]
+        timers = self._timers.statistics
+        for name, counts in (("enqueue", timers.enqueued), ("dequeue", timers.dequeued)):
+            by_topic: list[Row] = [(_STORAGE | {"topic": topic}, count) for topic, count in counts.items()]
+            yield COUNTER, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic
 
     # -- histograms ------------------------------------------------------------------------------------------------
 

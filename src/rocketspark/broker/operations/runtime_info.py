@@ -6,6 +6,7 @@ Names: BrokerRuntimeInfo 5.5.0. There are no thread pools here: their queues are
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import TimerProgress
@@ -43,7 +44,7 @@ def runtime_info(
     found, missed = stats.rates(lambda t: t.found), stats.rates(lambda t: t.missed)
     totals = [f + m for f, m in zip(found, missed, strict=True)]
     stored = stats.stored
-    table = {
+    table: dict[str, object] = {
         "bootTimestamp": stats.started_ms,
         "brokerActive": active,
         "brokerVersionDesc": VERSION_NAME,
@@ -94,13 +95,16 @@ def runtime_info(
     if store.recovered.skipped_bytes:
         # Ours: what the last start found damaged in the log and passed over.
         table["recoverySkippedBytes"] = store.recovered.skipped_bytes
-    for pool, capacity in _POOLS.items():
-        table[f"{pool}ThreadPoolQueueCapacity"] = settings[capacity]
-        table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-        table[f"{pool}ThreadPoolQueueSize"] = 0
-    for level, (offset, end) in delays.progress().items():
-        table[f"scheduleMessageOffset_{level}"] = f"{offset},{end}"
+    table |= _pools(settings)
+    table |= {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in delays.progress().items()}
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in table.items()}
+
+
+def _pools(settings: dict[str, str]) -> Iterator[tuple[str, object]]:
+    for pool, capacity in _POOLS.items():
+        yield f"{pool}ThreadPoolQueueCapacity", settings[capacity]
+        yield f"{pool}ThreadPoolQueueHeadWaitTimeMills", 0
+        yield f"{pool}ThreadPoolQueueSize", 0
 
 
 def disk(path: str) -> tuple[float, int, int]:

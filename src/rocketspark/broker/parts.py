@@ -1,0 +1,38 @@
+"""The parts of a broker in two groups, as handlers get them. Rule: a handler gets what it needs, never the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.messages.put_message import PutMessage
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.schedule_messages import ScheduleMessages
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the broker knows of topics, groups, offsets and clients."""
+
+    topics: Topics
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    clients: ConnectedClients
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The ways of messages: put, delay, timer, transaction; and those set aside."""
+
+    put_message: PutMessage
+    delays: ScheduleMessages
+    timers: TimerMessages
+    timer_rules: TimerRules
+    transactions: Transactions
+    quarantine: Quarantine
