@@ -71,7 +71,7 @@ class JsonFile(Generic[T]):
     def write(self, text: bytes) -> None:
         """Replace the file by the table's JSON. Raises StoreFull or StoreUnwritable."""
         try:
-            config_files.write(str(self._path), text.decode(), sync_names=True)
+            config_files.write(str(self._path), text.decode())
         except StoreError as e:
             self._saves.failed(self._path.name, e)
             raise

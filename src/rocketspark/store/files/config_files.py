@@ -28,7 +28,7 @@ def read_backup(path: str) -> str | None:
     return _text(f"{path}.bak") or None
 
 
-def write(path: str, text: str, files: OsFiles | None = None, *, sync_names: bool = False) -> None:
+def write(path: str, text: str, files: OsFiles | None = None) -> None:
     """Replace the text at once: readers, and a kill at any time, see the old or the new one.
 
     Raises StoreFull or StoreUnwritable.
@@ -44,9 +44,8 @@ def write(path: str, text: str, files: OsFiles | None = None, *, sync_names: boo
         if before and before != text:
             _replace(files, f"{path}.bak", before)
         _replace(files, path, text)
-        if sync_names:
-            # So that after a power cut there is this text, not the one before.
-            files.sync_directory(os.path.dirname(path) or ".")
+        # So that after a power cut there is this text, not the one before.
+        files.sync_directory(os.path.dirname(path) or ".")
     except OSError as e:
         raise failure(e, "write", path, len(text)) from e
 

@@ -152,8 +152,8 @@ def test_a_replaced_file_is_followed_by_its_directory(tmp_path: Path) -> None:
             done.append(f"directory with {(tmp_path / 'a.json').read_text()}")
             super().sync_directory(path)
 
-    config_files.write(str(tmp_path / "a.json"), "1", Watched(), sync_names=True)
-    config_files.write(str(tmp_path / "a.json"), "2", Watched(), sync_names=True)
+    config_files.write(str(tmp_path / "a.json"), "1", Watched())
+    config_files.write(str(tmp_path / "a.json"), "2", Watched())
     assert done == ["a.json.tmp", "directory with 1", "a.json.bak.tmp", "a.json.tmp", "directory with 2"]
 
     class Broken(OsFiles):
@@ -161,7 +161,7 @@ def test_a_replaced_file_is_followed_by_its_directory(tmp_path: Path) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.raises(StoreUnwritable):
-        config_files.write(str(tmp_path / "a.json"), "3", Broken(), sync_names=True)
+        config_files.write(str(tmp_path / "a.json"), "3", Broken())
 
 
 def test_what_a_killed_broker_left_unfinished_is_removed_at_the_start(tmp_path: Path) -> None:

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store.files.system_calls import OsFiles
-from rocketspark.store.timers.timer_files import (
-    DELETE,
-    NORMAL,
-    ROLL,
-    TimerCheckpoint,
-    TimerFiles,
-    TimerLogUnit,
-    read_checkpoint,
-)
+from rocketspark.store.timers.timer_files import TimerCheckpoint, TimerFiles, read_checkpoint
+from rocketspark.store.timers.timer_log import DELETE, NORMAL, ROLL, TimerLogUnit
 from rocketspark.store.timers.timer_wheel import SLOT_COUNT, TimerWheelSlot
 
 GOLDEN = Path(__file__).parents[3] / "vectors" / "store"

@@ -22,7 +22,8 @@ from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.message import record
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
-from rocketspark.store.timers.timer_files import DELETE, ROLL, TimerFiles, TimerLogUnit
+from rocketspark.store.timers.timer_files import TimerFiles
+from rocketspark.store.timers.timer_log import DELETE, ROLL, TimerLogUnit
 from rocketspark.store.timers.timer_wheel import GRIDS_MS
 
 log = LimitedLog("rocketspark.broker")
