@@ -219,7 +219,7 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
         try:
             return loop.ask(waiter)
         except BaseException:
-            loop.put(LoopNotice(lambda: take_back(waiter.result) if waiter.result else None))
+            loop.put(LoopNotice(lambda: waiter.return_to(take_back)))
             raise
 
     def close(self) -> None:

@@ -259,7 +259,7 @@ if hasattr(os, "register_at_fork"):
 class ThreadWaiter(Generic[T]):
     """A task's result that one thread waits for. A bare lock costs a fifth of a Future."""
 
-    __slots__ = ("_coroutine", "_given_up", "error", "lock", "result", "task")
+    __slots__ = ("_coroutine", "_given_up", "_take_back", "error", "lock", "result", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -269,6 +269,7 @@ class ThreadWaiter(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self._given_up = False
+        self._take_back: Callable[[T], object] | None = None
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin the task."""
@@ -291,12 +292,24 @@ class ThreadWaiter(Generic[T]):
             self.error = StateError("the client was closed while this call was under way")
         self.task = None
         self.lock.release()
+        if self._take_back is not None and self.result is not None:
+            self._take_back(self.result)
 
     def cancel(self) -> None:
         """Cancel the task, if it has begun."""
         self._given_up = True
         if self.task is not None:
             self.task.cancel()
+
+    def return_to(self, take_back: Callable[[T], object]) -> None:
+        """Hand the result to `take_back` as its thread does not get it: now, or once it is there; called on the loop.
+
+        A task in its last step ends with a result, whatever cancels it.
+        """
+        if self.task is not None:
+            self._take_back = take_back
+        elif self.result is not None:
+            take_back(self.result)
 
 
 class LastLoopCall(ThreadWaiter[None]):
