@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.client.callbacks import in_thread, on_loop
+from rocketspark.client.callbacks import in_thread, on_loop, passes_on
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -26,6 +26,9 @@ from rocketspark.transport.request_frames import Reply
 
 log = logging.getLogger("rocketspark.client")
 sends_log = logging.getLogger("rocketspark.sends")
+
+# Gets queues; a plain function, called in a thread, or a coroutine function.
+OnQueues = Callable[[list[MessageQueue]], object]
 
 
 class Sending(msgspec.Struct, kw_only=True):
@@ -230,3 +233,14 @@ def guarded(hook: Callable[..., None], *arguments: Any) -> None:
         if isinstance(e, (KeyboardInterrupt, GeneratorExit)):
             raise
         log.exception("a hook failed; it changes nothing")
+
+
+async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> None:
+    """Call an application's function; what it raises is logged."""
+    try:
+        returned = function(queues) if is_coroutine_function(function) else await asyncio.to_thread(function, queues)
+        await on_loop(returned)
+    except BaseException as e:
+        if passes_on(e):
+            raise
+        log.exception("a function that is told of queues failed; it changes nothing")

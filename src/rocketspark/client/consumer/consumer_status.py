@@ -92,7 +92,7 @@ class PullConsumerStatus:
             "cachedMsgMaxOffset": process_queue.highest if held else 0,
             "cachedMsgMinOffset": process_queue.lowest if held else 0,
             "cachedMsgSizeInMiB": process_queue.bytes // MIB,
-            "commitOffset": self._rebalance.to_commit(puller),
+            "commitOffset": self._rebalance.offsets.to_commit(puller),
             "droped": puller.dropped,
             "lastConsumeTimestamp": puller.consumed_ms,
             "lastLockTimestamp": locks.locked_ms(puller.queue) if locks else puller.began_ms,
@@ -135,7 +135,7 @@ class PushConsumerStatus(PullConsumerStatus):
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         """Return the offsets up to which the topic's queues were read here; those of all topics for ""."""
         members = self._rebalance
-        return {q: members.to_commit(f) for q, f in sorted(members.pullers.items()) if topic in ("", q.topic)}
+        return {q: members.offsets.to_commit(f) for q, f in sorted(members.pullers.items()) if topic in ("", q.topic)}
 
     async def consume(self, message: ReceivedMessage) -> bytes | None:
         """Hand a message to the listener at once; return the body of the answer to CONSUME_MESSAGE_DIRECTLY (309).

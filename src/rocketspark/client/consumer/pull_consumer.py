@@ -14,17 +14,19 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, every
+from rocketspark.client.callbacks import end_all
+from rocketspark.client.connection.queue_watches import QueueWatches
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
+from rocketspark.client.consumer.consumer_offsets import ConsumeFrom
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.message_iterator import MessageIterator, Run
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller, PullSettings
-from rocketspark.client.consumer.rebalance import END_S, ConsumeFrom, OnQueues, Rebalance, call_with_queues
-from rocketspark.client.hooks import Consuming, guarded
+from rocketspark.client.consumer.rebalance import END_S, Rebalance
+from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
 from rocketspark.client.options import ClientOptions
-from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, StateError, UsageError
+from rocketspark.errors import ConfigError, StateError, UsageError
 from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.subscription import SQL92, TAG
@@ -137,8 +139,7 @@ class AsyncPullConsumer(ConsumerLife):
         self._one_assign = asyncio.Lock()
         self._joined = False
         self._joining: asyncio.Future[None] | None = None
-        self._watch_interval_s = watch_interval_ms / 1000
-        self._watches: set[asyncio.Task[None]] = set()
+        self._watches = QueueWatches(self.queues, self._refresh_route, watch_interval_ms / 1000)
         self._poller: asyncio.Task[Any] | None = None
         self._in_a_row = 0
         self._trace_as(self.group, "CONSUME")
@@ -151,7 +152,7 @@ class AsyncPullConsumer(ConsumerLife):
 
     async def _open(self) -> None:
         await self._enter()
-        await self._rebalance.load_offsets()
+        await self._rebalance.offsets.store.load()
         if self._tracer is not None:
             self._tracer.start()
         self._instance.asked.consumers[self.group] = PullConsumerStatus(self._rebalance, self._settings)
@@ -172,7 +173,7 @@ class AsyncPullConsumer(ConsumerLife):
             self._instance.asked.consumers.pop(self.group, None)
         self._arrived.set()
         joining = [] if self._joining is None else [self._joining]
-        await end_all([*self._watches, *joining], END_S)
+        await end_all([*self._watches.tasks, *joining], END_S)
         await self._rebalance.stop_reading()
         if self._auto_commit and self._entered:
             if through:
@@ -257,29 +258,10 @@ class AsyncPullConsumer(ConsumerLife):
 
         It is looked every `watch_interval_ms`; `changed` runs as `on_assigned` does. Raises RouteNotFound.
         """
-        known = await self.queues(topic)
-        task = asyncio.ensure_future(self._watch(topic, known, changed))
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
+        await self._watches.begin(topic, changed)
 
-    async def _watch(
-        self, topic: str, known: list[MessageQueue], changed: Callable[[list[MessageQueue]], object]
-    ) -> None:
-        async def look() -> None:
-            nonlocal known
-            try:
-                await self._instance.routes.refresh(namespace.wrap(self._namespace, topic))
-                found = await self.queues(topic)
-            except RouteNotFound:
-                found = []
-            except RocketSparkError as e:
-                log.info("queues of topic %s are not known just now: %s", topic, e)
-                return
-            if found != known:
-                known = found
-                await call_with_queues(changed, found)
-
-        await every(self._watch_interval_s, look, f"the watch of topic {topic}")
+    async def _refresh_route(self, topic: str) -> None:
+        await self._instance.routes.refresh(namespace.wrap(self._namespace, topic))
 
     def _bare_queues(self, given: OnQueues | None) -> OnQueues | None:
         if given is None or not self._namespace:

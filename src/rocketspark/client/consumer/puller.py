@@ -82,6 +82,7 @@ class Puller:
         subscription: Subscription,
         offset: int,
         how: PullSettings,
+        *,
         deliver: Callable[[Puller, list[ReceivedMessage]], None],
         moved: Callable[[Puller, int], None],
         counts: TopicCounts | None = None,

@@ -20,6 +20,7 @@ from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import INNER_GROUP
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
+from rocketspark.client.consumer.consumer_offsets import ConsumeFrom
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
@@ -27,7 +28,7 @@ from rocketspark.client.consumer.offset_stores import LocalOffsets
 from rocketspark.client.consumer.ordered_listeners import OrderedListeners
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.consumer.rebalance import END_S, ConsumeFrom, Rebalance
+from rocketspark.client.consumer.rebalance import END_S, Rebalance
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import ConfigError, ServerError, StateError, UsageError
@@ -236,7 +237,7 @@ class AsyncPushConsumer(ConsumerLife):
             listener = hooked(listener, self.group, hooks, asyncio.get_running_loop())
         self._listeners = self._make_listeners(listener)
         await self._enter()
-        await self._rebalance.load_offsets()
+        await self._rebalance.offsets.store.load()
         if self._tracer is not None:
             self._tracer.start()
         self._instance.asked.consumers[self.group] = PushConsumerStatus(

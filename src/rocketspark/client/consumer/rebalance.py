@@ -10,28 +10,25 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, every, on_loop, passes_on
+from rocketspark.client.callbacks import end_all, every, passes_on
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.allocate_queues import Strategy, average
+from rocketspark.client.consumer.consumer_offsets import ConsumeFrom, ConsumerOffsets
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.hooks import OnQueues, call_with_queues
 from rocketspark.client.observe.consume_stats import SAMPLE_S, ConsumeStats
-from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, StateError
+from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
 from rocketspark.model.subscription import TAG
 from rocketspark.protocol.json import bodies
 
 log = logging.getLogger("rocketspark.client")
 
-# Gets queues; a plain function, called in a thread, or a coroutine function.
-OnQueues = Callable[[list[MessageQueue]], object]
-ConsumeFrom = Literal["last", "first"] | int
 TROUBLE_S = 1.0
 # Time for which a queue is left to the member that may still have it when members join.
 HANDOVER_S = 0.2
@@ -78,8 +75,6 @@ class Rebalance:
         on_leaving: OnQueues | None = None,
         continued: Callable[[Puller, Puller], None] | None = None,
     ) -> None:
-        if consume_from not in ("last", "first") and not isinstance(consume_from, int):
-            raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
         self.instance = instance
         self.group = group
         self.pullers: dict[MessageQueue, Puller] = {}
@@ -88,13 +83,19 @@ class Rebalance:
         self._consume_type = consume_type
         self._how = how
         self._deliver = deliver
-        self.to_commit = to_commit
         self.rates = ConsumeStats()
         self._rebalance_interval_s = rebalance_interval_ms / 1000
         self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
         self._strategy = strategy
         self._broadcast = broadcast
-        self._offsets = offsets or BrokerOffsets(instance, group)
+        self.offsets = ConsumerOffsets(
+            instance,
+            group,
+            offsets or BrokerOffsets(instance, group),
+            self.pullers,
+            consume_from=consume_from,
+            to_commit=to_commit,
+        )
         self.locks = locks
         self._settled = settled
         self._set_aside = set_aside
@@ -196,10 +197,6 @@ class Rebalance:
         if self.locks is not None:
             # Some may have been locked and not begun.
             await self.locks.release({*self.pullers, *self.locks.wanted})
-
-    async def load_offsets(self) -> None:
-        """Load the offsets, before the first queue is taken. Raises ConfigError if they cannot be read."""
-        await self._offsets.load()
 
     def _heartbeat(self) -> bodies.ConsumerData:
         where = {"last": "CONSUME_FROM_LAST_OFFSET", "first": "CONSUME_FROM_FIRST_OFFSET"}
@@ -362,7 +359,7 @@ class Rebalance:
             if self._settled is not None:
                 await self._settled(puller)
             if self._commit_interval_s:
-                await self._commit([puller])
+                await self.offsets.commit([puller])
             if self.locks is not None:
                 await self.locks.release([queue])
             self._forget(puller)
@@ -390,7 +387,7 @@ class Rebalance:
 
     async def take(self, queue: MessageQueue) -> bool:
         """Begin to read a queue, unless it is not to be read any more. Raises RocketSparkError without a start."""
-        offset = await self.start_offset(queue)
+        offset = await self.offsets.start_offset(queue)
         # Others went on meanwhile.
         if self._closed or queue in self.pullers or (self.joined and queue.topic not in self.subscriptions):
             return False
@@ -412,10 +409,10 @@ class Rebalance:
             subscription,
             offset,
             self._how,
-            self._deliver,
-            self._moved,
-            counts,
-            self._set_aside,
+            deliver=self._deliver,
+            moved=self._moved,
+            counts=counts,
+            set_aside=self._set_aside,
         )
         self.pullers[queue] = puller
         puller.process_queue.paused = before.process_queue.paused if before is not None else self._paused
@@ -465,7 +462,7 @@ class Rebalance:
                 try:
                     if self._settled is not None:
                         await self._settled(puller)
-                    failed = await self._offsets.commit({queue: offsets[queue]})
+                    failed = await self.offsets.store.commit({queue: offsets[queue]})
                     if queue in failed:
                         # It is committed with what is read next.
                         log.warning("group %s: offset %d of %s is not committed", self.group, offsets[queue], queue)
@@ -479,72 +476,9 @@ class Rebalance:
             await asyncio.sleep(SAMPLE_S)
             self.rates.sample()
 
-    # -- offsets -------------------------------------------------------------------------------------------------
-
-    async def start_offset(self, queue: MessageQueue) -> int:
-        """Return the committed offset, else the one that `consume_from` means."""
-        peer = await self.instance.peer_of(queue)
-        # Asked first: what comes between the two questions is not missed.
-        end = await client_api.max_offset(peer, queue) if self._consume_from == "last" else 0
-        committed = await self._offsets.committed(queue)
-        if committed is not None and committed >= 0:
-            return committed
-        if queue.topic.startswith(validators.RETRY_PREFIX):
-            return 0
-        if self._consume_from == "last":
-            return end
-        if self._consume_from == "first":
-            return await client_api.min_offset(peer, queue)
-        return await client_api.search_offset(peer, queue, int(self._consume_from))
-
     async def commit(self, *, oneway: bool = False, strict: bool = False) -> None:
         """Commit every queue that was read on since the last commit, or whose broker may not know it any more.
 
         `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
         """
-        await self._commit(list(self.pullers.values()), oneway=oneway, strict=strict)
-
-    def _is_unknown(self, puller: Puller) -> bool:
-        """Tell whether the place that stores offsets may not know how far a queue was read."""
-        place = self._offsets.place(puller.queue)
-        return self.to_commit(puller) != puller.committed or place is not puller.committed_at
-
-    async def _commit(self, pullers: list[Puller], *, oneway: bool = False, strict: bool = False) -> None:
-        moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
-        leaving = {puller for puller in moved.values() if puller.leaving}
-        told: dict[Puller, tuple[int, object]] = {}
-
-        def latest(queue: MessageQueue) -> int | None:
-            puller = moved[queue]
-            if self.pullers.get(queue) is not puller or (puller.leaving and puller not in leaving):
-                return None  # Whoever gives it up or resets it commits it; another member may read it already.
-            offset = self.to_commit(puller)
-            # As it is now: what takes its place meanwhile knows nothing of this.
-            told[puller] = offset, self._offsets.place(queue)
-            return offset
-
-        offsets = {queue: self.to_commit(puller) for queue, puller in moved.items()}
-        failed = await self._offsets.commit(offsets, oneway=oneway, latest=latest)
-        for queue, puller in moved.items():
-            error = failed.get(queue)
-            if error is None:
-                if puller in told:
-                    puller.committed, puller.committed_at = told[puller]
-            elif not strict:
-                known = isinstance(error, (RocketSparkError, OSError))
-                text = "offset %d of %s is not committed: %s"
-                log.warning(text, offsets[queue], queue, error, exc_info=None if known else error)
-        if strict:
-            for error in failed.values():
-                raise error
-
-
-async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> None:
-    """Call an application's function; what it raises is logged."""
-    try:
-        returned = function(queues) if is_coroutine_function(function) else await asyncio.to_thread(function, queues)
-        await on_loop(returned)
-    except BaseException as e:
-        if passes_on(e):
-            raise
-        log.exception("a function that is told of queues failed; it changes nothing")
+        await self.offsets.commit(list(self.pullers.values()), oneway=oneway, strict=strict)

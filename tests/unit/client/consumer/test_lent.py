@@ -93,7 +93,7 @@ async def test_who_subscribes_or_assigns_while_it_starts_is_one_member_or_none()
     async with Fake(t=1) as fake:
         for by_hand in (False, True):
             c = AsyncPullConsumer(fake.namesrv, "g", consume_from="first")
-            held = Held(c._rebalance, "load_offsets")
+            held = Held(c._rebalance.offsets.store, "load")
             starting = asyncio.create_task(c.start())
             await held.begun.wait()
             if by_hand:
@@ -112,7 +112,7 @@ async def test_who_subscribes_or_assigns_while_it_starts_is_one_member_or_none()
 async def test_locks_of_queues_that_were_not_begun_end_with_their_member() -> None:
     async with Fake(t=1) as fake:
         c = consumer(fake, lambda message: None, ordered=True)
-        held = Held(c._rebalance, "start_offset")
+        held = Held(c._rebalance.offsets, "start_offset")
         starting = asyncio.create_task(c.start())
         await held.begun.wait()
         assert fake.broker.owners

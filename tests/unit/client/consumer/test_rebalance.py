@@ -66,7 +66,7 @@ async def test_an_assign_that_a_close_overtakes_reads_nothing() -> None:
     async with Fake(t=2) as fake:
         c = AsyncPullConsumer(fake.namesrv, "g", consume_from="first")
         await c.start()
-        held = Held(c._rebalance, "start_offset", ended=True)
+        held = Held(c._rebalance.offsets, "start_offset", ended=True)
         assigning = asyncio.create_task(c.assign([Q0, Q1]))
         await held.begun.wait()
         await c.close()
@@ -312,7 +312,7 @@ async def test_a_reset_goes_on_when_who_asked_is_gone() -> None:
         got: list[int] = []
         async with consumer(fake, lambda m: got.append(m.queue_offset)) as c:
             await until(lambda: len(got) == 5)
-            held = Held(c._rebalance._offsets, "commit")
+            held = Held(c._rebalance.offsets.store, "commit")
             resetting = asyncio.create_task(c._rebalance.reset({Q0: 2}))
             await held.begun.wait()
             again = asyncio.create_task(c._rebalance.reset({Q0: 3}))
