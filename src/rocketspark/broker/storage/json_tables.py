@@ -48,6 +48,8 @@ class JsonFile(Generic[T]):
         self._saves = saves or SaveFailures()
         self._kind = kind
         self._encode = encode
+        # Not while the file is broken: its .bak is all there is.
+        self._keep_before = True
 
     def load(self) -> T | None:
         """The table, from the file or else its .bak; None if neither exists. Raises ConfigError if both are broken."""
@@ -57,9 +59,12 @@ class JsonFile(Generic[T]):
             if not text or not text.strip():
                 continue
             try:
-                return java_json.decode(text.encode(), self._kind)
+                table = java_json.decode(text.encode(), self._kind)
             except ProtocolError as e:
                 error = e
+                continue
+            self._keep_before = error is None
+            return table
         if error is not None:
             raise ConfigError(f"{self._path} and its .bak cannot be read: {error}; mend or remove them") from error
         return None
@@ -71,8 +76,9 @@ class JsonFile(Generic[T]):
     def write(self, text: bytes) -> None:
         """Replace the file by the table's JSON. Raises StoreFull or StoreUnwritable."""
         try:
-            config_files.write(str(self._path), text.decode())
+            config_files.write(str(self._path), text.decode(), keep_before=self._keep_before)
         except StoreError as e:
             self._saves.failed(self._path.name, e)
             raise
+        self._keep_before = True
         self._saves.worked(self._path.name)

@@ -28,15 +28,15 @@ def read_backup(path: str) -> str | None:
     return _text(f"{path}.bak") or None
 
 
-def write(path: str, text: str, files: OsFiles | None = None) -> None:
+def write(path: str, text: str, files: OsFiles | None = None, *, keep_before: bool = True) -> None:
     """Replace the text at once: readers, and a kill at any time, see the old or the new one.
 
-    Raises StoreFull or StoreUnwritable.
+    Without `keep_before` the `.bak` stays: what the file holds now is not whole. Raises StoreFull or StoreUnwritable.
     """
     files = files or OsFiles()
     before = None
     try:
-        before = _text(path)
+        before = _text(path) if keep_before else None
     except StoreError:
         pass
     try:

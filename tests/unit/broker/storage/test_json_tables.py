@@ -1,0 +1,56 @@
+"""Tables in files: read from the version before where the newest is broken, which stays until a whole one is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.errors import ConfigError, StoreError
+from rocketspark.store.files import config_files
+
+Table = dict[str, int]
+
+
+def made(path: Path) -> JsonFile[Table]:
+    return JsonFile(path, Table)
+
+
+def test_the_version_before_is_beside_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    file = made(path)
+    assert file.load() is None
+    for value in (1, 2):
+        file.save({"a": value})
+    assert (path.read_text(), path.with_name("topics.json.bak").read_text()) == ('{"a":2}', '{"a":1}')
+    assert made(path).load() == {"a": 2}
+
+
+def test_a_broken_file_never_takes_the_place_of_the_version_before(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    file = made(path)
+    for value in (1, 2):
+        file.save({"a": value})
+    path.write_text('{"a')
+    file = made(path)
+    assert file.load() == {"a": 1}
+    replace = config_files._replace
+
+    def full(files: Any, target: str, text: str) -> None:
+        if target == str(path):
+            raise OSError(28, "No space left on device")
+        replace(files, target, text)
+
+    with mock.patch.object(config_files, "_replace", full), pytest.raises(StoreError):
+        file.save({"a": 3})
+    assert made(path).load() == {"a": 1}
+    file.save({"a": 3})
+    file.save({"a": 4})
+    assert (path.read_text(), path.with_name("topics.json.bak").read_text()) == ('{"a":4}', '{"a":3}')
+    path.write_text("")
+    path.with_name("topics.json.bak").write_text("[")
+    with pytest.raises(ConfigError, match="mend or remove them"):
+        made(path).load()
