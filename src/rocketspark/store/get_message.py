@@ -78,13 +78,12 @@ NOTHING_SO_FAR = SoFar()
 
 
 class MessageReader:
-    """Reads from a log by its queues and its key index (None without one)."""
+    """The reading half of a store; Store opens the files it works on. `mender`: repairs damaged units, says which."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueueStore, keys: IndexService | None) -> None:
-        self._log = log
-        self._queues = queues
-        self._keys = keys
-        self.mender = UnitRepair(log)
+    log: CommitLog
+    consume_queues: ConsumeQueueStore
+    index_service: IndexService | None
+    mender: UnitRepair
 
     def read(
         self,
@@ -106,7 +105,7 @@ class MessageReader:
 
         A read ends before removed messages; one from them on is REMOVED, its next offset that behind them.
         """
-        queue = self._queues.find(topic, queue_id)
+        queue = self.consume_queues.find(topic, queue_id)
         if queue is None:
             return GetMessageResult(GetStatus.NO_QUEUE, [], 0, 0, 0, 0, 0)
         low, high = queue.min, queue.next
@@ -137,10 +136,10 @@ class MessageReader:
         runs: list[tuple[int, int]] = []
         run_start = run_end = -1
         next_offset = queue_offset + units_max
-        file_bytes = self._log.file_bytes
-        oldest, damaged = self._log.min_position, bool(self._log.damaged)
+        file_bytes = self.log.file_bytes
+        oldest, damaged = self.log.min_position, bool(self.log.damaged)
         for offset, (position, size, code) in with_tags_codes(queue, queue_offset, units_max, codes):
-            if size == GAP_SIZE or position < oldest or (damaged and self._log.is_damaged(position)):
+            if size == GAP_SIZE or position < oldest or (damaged and self.log.is_damaged(position)):
                 if offset == queue_offset:
                     if size != GAP_SIZE and position < oldest and self._mended(queue, offset):
                         return self.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts, so_far)
@@ -179,7 +178,7 @@ class MessageReader:
         records = []
         for start, end in runs:
             at = start % file_bytes
-            records.append(self._log.mapped_files.get(start - at).view[at : at + end - start])
+            records.append(self.log.mapped_files.get(start - at).view[at : at + end - start])
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
         return GetMessageResult(status, records, count - before, total - total_before, next_offset, low, high)
 
@@ -212,7 +211,7 @@ class MessageReader:
             first, (last, size, _), total = int(units["position"][0]), units[count - 1].item(), int(ends[count - 1])
             if last + size - first != total:
                 runs = _runs(units[:count])
-        log = self._log
+        log = self.log
         start = first - first % log.file_bytes
         end = last + size
         # A gap is larger than any limit.
@@ -236,15 +235,15 @@ class MessageReader:
 
     def _removed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult:
         """Return the answer for removed messages, with the offset to go on from (RocketMQ passes the hole over)."""
-        low, high, oldest = queue.min, queue.next, self._log.min_position
+        low, high, oldest = queue.min, queue.next, self.log.min_position
         for position, size, _ in queue.units(offset, min(high - offset, _SIZES_COUNT)):
-            if size != GAP_SIZE and position >= oldest and not self._log.is_damaged(position):
+            if size != GAP_SIZE and position >= oldest and not self.log.is_damaged(position):
                 break
             offset += 1
         return GetMessageResult(GetStatus.REMOVED, [], 0, 0, offset, low, high)
 
     def _accepted(self, position: int, accepts: Accepts) -> bool | None:
-        found = self._log.record_at(position)
+        found = self.log.record_at(position)
         return False if found is None else accepts(found)
 
     def _read_batches(
@@ -265,11 +264,9 @@ class MessageReader:
         next_offset = queue_offset
         end = queue_offset - so_far.looked_at + max(_SCAN_BYTES_MIN // BatchConsumeQueue.unit_bytes, count_max)
         records = []
-        oldest = self._log.min_position
+        oldest = self.log.min_position
         for base, messages, position, size, code in queue.batches(queue_offset):
-            gone = (
-                position < oldest or self._log.is_damaged(position) or not self._is_batch(queue, base, position, size)
-            )
+            gone = position < oldest or self.log.is_damaged(position) or not self._is_batch(queue, base, position, size)
             if gone or base > next_offset:
                 # A hole: its reader gets an answer of its own.
                 if next_offset == queue_offset:
@@ -282,7 +279,7 @@ class MessageReader:
                 break
             stored = None
             if codes is None or code in codes:
-                stored = self._log.record_at(position)
+                stored = self.log.record_at(position)
             passes = stored is not None and (accepts is None or accepts(stored))
             if passes is None:
                 break
@@ -307,9 +304,9 @@ class MessageReader:
         )
         return False
 
-    def units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
+    def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue."""
-        queue = self._queues.find(topic, queue_id)
+        queue = self.consume_queues.find(topic, queue_id)
         assert queue is not None
         assert queue_offset + count <= queue.next
         return [
@@ -317,9 +314,9 @@ class MessageReader:
             for position, size, code in queue.units(queue_offset, count)
         ]
 
-    def sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
+    def record_sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
         """Record sizes of `count` messages, which must be in the queue, piece by piece; none of a batch queue."""
-        queue = self._queues.find(topic, queue_id)
+        queue = self.consume_queues.find(topic, queue_id)
         while count > 0 and queue is not None and not isinstance(queue, BatchConsumeQueue):
             view, at, here = queue.place(queue_offset, min(count, _SIZES_COUNT))
             yield np.frombuffer(view, UNIT_TYPE, here, at)["size"]
@@ -334,14 +331,14 @@ class MessageReader:
         if unit is not None:
             return unit.code
         # The extension is gone: take the tags code of the record.
-        found = self._log.record_at(position)
+        found = self.log.record_at(position)
         return 0 if found is None else unit_code_of(queue, found)
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
         """Return the first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one
         stored at or before it (the oldest offset if none is). Rule: wire.md 5.
         """
-        queue = self._queues.find(topic, queue_id)
+        queue = self.consume_queues.find(topic, queue_id)
         if queue is None or queue.min == queue.next:
             return 0 if queue is None else queue.min
         if isinstance(queue, BatchConsumeQueue):
@@ -354,7 +351,7 @@ class MessageReader:
             if following == high:
                 high = middle
                 continue
-            stored = self._log.store_time_at(queue.unit(following)[0])
+            stored = self.log.store_time_at(queue.unit(following)[0])
             if stored < time_ms or (upper and stored == time_ms):
                 low = middle + 1
             else:
@@ -363,10 +360,10 @@ class MessageReader:
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time in ms of one message; -1 if it is not there."""
-        queue = self._queues.find(topic, queue_id)
+        queue = self.consume_queues.find(topic, queue_id)
         if queue is None or not queue.min <= queue_offset < queue.next:
             return -1
-        return self._log.store_time_at(queue.unit(queue_offset)[0])
+        return self.log.store_time_at(queue.unit(queue_offset)[0])
 
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
@@ -375,19 +372,19 @@ class MessageReader:
 
         `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
         """
-        if self._keys is None:
+        if self.index_service is None:
             return []
         wanted = key.encode()
         topic_bytes = topic.encode()
         found: list[memoryview] = []
         seen: set[int] = set()
-        for position in self._keys.find(topic, key, begin_ms, end_ms, tag=kind == "T"):
+        for position in self.index_service.find(topic, key, begin_ms, end_ms, tag=kind == "T"):
             if len(found) >= count_max:
                 break
             if position in seen:
                 continue
             seen.add(position)
-            view = self._log.record_at(position)
+            view = self.log.record_at(position)
             if view is None or not begin_ms <= record_layout.store_time_of(view) <= end_ms:
                 continue
             try:

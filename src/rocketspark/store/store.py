@@ -9,9 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store import recovery, retention
@@ -27,12 +24,12 @@ from rocketspark.store.files.directory_lock import DirectoryLock
 from rocketspark.store.files.mapped_file_queue import MappedFiles
 from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks, free_bytes
 from rocketspark.store.files.system_calls import OsFiles, failure
-from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageResult, MessageReader, SoFar
+from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.settings import StoreSettings
 
 
-class Store(MessageAppender):
+class Store(MessageAppender, MessageReader):
     """A store directory, opened by one process at a time."""
 
     def __init__(
@@ -102,7 +99,7 @@ class Store(MessageAppender):
             if s.index_enabled
             else None
         )
-        self._reader = MessageReader(self.log, self.consume_queues, self.index_service)
+        self.mender = UnitRepair(self.log)
         self._queues_by_bytes = self.consume_queues.by_bytes
         self._pending = self.index_service.pending if self.index_service else None
         self._deletions = DeletedTopics(s.root, self._files)
@@ -209,37 +206,10 @@ class Store(MessageAppender):
 
     # -- reading
 
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        count_max: int,
-        bytes_max: int,
-        codes: frozenset[int] | None = None,
-        accepts: Accepts | None = None,
-        so_far: SoFar = NOTHING_SO_FAR,
-    ) -> GetMessageResult:
-        """Return messages of a queue from an offset on; see `MessageReader.read`."""
-        return self._reader.read(topic, queue_id, queue_offset, count_max, bytes_max, codes, accepts, so_far)
-
-    @property
-    def mender(self) -> UnitRepair:
-        """The repair of damaged units of consume queues, with what it found."""
-        return self._reader.mender
-
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Return (oldest offset, next offset) of a queue; (0, 0) if there is none."""
         queue = self.consume_queues.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min, queue.next)
-
-    def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
-        """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue."""
-        return self._reader.units(topic, queue_id, queue_offset, count)
-
-    def record_sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
-        """Record sizes of `count` messages, which must be in the queue; see `MessageReader.sizes`."""
-        return self._reader.sizes(topic, queue_id, queue_offset, count)
 
     def read_ahead(self, on: bool) -> None:
         """Set whether the kernel reads the log ahead; off suits readers that jump about in a log beyond memory."""
@@ -264,23 +234,9 @@ class Store(MessageAppender):
                 queue.stored_bytes = 0
         return taken
 
-    def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
-        """Return the queue offset that belongs to a store time; see `MessageReader.offset_at_time`."""
-        return self._reader.offset_at_time(topic, queue_id, time_ms, upper)
-
-    def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Store time in ms of one message; -1 if it is not there."""
-        return self._reader.store_time_at(topic, queue_id, queue_offset)
-
     def record_at(self, position: int) -> memoryview | None:
         """Return the whole record at a physical offset; None if none begins there."""
         return self.log.record_at(position)
-
-    def query(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
-    ) -> list[memoryview]:
-        """Return records with a key, newest first; see `MessageReader.query`."""
-        return self._reader.query(topic, key, count_max, begin_ms, end_ms, kind)
 
     def iterate(
         self, position: int, wanted: Callable[[memoryview], bool] | None = None, *, check_crc: bool = True

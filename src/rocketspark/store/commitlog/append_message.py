@@ -1,7 +1,8 @@
 """The writing half of the store: one message, a run of plain ones, a batch.
 
 Rule: the record goes into the log first, then its unit into the queue, then its keys to the index; a failure before
-the record is whole leaves nothing behind.
+the record is whole leaves nothing behind. Every way writes the bytes of `record.encode`: `_append_rare` by calling it,
+`append` and `append_run` by a pack of their own each, as a call for it costs 6 to 13 %, `append_layout` by columns.
 """
 
 from __future__ import annotations
@@ -56,10 +57,20 @@ class BatchMessage(NamedTuple):
     flag: int = 0
 
 
-# A message for `append_run`: queue, body, topic and properties as `record.after_body` puts them, tags code, unique id,
-# keys, tags, flag, sys flag, time born, reconsume times.
+# A message for `append_run`: a tuple, as one with named fields costs 5 % of a run, and for that each is read by
+# unpacking it.
 PlainMessage = tuple[
-    ConsumeQueue, bytes | memoryview, bytes, int, bytes | None, bytes | None, bytes | None, int, int, int, int
+    ConsumeQueue,  # its queue, a `plain_queue`
+    bytes | memoryview,  # body
+    bytes,  # topic and properties as `record.after_body` puts them
+    int,  # tags code
+    bytes | None,  # unique id
+    bytes | None,  # keys
+    bytes | None,  # tags
+    int,  # flag
+    int,  # sys flag
+    int,  # time born, in ms
+    int,  # reconsume times
 ]
 
 
