@@ -25,6 +25,7 @@ from tests.live.support import (
     sent,
     until,
 )
+from tests.patience import in_time
 from tests.unit.protocol.golden import frames
 
 from rocketspark.broker.settings import parse_properties
@@ -319,8 +320,8 @@ def _form(text: str) -> str:
 
 
 def test_rates_appear_in_runtime_info(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder) as server, connected(server.address) as peer:
             await create(peer, queues=1)
             now = server._stats.started_ms
             for second in range(61):
@@ -336,12 +337,12 @@ def test_rates_appear_in_runtime_info(tmp_path: Path) -> None:
             assert table["getMissTps"] == "0.0 0.0 "
             assert table["getTotalTps"] == f"0.1 {sixtieth} 0.0"
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_stats_data(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+    async def main(folder: Path) -> None:
+        async with broker(folder) as server, connected(server.address) as peer:
             await create(peer, queues=1)
             for _ in range(4):
                 await sent(peer, b"x" * 50)
@@ -363,7 +364,7 @@ def test_stats_data(tmp_path: Path) -> None:
             missing = await peer.request(view, StatsHeader(name="TOPIC_PUT_NUMS", key="None"))
             assert (missing.code, missing.remark) == (1, "The stats <TOPIC_PUT_NUMS> <None> not exist")
 
-    run(main())
+    in_time(lambda folder: run(main(folder)), tmp_path)
 
 
 def test_consume_rate_in_a_groups_progress(tmp_path: Path) -> None:
