@@ -18,7 +18,7 @@ from rocketspark.broker.topics import Topics
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the broker knows of topics, groups, offsets and clients."""
+    """The tables of topics, groups, offsets and clients."""
 
     topics: Topics
     groups: SubscriptionGroups

@@ -326,7 +326,7 @@ class Setting(NamedTuple):
 
     @property
     def _factor(self) -> int:
-        """How many of the field's units one of broker.conf's is."""
+        """The number of the field's units in one of broker.conf's."""
         return 1000 if self.unit == "s" and self.name.endswith("_ms") else 1
 
     def text_of(self, settings: BrokerSettings) -> str:

@@ -6,7 +6,7 @@ from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.protocol import frames
-from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, Request
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -30,8 +30,5 @@ class TransactionHandler:
         end = self._transactions.end(request.ext)
         if end is None or not self._sync_flush or request.flag & frames.ONEWAY_FLAG:
             return reply(request.opaque)
-        peer.promise()
-        self._flush_service.reached(
-            end, lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT))
-        )
+        self._flush_service.reply_when_flushed(peer, request, end, lambda code: reply(request.opaque, code))
         return None

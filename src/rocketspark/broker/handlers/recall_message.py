@@ -52,10 +52,7 @@ class TimerHandler:
         ext["msgId"] = message_id
         if not self._settings.sync_flush or request.flag & frames.ONEWAY_FLAG:
             return reply(request.opaque, 0, ext)
-        peer.promise()
-        self._flush_service.reached(
-            end, lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT, ext))
-        )
+        self._flush_service.reply_when_flushed(peer, request, end, lambda code: reply(request.opaque, code, ext))
         return None
 
     def _store_marker(self, peer: Peer, h: RecallHeader) -> tuple[str, int]:

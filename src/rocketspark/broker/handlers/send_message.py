@@ -118,12 +118,11 @@ class SendHandler:
         """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
         h = request.ext
         topic = h.topic
-        is_new = topic not in self._topic_table
         try:
-            config = self._rules.admit(h)
-            if is_new:
+            if topic not in self._topic_table:
+                self._rules.topic_for(h)
                 return self._answer_settled(self.send(peer, request, body))
-            queue_id = self._rules.queue_for(h, config)
+            queue_id = self._rules.admit(h)
             stored = h.properties.encode()
             pairs = pairs_of(stored)
             if h.batch or request.code == 320:
@@ -207,16 +206,9 @@ class SendHandler:
         end: int,
         pairs: dict[bytes, bytes],
     ) -> None:
-        wanted = not request.flag & frames.ONEWAY_FLAG
-        if wanted:
-            peer.promise()
-
-        def tell(done: bool) -> None:
-            if wanted:
-                code = ResponseCode.SUCCESS if done else ResponseCode.FLUSH_DISK_TIMEOUT
-                peer.answer(self._answer(code, request, queue_id, queue_offset, message_ids, pairs))
-
-        self._flush_service.reached(end, tell)
+        self._flush_service.reply_when_flushed(
+            peer, request, end, lambda code: self._answer(code, request, queue_id, queue_offset, message_ids, pairs)
+        )
 
     def _answer_batch(
         self,
@@ -288,10 +280,6 @@ class SendHandler:
         )
         self._stats.sent_back(h.group, pairs[b"RETRY_TOPIC"].decode("utf-8", "replace"), dead=plan.dead)
         if self._sync_flush and not request.flag & frames.ONEWAY_FLAG:
-            peer.promise()
-            self._flush_service.reached(
-                end,
-                lambda done: peer.answer(reply(request.opaque, 0 if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
-            )
+            self._flush_service.reply_when_flushed(peer, request, end, lambda code: reply(request.opaque, code))
             return None
         return reply(request.opaque)

@@ -45,7 +45,7 @@ Accepted = tuple[int, int, int]
 
 
 class AcceptedBatch(NamedTuple):
-    """Where a batch was stored: the physical offset of each record, the first queue offset, the end of the last."""
+    """The place of a stored batch: the physical offset of each record, the first queue offset, the end of the last."""
 
     positions: Sequence[int] | NDArray[np.int64]
     queue_offset: int

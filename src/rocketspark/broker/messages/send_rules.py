@@ -1,7 +1,7 @@
-"""What a broker takes from clients, and what of it is plain. Rule: decides and stores nothing; `PutMessage` asks it.
+"""The rules for sends: which a broker takes, and which are plain. It decides and stores nothing.
 
-Every check that a send has to pass stands here once: permission, topic, queue, kind, sizes. What the disk says comes
-from the store as an error, for which `refused` has the reply.
+Rule: every check that a send has to pass stands here once: permission, topic, queue, kind, sizes. What the disk says
+comes from the store as an error, for which `refused` has the reply.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PlainSends:
 
 
 class SendRules:
-    """What clients may send to a broker now."""
+    """The rules for what clients send, under the present settings and topics."""
 
     def __init__(self, store: Store, topics: Topics, settings: MessageSettings) -> None:
         self._consume_queues = store.consume_queues
@@ -94,19 +94,27 @@ class SendRules:
                 ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
             )
 
-    def admit(self, h: SendHeader) -> TopicConfig:
+    def admit(self, h: SendHeader) -> int:
+        """Return the queue of a send, chosen here if it names none. Raises ServerError for what may not be sent."""
+        config = self._topic_table.get(h.topic)
+        if config is None or not self.writable or h.topic in topic_names.NOT_SENDABLE or h.sys_flag & _CHECKED_FLAGS:
+            config = self.topic_for(h)
+        queue_id = h.queue_id
+        if queue_id < 0:
+            return any_queue(config.write_queue_nums)
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, {h.topic}: readQueueNums {config.read_queue_nums},"
+                f" writeQueueNums {config.write_queue_nums}",
+            )
+        return queue_id
+
+    def topic_for(self, h: SendHeader) -> TopicConfig:
         """Return the topic of a send, made if need be. Raises ServerError for what may not be sent.
 
         The order of the checks is that of wire.md 2.4.
         """
-        config = self._topic_table.get(h.topic)
-        if (
-            config is not None
-            and self.writable
-            and h.topic not in topic_names.NOT_SENDABLE
-            and not h.sys_flag & _CHECKED_FLAGS
-        ):
-            return config
         self.check_writable()
         topic_names.check_topic(h.topic)
         if h.topic in topic_names.NOT_SENDABLE:
@@ -116,6 +124,7 @@ class SendRules:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
             )
+        config = self._topic_table.get(h.topic)
         batch_queue_topics.check_sent(h.topic, config, h.sys_flag)
         if config is not None:
             return config
@@ -123,26 +132,14 @@ class SendRules:
             return self._topics.ensure(h.topic)
         return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count)
 
-    def queue_for(self, h: SendHeader, config: TopicConfig) -> int:
-        """Return the queue of a send, chosen here if it names none. Raises ServerError 29 if the topic has it not."""
-        if h.queue_id < 0:
-            return any_queue(config.write_queue_nums)
-        if h.queue_id >= config.write_queue_nums and h.queue_id >= config.read_queue_nums:
-            raise ServerError(
-                ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{h.queue_id}] is illegal, {h.topic}: readQueueNums {config.read_queue_nums},"
-                f" writeQueueNums {config.write_queue_nums}",
-            )
-        return h.queue_id
-
     def admit_reply(self, h: SendHeader) -> int:
         """Return the queue that a reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
         if h.topic not in self._topic_table:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
-        config = self.admit(h)
+        self.topic_for(h)
         if h.sys_flag & (_CHECKED_FLAGS | sysflags.NEED_UNWRAP):
             raise illegal("a reply is neither a transaction's nor a batch")
-        return self.queue_for(h, config)
+        return self.admit(h)
 
     def admit_back(self, config: TopicConfig) -> None:
         """Raise ServerError 16 if a topic takes no failed messages; unlike a producer's, they need its permission."""

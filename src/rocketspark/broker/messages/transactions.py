@@ -60,7 +60,7 @@ REFRESH_BYTES = 1 << 30
 
 
 class CheckLimits(NamedTuple):
-    """When and how often half messages are checked.
+    """The times and the number of checks of half messages.
 
     `timeout_ms`: age at the first check; `interval_ms`: between checks; `checks_max`: after so many questions one is
     given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.

@@ -11,9 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.frames import ONEWAY_FLAG
+from rocketspark.protocol.headers import Request
 from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -77,6 +82,19 @@ class FlushService:
         if not self._is_crowded and len(self._waiting) >= self.waiting_max:
             self._is_crowded = True
             self.crowded(True)
+
+    def reply_when_flushed(
+        self, peer: Peer, request: Request[Any], position: int, reply_of: Callable[[int], bytes]
+    ) -> None:
+        """Answer a request by `reply_of(code)` once the log is durable up to `position`; a one-way one gets none."""
+        if request.flag & ONEWAY_FLAG:
+            self.reached(position, lambda done: None)
+            return
+        peer.promise()
+        self.reached(
+            position,
+            lambda done: peer.answer(reply_of(ResponseCode.SUCCESS if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
+        )
 
     def _thinned(self) -> None:
         if self._is_crowded and len(self._waiting) < self.waiting_max:
