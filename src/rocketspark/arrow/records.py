@@ -24,6 +24,7 @@ from rocketspark.errors import RecordError
 from rocketspark.protocol.message import compression, properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
 from rocketspark.protocol.message.record_layout import (
+    AFTER_BODY_BYTES_MIN,
     CRC_MASK,
     FIXED_BYTES_V4,
     HOST_V4_BYTES,
@@ -286,10 +287,10 @@ class _Rows:
         magic = self.number("magic")
         v2 = magic == MAGIC_V2
         body = starts + FIXED_BYTES_V4 + self._v6_bytes(record_layout.HOST_FLAGS)
-        wrong = ((magic != MAGIC_V1) & ~v2) | (body + 3 > ends)
+        wrong = ((magic != MAGIC_V1) & ~v2) | (body + AFTER_BODY_BYTES_MIN > ends)
         self._raise_if(wrong)
         body_end = body + self.number("body_bytes")
-        self._raise_if((body_end < body) | (body_end + 3 > ends))
+        self._raise_if((body_end < body) | (body_end + AFTER_BODY_BYTES_MIN > ends))
         topic, topic_bytes = body_end + 1, data[body_end].astype(np.int64)
         if v2.any():
             topic = topic + v2

@@ -11,7 +11,7 @@ import time
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.filters import sql92
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record_layout
 
 # The time that one pull's filter may work in one turn of the loop.
 TURN_S = 0.005
@@ -49,7 +49,7 @@ class PullFilter:
             self.cut = True
             return None
         self._worked = True
-        properties = record.properties_of(stored)
+        properties = record_layout.properties_of(stored)
         if len(properties) * self._characters <= COST_MAX:
             return self._accepts(properties)
         if self.awaited is None or properties != self._asked:

@@ -17,7 +17,7 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number
 from rocketspark.protocol.headers import CheckTransactionHeader
 from rocketspark.protocol.json.bodies import Quarantined
-from rocketspark.protocol.message import properties, record, sysflags
+from rocketspark.protocol.message import properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.message.properties import pairs_of
 from rocketspark.protocol.message.record import Record
@@ -133,7 +133,7 @@ class HalfMessages:
 
 def is_commit(stored: memoryview) -> bool:
     """Tell whether a record is a committed message."""
-    return record.sys_flag_of(stored) & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT
+    return record_layout.sys_flag_of(stored) & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT
 
 
 def half_message(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> HalfMessage:

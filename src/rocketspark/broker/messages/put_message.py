@@ -25,7 +25,7 @@ from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.headers import SendHeader
-from rocketspark.protocol.message import batch, properties, record, sysflags
+from rocketspark.protocol.message import batch, properties, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.commitlog.append_message import BatchMessage, PlainMessage
@@ -207,7 +207,7 @@ class PutMessage:
             stored,
             pairs_of(stored) if pairs is None else pairs,
             kept.flag,
-            kept.sys_flag & ~record.HOST_FLAGS | added_flags,
+            kept.sys_flag & ~record_layout.HOST_FLAGS | added_flags,
             kept.born_time_ms,
             kept.born_host,
             kept.reconsume_times if reconsume_times is None else reconsume_times,

@@ -12,11 +12,11 @@ from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import batch, compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record_layout import (
-    AT,
     CRC_MASK,
     FIXED,
     FIXED_BYTES_V4,
     FIXED_V4,
+    HOST_FLAGS,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -27,18 +27,8 @@ from rocketspark.protocol.message.record_layout import (
     properties_field,
     topic_field,
 )
-from rocketspark.protocol.message.record_layout import (
-    HOST_FLAGS as HOST_FLAGS,
-)
-from rocketspark.protocol.message.record_layout import (
-    properties_of as properties_of,
-)
-from rocketspark.protocol.message.record_layout import (
-    sys_flag_of as sys_flag_of,
-)
 
 _SYS_FLAG = only("sys_flag").unpack_from
-AT_QUEUE_OFFSET = AT["queue_offset"]
 
 
 class Record(NamedTuple):
@@ -289,7 +279,7 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     topics: dict[bytes, str] = {}
     at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_BYTES_V4
     while at < total:
-        if total - at > fixed + 3:
+        if total - at > RECORD_BYTES_MIN:
             fields = unpack(data, at)
             size, magic, crc, _, _, queue_offset, position, sys_flag, _, _, _, _, _, _, body_length = fields
             end = at + size

@@ -20,7 +20,7 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import PullHeader, PullReply
 from rocketspark.protocol.message import sysflags
-from rocketspark.protocol.message.record import AT_QUEUE_OFFSET
+from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.compacted_topics import is_compacted
@@ -302,8 +302,8 @@ class _Puller:
         proof.opaque = 0
         first, end = proof.piece.first, proof.piece.end
         if reply.code == ResponseCode.SUCCESS and reply.end > reply.start:
-            at = reply.start + AT_QUEUE_OFFSET
-            found = int.from_bytes(reply.buffer[at : at + 8], "big")
+            at = reply.start
+            found = int.from_bytes(reply.buffer[at + AT["queue_offset"] : at + AT["position"]], "big")
         elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
             found = headers.decode_ext(PullReply, reply.ext).next_offset
             found = found if found > first else end

@@ -8,18 +8,25 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+import numpy as np
+
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.store.consumequeue.consume_queue import ActiveQueues, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
 from rocketspark.store.index.key_hashes import TopicKeys
 
-# Log position, record size, tags code, store time in ms, first queue offset, messages, -1 (no compaction), 0.
+# Physical offset, record size, tags code, store time in ms, first queue offset, messages, -1 (no compaction), 0.
 _UNIT = struct.Struct(">qiqqqhii")
 BATCH_UNIT_BYTES = _UNIT.size
-_AT_BASE = 28
-_BASE = struct.Struct(">q")
-_TIME_BASE_COUNT = struct.Struct(">20xqqh")
+BATCH_UNIT_TYPE = np.dtype(
+    [
+        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("time", ">i8"), ("base", ">i8"), ("count", ">i2")),
+        *(("compacted", ">i4"), ("reserved", ">i4")),
+    ]
+)
+assert BATCH_UNIT_TYPE.itemsize == BATCH_UNIT_BYTES
+_TIME_BASE_COUNT = struct.Struct(f">{struct.calcsize('>qiq')}xqqh")
 _INNER_COUNT = properties.INNER_COUNT.encode()
 INNER_COUNT_MAX = 0x7FFF
 
@@ -111,8 +118,7 @@ class BatchConsumeQueue(ConsumeQueue):
         low, high = self._first(), self._written // BATCH_UNIT_BYTES
         while low + 1 < high:
             middle = (low + high) // 2
-            view, at = self._at(middle)
-            if _BASE.unpack_from(view, at + _AT_BASE)[0] <= offset:
+            if self._stated(middle)[1] <= offset:
                 low = middle
             else:
                 high = middle

@@ -12,20 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES
+from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_TYPE
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.read_only_files import ReadOnlyFiles
 
 Ints = npt.NDArray[Any]
 
-BATCH_UNIT_TYPE = np.dtype(
-    [
-        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("time", ">i8"), ("base", ">i8"), ("count", ">i2")),
-        *(("compacted", ">i4"), ("reserved", ">i4")),
-    ]
-)
-assert BATCH_UNIT_TYPE.itemsize == BATCH_UNIT_BYTES
 _CHUNK_UNITS = 1 << 16
 _SIZES_SEEN = 64
 
