@@ -6,7 +6,8 @@ Rule: a place that a client or a queue names counts only if the record there say
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,10 +30,35 @@ log = LimitedLog("rocketspark.broker")
 GROUP = "CID_RMQ_SYS_TRANS"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_PARKED = {topic_names.SCHEDULE_TOPIC.encode(), topic_names.TIMER_TOPIC.encode()}
 READ_COUNT = 256
 RESUMED_COUNT_MAX = 32
 NEVER_MS = LONG_MAX
 KIND = "half"
+
+
+class TransactionKey(NamedTuple):
+    """What copies of one half message have in common: the message's unique id, its producer group and its topic."""
+
+    unique_id: str
+    group: str
+    topic: str
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, str], otherwise: str) -> TransactionKey:
+        """Return the key of a half message with these properties; `otherwise` is its id if it has none."""
+        return cls(
+            pairs.get(properties.UNIQUE_ID, otherwise),
+            pairs.get(properties.PRODUCER_GROUP, ""),
+            pairs.get(properties.REAL_TOPIC, ""),
+        )
+
+    def is_of(self, stored: Record, *, copy: bool) -> bool:
+        """Tell whether a message with this unique id, a half message or (`copy` false) a commit, is of this one."""
+        pairs = pairs_of(stored.properties)
+        topic = stored.topic if not copy and stored.topic not in _PARKED else pairs.get(b"REAL_TOPIC", b"")
+        group = pairs.get(b"PGROUP", b"")
+        return (group.decode("utf-8", "replace"), topic.decode("utf-8", "replace")) == (self.group, self.topic)
 
 
 class HalfMessage(msgspec.Struct):
@@ -109,26 +135,27 @@ class HalfMessages:
             ((position, _, _),) = self._store.queue_units(topic_names.HALF_TOPIC, 0, entry.queue_offset, 1)
             return self.record(topic_names.HALF_TOPIC, entry.queue_offset, position)
 
-    def was_committed(self, pairs: dict[str, str]) -> bool:
+    def was_committed(self, key: TransactionKey) -> bool:
         """Tell whether the message of a half message is in its topic, e.g. as it was resumed and committed before."""
-        key = pairs.get(properties.UNIQUE_ID, "")
         # Or it waits for its time there.
-        for topic in (pairs.get(properties.REAL_TOPIC, ""), topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC):
-            if any(is_commit(r) for r in self._store.query(topic, key, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")):
-                return True
+        for topic in (key.topic, topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC):
+            for stored in self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U"):
+                if is_commit(stored) and key.is_of(record.decode(stored, check_crc=False), copy=False):
+                    return True
         return False
 
-    def was_given_up(self, key: str) -> bool:
+    def was_given_up(self, key: TransactionKey) -> bool:
         """Tell whether a half message that is not open, nor committed, has no end: it was given up, and not resumed."""
         if not self._store.queue_range(topic_names.CHECK_MAX_TOPIC, 0)[1]:
             return False
         given_up, half = self.newest(topic_names.CHECK_MAX_TOPIC, key), self.newest(topic_names.HALF_TOPIC, key)
         return given_up is not None and (half is None or given_up.position > half.position)
 
-    def newest(self, topic: str, key: str) -> Record | None:
+    def newest(self, topic: str, key: TransactionKey) -> Record | None:
         """Return the newest copy in a topic, whose body may be damaged; None if there is none."""
-        found = self._store.query(topic, key, 1, 0, NEVER_MS, "U")
-        return record.decode(found[0], check_crc=False) if found else None
+        found = self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
+        copies = [record.decode(stored, check_crc=False) for stored in found]
+        return max((c for c in copies if key.is_of(c, copy=True)), key=lambda c: c.position, default=None)
 
 
 def is_commit(stored: memoryview) -> bool:
@@ -154,7 +181,7 @@ def quarantine_name(position: int) -> str:
     return f"{KIND}-{position}"
 
 
-def check_request(half: Record, key: str, broker_name: str) -> tuple[CheckTransactionHeader, bytes]:
+def check_request(half: Record, unique_id: str, broker_name: str) -> tuple[CheckTransactionHeader, bytes]:
     """Return the request that asks a producer how a transaction ended: its header, and the message as the body."""
     told = properties.with_value(half.properties, properties.WAIT.encode(), b"false")
     if len(told) > properties.BYTES_MAX:
@@ -179,8 +206,8 @@ def check_request(half: Record, key: str, broker_name: str) -> tuple[CheckTransa
         topic=topic_names.HALF_TOPIC,
         half_offset=half.queue_offset,
         physical_offset=half.position,
-        message_id=key,
-        transaction_id=key,
+        message_id=unique_id,
+        transaction_id=unique_id,
         offset_message_id=offset_message_id(half.store_host, half.position),
         broker_name=broker_name,
     )

@@ -233,6 +233,12 @@ class PutMessage:
                 self._long_polling.mark(message[0].name, message[0].queue_id)
         return placed
 
+    def check_time(self, topic: str, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> None:
+        """Raise ServerError, as `accept` would, if a message asks for a time that cannot be kept."""
+        if not _PARKING.isdisjoint(pairs):
+            pairs = dict(pairs)
+            self._park(topic, queue_id, self.marked(stored, pairs), pairs, None, int(time() * 1000))
+
     def _park(
         self,
         topic: str,

@@ -22,6 +22,7 @@ from rocketspark.broker.messages.half_messages import (
     KIND,
     HalfMessage,
     HalfMessages,
+    TransactionKey,
     check_request,
     half_message,
     is_commit,
@@ -109,7 +110,7 @@ class Transactions:
         self._timer: asyncio.TimerHandle | None = None
         self.set_limits(limits)
         self._refreshed_ms = now_ms()
-        self._open: dict[str, HalfMessage] = {}
+        self._open: dict[TransactionKey, HalfMessage] = {}
         # Progress of half and op queue, to be saved once the log is on the disk up to a position.
         self._noted: tuple[int, int, int] | None = None
         self._turn = 0
@@ -157,7 +158,7 @@ class Transactions:
                 all_read = False
                 continue
             pairs = properties.decode(half.properties.decode("utf-8", "replace"))
-            key = pairs.get(properties.UNIQUE_ID, str(queue_offset))
+            key = TransactionKey.of(pairs, str(queue_offset))
             before = self._open.get(key)
             if before is not None:
                 self._op_messages.add(before.queue_offset)
@@ -184,14 +185,15 @@ class Transactions:
             if key is None or key not in self._open:
                 continue
             # What was delivered later, or again, is a commit too, and states 0.
-            if stored.prepared_position or pairs_of(stored.properties).get(b"UNIQ_KEY") == key.encode():
+            if stored.prepared_position or _is_commit_of(key, stored):
                 self._op_messages.add(self._open.pop(key).queue_offset)
 
     def _drop_committed(self) -> None:
         """Drop older copies that seem open because a mark or the newest copy cannot be read, if there was a commit."""
         for key, half in list(self._open.items()):
             stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
-            if self._half_messages.was_committed(properties.decode(stored.properties.decode("utf-8", "replace"))):
+            pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
+            if self._half_messages.was_committed(TransactionKey.of(pairs, key.unique_id)):
                 del self._open[key]
                 self._op_messages.add(half.queue_offset)
 
@@ -209,13 +211,18 @@ class Transactions:
         born_time_ms: int,
         born_host: bytes,
     ) -> Accepted:
-        """Store a half message: invisible until its commit. Raises ServerError as `PutMessage.accept`."""
+        """Store a half message: invisible until its commit. Raises ServerError as `PutMessage.accept`.
+
+        Also for a delivery time that its commit could not be stored with.
+        """
         if stored and stored[-1] != 2:
             stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
         unique_id = pairs.get(b"UNIQ_KEY")
-        stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+        added = b""
         if unique_id is not None and b"__transactionId__" not in pairs:
-            stored += b"__transactionId__\x01%b\x02" % unique_id
+            added = b"__transactionId__\x01%b\x02" % unique_id
+        self._put_message.check_time(topic, queue_id, stored + added, pairs)
+        stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id) + added
         accepted = self._put_message.accept(
             topic_names.HALF_TOPIC,
             0,
@@ -231,7 +238,7 @@ class Transactions:
         position, queue_offset, end = accepted
         count(self._stats.prepared, topic, end - position)
         texts = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in pairs.items()}
-        key = texts[properties.UNIQUE_ID]
+        key = TransactionKey(texts[properties.UNIQUE_ID], texts.get(properties.PRODUCER_GROUP, ""), topic)
         before = self._open.get(key)
         if before is not None:
             # A producer without an answer sends again: one transaction, of which the newest copy counts.
@@ -258,10 +265,10 @@ class Transactions:
         outcome = h.outcome & sysflags.TRANSACTION_MASK
         if outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
             return None
-        key = pairs.get(properties.UNIQUE_ID, str(half.queue_offset))
+        key = TransactionKey.of(pairs, str(half.queue_offset))
         known = self._open.get(key)
-        if known is None and self._half_messages.was_committed(pairs):
-            log.info("transaction %s of group %s was committed before", key, h.producer_group)
+        if known is None and self._half_messages.was_committed(key):
+            log.info("transaction %s of group %s was committed before", key.unique_id, h.producer_group)
             # The commit may have been just now.
             return self._store.written_position if outcome == sysflags.TRANSACTION_COMMIT else None
         if known is None and self._half_messages.was_given_up(key):
@@ -270,7 +277,7 @@ class Transactions:
         if known is None and (found := self._unreadable(key)) is not None:
             known, entry = found
         if known is None:
-            log.info("transaction %s of group %s is not open", key, h.producer_group)
+            log.info("transaction %s of group %s is not open", key.unique_id, h.producer_group)
             if outcome == sysflags.TRANSACTION_ROLLBACK:
                 return None
             if self._store.index_service is None:
@@ -278,7 +285,7 @@ class Transactions:
                 return self._store.written_position
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR,
-                f"Find prepared transaction message failed: transaction {key} was rolled back or is lost",
+                f"Find prepared transaction message failed: transaction {key.unique_id} was rolled back or is lost",
             )
         end = None
         if outcome == sysflags.TRANSACTION_COMMIT:
@@ -292,17 +299,17 @@ class Transactions:
             self._quarantine.discard(entry.name if entry is not None else quarantine_name(known.position))
         return end
 
-    def _end_given_up(self, half: Record, key: str, outcome: int) -> int | None:
+    def _end_given_up(self, half: Record, key: TransactionKey, outcome: int) -> int | None:
         """Commit or roll back a half message that was given up; returns what `end` does."""
         if outcome == sysflags.TRANSACTION_COMMIT:
-            log.info("transaction %s is committed, though it was given up", key)
+            log.info("transaction %s is committed, though it was given up", key.unique_id)
             return self._commit(half, half.position)
         # A newer copy, which is ended: no later commit finds the message given up.
         _, queue_offset, _ = self._put_message.accept_again(half, topic_names.HALF_TOPIC, 0, half.properties)
         self._op_messages.add(queue_offset)
         return None
 
-    def _unreadable(self, key: str) -> tuple[HalfMessage, Quarantined] | None:
+    def _unreadable(self, key: TransactionKey) -> tuple[HalfMessage, Quarantined] | None:
         """Return a half message whose newest copy is set aside, and its place there; an older copy may name it."""
         newest = self._half_messages.newest(topic_names.HALF_TOPIC, key)
         if newest is None:
@@ -341,6 +348,8 @@ class Transactions:
         if refresh:
             self._refreshed_ms = now
         oldest = self._store.min_position
+        for half in self._open.values():
+            half.since_ms = min(half.since_ms, now)  # The clock was ahead when it came.
         due = deque(
             key
             for key, h in self._open.items()
@@ -348,7 +357,7 @@ class Transactions:
         )
         self._check_due(due, refresh)
 
-    def _check_due(self, due: deque[str], refresh: bool) -> None:
+    def _check_due(self, due: deque[TransactionKey], refresh: bool) -> None:
         """Check the next of those that are due; others have their turn in between."""
         for _ in range(min(len(due), CHECKS_AT_ONCE)):
             key = due.popleft()
@@ -371,7 +380,7 @@ class Transactions:
         self._timer = loop.call_later(self._interval_s, self._check_all)
         self._commit_progress()
 
-    def _set_aside(self, key: str, half: HalfMessage, error: Exception) -> None:
+    def _set_aside(self, key: TransactionKey, half: HalfMessage, error: Exception) -> None:
         """Stop checking a half message and quarantine it; one that cannot be read cannot be ended, so it is closed."""
         self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, half.queue_offset, half.position, error)
         half.aside = True
@@ -386,13 +395,13 @@ class Transactions:
                 return
         stored = self._half_messages.set_aside_before(entry)
         pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
-        key = pairs.get(properties.UNIQUE_ID, str(stored.queue_offset))
-        if key in self._open or self._half_messages.was_committed(pairs):
-            log.info("the half message %s has its end and leaves the quarantine", key)
+        key = TransactionKey.of(pairs, str(stored.queue_offset))
+        if key in self._open or self._half_messages.was_committed(key):
+            log.info("the half message %s has its end and leaves the quarantine", key.unique_id)
             return
         self._open[key] = half_message(stored.queue_offset, stored.position, stored.store_time_ms, pairs)
 
-    def _check(self, key: str, half: HalfMessage, *, refresh: bool = False) -> None:
+    def _check(self, key: TransactionKey, half: HalfMessage, *, refresh: bool = False) -> None:
         producer = self._producer(half.group)
         asked_enough = half.checks >= self._limits.checks_max
         too_old = now_ms() - half.since_ms >= self._limits.reserved_ms
@@ -402,14 +411,14 @@ class Transactions:
         if producer is None and not given_up and not far_behind and not gone:
             return
         if gone:
-            log.warning("half message %s at %d is gone from the log; dropped", key, half.position)
+            log.warning("half message %s at %d is gone from the log; dropped", key.unique_id, half.position)
             del self._open[key]
             self._quarantine.discard(quarantine_name(half.position))
             return
         stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
         if given_up:
             why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
-            log.warning("half message %s had no end after %s: given up", key, why)
+            log.warning("half message %s had no end after %s: given up", key.unique_id, why)
             self._put_message.accept_again(stored, topic_names.CHECK_MAX_TOPIC, 0, stored.properties)
             del self._open[key]
             self._op_messages.add(half.queue_offset)
@@ -430,7 +439,7 @@ class Transactions:
             asked = self._half_messages.record(topic_names.HALF_TOPIC, queue_offset, position)
         if producer is not None:
             half.checks += 1
-            self._ask(producer.peer, key, asked)
+            self._ask(producer.peer, key.unique_id, asked)
 
     def resume(self, position: int) -> None:
         """Check the message at a physical offset again, from the first time on, e.g. one that was given up.
@@ -442,8 +451,8 @@ class Transactions:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"no half message at physical offset {position}")
         pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
         given_up = stored.topic.decode() == topic_names.CHECK_MAX_TOPIC
-        key = pairs.get(properties.UNIQUE_ID, "")
-        if key not in self._open and (not given_up or self._half_messages.was_committed(pairs)):
+        key = TransactionKey.of(pairs, "")
+        if key not in self._open and (not given_up or self._half_messages.was_committed(key)):
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half message at physical offset {position} was ended")
         pairs[CHECK_TIMES] = "0"
         kept = properties.with_value(stored.properties, CHECK_TIMES.encode(), b"0")
@@ -462,13 +471,13 @@ class Transactions:
         self._turn += 1
         return members[self._turn % len(members)]
 
-    def _ask(self, peer: Peer, key: str, half: Record) -> None:
+    def _ask(self, peer: Peer, unique_id: str, half: Record) -> None:
         """Send CHECK_TRANSACTION_STATE to a producer of the group, which answers by END_TRANSACTION."""
-        header, body = check_request(half, key, self._broker_name)
+        header, body = check_request(half, unique_id, self._broker_name)
         try:
             peer.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, body)
         except TransportError as e:
-            log.info("%s could not be asked for transaction %s: %s", peer.address, key, e)
+            log.info("%s could not be asked for transaction %s: %s", peer.address, unique_id, e)
 
     def _commit_progress(self) -> None:
         """Note how far both queues are done, where a later start begins to read (as CID_RMQ_SYS_TRANS)."""
@@ -490,3 +499,7 @@ class Transactions:
             return
         self._offsets.commit(GROUP, topic_names.HALF_TOPIC, 0, half_done)
         self._offsets.commit(GROUP, topic_names.OP_HALF_TOPIC, 0, op_done)
+
+
+def _is_commit_of(key: TransactionKey, stored: Record) -> bool:
+    return pairs_of(stored.properties).get(b"UNIQ_KEY") == key.unique_id.encode() and key.is_of(stored, copy=False)

@@ -20,6 +20,7 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClient, Conn
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import op_messages, transactions
+from rocketspark.broker.messages.half_messages import HalfMessage
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.transactions import CheckLimits, Transactions
@@ -124,8 +125,13 @@ class Rig:
 
     def end_open(self, outcomes: dict[str, int]) -> None:
         """What a check-back comes to: the producer tells the end of each that is open here."""
-        for key, half in list(self.transactions._open.items()):
+        for key, half in self.open.items():
             self.end(self.at(half.position), outcomes[key])
+
+    @property
+    def open(self) -> dict[str, HalfMessage]:
+        """The open half messages by unique id."""
+        return {key.unique_id: half for key, half in self.transactions._open.items()}
 
     def delivered(self) -> Counter[str]:
         low, high = self.store.queue_range("T", 0)
@@ -300,7 +306,7 @@ def test_nothing_is_counted_or_stored_while_nobody_can_be_asked(tmp_path: Path) 
         rig.clients.producers["P"] = members
         check_round(rig)
         assert rig.producer.asked == ["K"]
-        assert rig.transactions._open["K"].checks == 1
+        assert rig.open["K"].checks == 1
         rig.end(half, COMMIT)
         assert rig.delivered() == Counter({"K": 1})
         rig.transactions.stop()
@@ -325,7 +331,7 @@ def test_those_nobody_can_be_asked_about_are_stored_anew_once_the_log_is_far_ahe
         check_round(rig)
         check_round(rig)
         assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, 2)
-        assert rig.transactions._open["K"].checks == 0
+        assert rig.open["K"].checks == 0
         rig.transactions.stop()
         rig.kill()
         rig = Rig(tmp_path)

@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         return self.loop.run_until_complete(run())
 
     def note_handles(self) -> None:
-        for key, half in self.rig.transactions._open.items():
+        for key, half in self.rig.open.items():
             handle = key, half.queue_offset, half.position
             if handle not in self.handles:
                 self.handles.append(handle)
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
     @rule(odd=st.sampled_from(ODD), immune=st.booleans(), again=st.booleans(), pick=st.integers(0, 99))
     def prepare(self, odd: str, immune: bool, again: bool, pick: int) -> None:
         """A half message, or one more copy of an open one whose producer had no answer."""
-        open_keys = [key for key in self.rig.transactions._open if self.state[key] == "open"]
+        open_keys = [key for key in self.rig.open if self.state[key] == "open"]
         key = open_keys[pick % len(open_keys)] if again and open_keys else f"K{len(self.state)}"
         text = f"UNIQ_KEY\x01{key}\x02PGROUP\x01P\x02TRAN_MSG\x01true\x02" + IMMUNE * immune
         text += f"F\x01{'x' * (32_650 - len(text))}\x02" if odd == "fill" else odd
@@ -153,14 +153,14 @@ class Machine(RuleBasedStateMachine):
         self.now += seconds * 1000
         producer = self.rig.producer
         producer.asked.clear()
-        before = {key: half.aside for key, half in self.rig.transactions._open.items()}
+        before = {key: half.aside for key, half in self.rig.open.items()}
         self.on_loop(self.rig.transactions._check_all)
         if self.rig.full or not producer.is_open:
             return
         assert max(Counter(producer.asked).values(), default=0) <= 1
         for key, aside in before.items():
             if self.state[key] == "open" and not aside and self.immune_until[key] <= self.now:
-                given_up = key not in self.rig.transactions._open
+                given_up = key not in self.rig.open
                 assert key in producer.asked or given_up or key in self.rotten, key
         self.note_handles()
 

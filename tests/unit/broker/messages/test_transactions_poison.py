@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig, check_round
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import half_messages
+from rocketspark.broker.messages import half_messages, transactions
 from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import CheckLimits
 from rocketspark.errors import RecordError, ServerError
+from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import properties, record
 
 
@@ -64,7 +67,7 @@ async def test_a_broker_starts_whatever_its_half_messages_say(tmp_path: Path) ->
     prepare(rig, "B")
     rig.kill()
     rig = Rig(tmp_path)
-    assert list(rig.transactions._open) == ["A", "B"]
+    assert list(rig.open) == ["A", "B"]
     check_round(rig)
     assert rig.producer.asked == ["A", "B"]
     rig.transactions.stop()
@@ -81,7 +84,7 @@ async def test_one_without_room_for_a_count_is_asked_about_and_ends(tmp_path: Pa
     prepare(rig, "B")
     check_round(rig)
     assert sorted(rig.producer.asked) == ["A", "B", "probe"]
-    assert rig.transactions._open["probe"].checks == 1
+    assert rig.open["probe"].checks == 1
     rig.end(full, COMMIT)
     assert rig.delivered() == Counter({"probe": 1})
     assert rig.quarantine.entries() == []
@@ -136,7 +139,7 @@ async def test_a_rotten_one_is_no_reason_not_to_start(tmp_path: Path) -> None:
     rot(rig, bad.position)
     rig.transactions._open.clear()
     rig.transactions._recover()
-    assert list(rig.transactions._open) == ["good"]
+    assert list(rig.open) == ["good"]
     assert [e.name for e in rig.quarantine.entries()] == [f"half-{bad.position}"]
     rig.transactions.stop()
     rig.kill()
@@ -234,7 +237,7 @@ def checked_once(rig: Rig, half: record.Record) -> record.Record:
     """The newer copy that a check makes of a half message."""
     check_round(rig)
     rig.transactions._op_messages.write()
-    return rig.at(rig.transactions._open[half.body.decode()].position)
+    return rig.at(rig.open[half.body.decode()].position)
 
 
 @alone
@@ -368,5 +371,83 @@ async def test_a_commit_that_was_delivered_later_ends_no_other_at_the_beginning_
     rig.put_message.accept("T", 0, b"other", stored, pairs_of(stored), 0, COMMIT, 0, BORN, delayed=False)
     rig.kill()
     rig = Rig(tmp_path)
-    assert list(rig.transactions._open) == ["first"]
+    assert list(rig.open) == ["first"]
+    rig.kill()
+
+
+@alone
+async def test_half_messages_of_two_groups_or_topics_with_one_id_end_apart(tmp_path: Path) -> None:
+    def prepare_in(group: str, topic: str) -> record.Record:
+        stored = f"UNIQ_KEY\x01SAME\x02PGROUP\x01{group}\x02TRAN_MSG\x01true\x02".encode()
+        body = f"{group} {topic}".encode()
+        position, _, _ = rig.transactions.prepare(topic, 0, body, stored, pairs_of(stored), 0, 4, 0, BORN)
+        return rig.at(position)
+
+    def end(half: record.Record, outcome: int) -> None:
+        group = half.body.decode().split()[0]
+        header = EndTransactionHeader(
+            producer_group=group, half_offset=half.queue_offset, physical_offset=half.position, outcome=outcome
+        )
+        rig.transactions.end(header)
+
+    rig = Rig(tmp_path)
+    billing, shipping, other, both = (
+        prepare_in(*place) for place in (("billing", "T"), ("shipping", "T"), ("billing", "U"), ("shipping", "U"))
+    )
+    assert rig.transactions.open_count == 4
+    # The same one again, as its producer had no answer.
+    prepare_in("billing", "T")
+    assert rig.transactions.open_count == 4
+    end(billing, COMMIT)
+    end(shipping, ROLLBACK)
+    with pytest.raises(ServerError, match="rolled back or is lost"):
+        end(shipping, COMMIT)
+    rig.transactions.stop()
+    rig.kill()
+    rig = Rig(tmp_path)
+    assert rig.transactions.open_count == 2
+    end(other, COMMIT)
+    end(both, COMMIT)
+    end(billing, COMMIT)
+    assert rig.delivered() == Counter({"billing T": 1})
+    assert rig.store.queue_range("U", 0) == (0, 2)
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_one_that_came_while_the_clock_was_ahead_is_checked_when_it_is_right_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.transactions.set_limits(
+        CheckLimits(timeout_ms=60_000, interval_ms=1_000_000, checks_max=15, reserved_ms=1_000_000_000)
+    )
+    now = transactions.now_ms()
+    with mock.patch.object(transactions, "now_ms", return_value=now + 86_400_000):
+        prepare(rig, "K")
+    for ms, asked in ((0, []), (59_999, []), (60_000, ["K"])):
+        with mock.patch.object(transactions, "now_ms", lambda ms=ms: now + ms):
+            check_round(rig)
+        assert rig.producer.asked == asked
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
+async def test_a_time_that_a_commit_could_not_be_stored_with_is_refused_at_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rules = TimerRules(broker_name="broker-a", enabled=True, precision_ms=1000, delay_max_ms=86_400_000)
+    with mock.patch.object(rig.put_message, "_timer_rules", rules):
+        for more in (
+            {"TIMER_DELAY_SEC": "999999"},
+            {"TIMER_DELIVER_MS": "x"},
+            {"TIMER_DELAY_SEC": "9", "F": "x" * 32_500},
+        ):
+            with pytest.raises(ServerError):
+                prepare(rig, "K", **more)
+        assert rig.transactions.open_count == 0
+        half = prepare(rig, "K", TIMER_DELAY_SEC="9")
+        rig.end(half, COMMIT)
+    assert rig.store.queue_range(topic_names.TIMER_TOPIC, 0) == (0, 1)
+    assert rig.transactions.open_count == 0
+    rig.transactions.stop()
     rig.kill()
