@@ -44,7 +44,9 @@ async def _serve(start: Starter) -> None:
             write(f"{line}\n")
         except (ReaderLeft, UsageError) as e:
             # The server runs all the same: others than its starter may need it.
-            logging.getLogger("rocketspark").warning("%s; but nobody could be told: %s", line, e or "stdout was closed")
+            logging.getLogger("rocketspark").warning(
+                "%s; this line could not be written to stdout: %s", line, e or "stdout was closed"
+            )
         # A server leaves few cycles behind, and with 10,000 queues a full collection stops it for 50 ms.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

@@ -192,7 +192,7 @@ class HookSet:
     def __init__(self, hooks: Sequence[Hooks] = ()) -> None:
         for each in hooks:
             if not isinstance(each, Hooks):
-                raise ConfigError(f"hooks: {each!r} is no object of a class derived from client.hooks.Hooks")
+                raise ConfigError(f"hooks: {each!r} is not an object of a class derived from client.hooks.Hooks")
         self.sends: list[Hooks] = []
         self.consumes: list[Hooks] = []
         self.ends: list[Hooks] = []
@@ -243,4 +243,4 @@ async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> No
     except BaseException as e:
         if passes_on(e):
             raise
-        log.exception("a function that is told of queues failed; it changes nothing")
+        log.exception("on_assigned, on_revoked or the callback of watch_queues failed; the consumer goes on")

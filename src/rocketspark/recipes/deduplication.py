@@ -132,7 +132,7 @@ def _only(given: Any, firsts: dict[str, ReceivedMessage], new: set[str]) -> Any:
 
 def _short(text: str) -> str:
     if not isinstance(text, str) or not text:
-        raise UsageError(f"{text!r} tells no messages apart: a text that is not empty is needed")
+        raise UsageError(f"{text!r} does not identify a message: a text that is not empty is needed")
     if len(text) <= KEY_CHARACTERS_MAX and _STORABLE.fullmatch(text):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -80,7 +80,7 @@ class AsyncOutbox(Life):
     ) -> None:
         super().__init__()
         if min(backoff_ms, poll_ms, send_timeout_ms, in_flight_max) <= 0 or backoff_max_ms < backoff_ms:
-            raise ConfigError("times and in_flight_max are over 0, and backoff_max_ms is not below backoff_ms")
+            raise ConfigError("times and in_flight_max must be over 0, and backoff_max_ms not below backoff_ms")
         if lease_ms <= send_timeout_ms:
             raise ConfigError("lease_ms must be over send_timeout_ms: a lease must not end during a send")
         self.store = OutboxStore(store) if isinstance(store, str) else store

@@ -84,7 +84,7 @@ class Relay:
                 claimed = await self._claim(None)
                 await self._purge()
             except RocketSparkError as e:
-                log.warning("the outbox is not to be had, trying again: %s", e)
+                log.warning("the outbox's database cannot be used, trying again: %s", e)
                 claimed = False
             except Exception:
                 # A relay that ends unseen would keep messages for ever.

@@ -32,7 +32,9 @@ class Sqlite(Database):
 
     def __init__(self, path: str, *, wait_ms: float = 5000, must_exist: bool = False) -> None:
         if not path or path.startswith(":memory:"):
-            raise ConfigError("sqlite:// needs a file, such as sqlite:///shop.db: what is in memory survives no kill")
+            raise ConfigError(
+                "sqlite:// needs a file, such as sqlite:///shop.db: a database in memory does not survive a kill"
+            )
         super().__init__(f"sqlite:///{path}", wait_ms)
         self._path = Path(path)
         if must_exist and not self._path.is_file():

@@ -57,7 +57,7 @@ async def dial(
         async with asyncio.timeout(timeout_ms / 1000):
             _, peer = await loop.create_connection(make, host, port)
     except TimeoutError:
-        raise NotSent(f"{address} did not take the connection within {timeout_ms:.0f} ms", address=address) from None
+        raise NotSent(f"{address} did not accept the connection within {timeout_ms:.0f} ms", address=address) from None
     except OSError as e:
         raise NotSent(
             f"cannot connect to {address}: {e.strerror or e}; check the address and that the server runs",

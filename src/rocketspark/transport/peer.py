@@ -324,7 +324,7 @@ class Peer(PendingRequests):
             try:
                 head = headers.head_decoder.decode(header)
             except _UNREADABLE as e:
-                raise FrameError(f"the header is no JSON of RocketMQ's: {e}") from e
+                raise FrameError(f"the header is not RocketMQ's JSON: {e}") from e
             code, opaque, flag, remark = head.code, head.opaque, head.flag, head.remark
             version = head.version
             ext: bytes | msgspec.Raw = head.ext

@@ -71,7 +71,7 @@ def test_a_host_that_does_not_answer_ends_in_time() -> None:
                     filler.setblocking(False)
                     filler.connect_ex(full.getsockname())
                     fillers.append(filler)
-                with pytest.raises(NotSent, match="did not take the connection within 100 ms"):
+                with pytest.raises(NotSent, match="did not accept the connection within 100 ms"):
                     await dial(address, timeout_ms=100)
             finally:
                 for filler in fillers:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 from rocketspark.model.text import shown
 
@@ -56,7 +57,7 @@ def list_(
     entries = store.entries(State(state) if state else None, count)
     if json:
         for entry in entries:
-            _print_json(_summary(entry))
+            print_json(_summary(entry))
         return
     from rich.console import Console
     from rich.table import Table as Grid
@@ -86,7 +87,7 @@ def show(
     entry = _open(database, table).get(key)
     values = _summary(entry) | _fields(entry)
     if json:
-        _print_json(values)
+        print_json(values)
         return
     for name, value in values.items():
         text = str(value)
@@ -104,7 +105,7 @@ def resend(
     _check_choice(keys, parked)
     count = _open(database, table).resend(keys or None)
     if json:
-        _print_json({"resent": count})
+        print_json({"resent": count})
     else:
         print(f"{count:,} messages are due now")
 
@@ -130,7 +131,7 @@ def drop(
         typer.confirm("Delete all parked messages?" if parked else f"Delete {len(keys or [])} messages?", abort=True)
     count = store.drop(keys or None)
     if json:
-        _print_json({"dropped": count})
+        print_json({"dropped": count})
     else:
         print(f"dropped {count:,} messages")
 
@@ -199,7 +200,7 @@ def relay(
         relayed, seconds = runner.run(run())
     if json:
         values = {"sent": relayed.sent, "failed": relayed.failed, "parked": relayed.parked}
-        _print_json(values | {"seconds": round(seconds, 3)})
+        print_json(values | {"seconds": round(seconds, 3)})
     else:
         print(f"{_text(relayed)} in {seconds:.2f} s", file=sys.stderr)
     if once and (relayed.failed or relayed.parked):
@@ -264,9 +265,3 @@ def _time(ms: int) -> str:
         return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return str(ms)  # No time that a calendar has.
-
-
-def _print_json(value: Any) -> None:
-    import msgspec
-
-    print(msgspec.json.encode(value).decode())

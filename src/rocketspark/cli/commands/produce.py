@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 from rocketspark.cli.streams import lines
 from rocketspark.model.text import shown
@@ -150,8 +151,6 @@ def _progress(file: Path | None) -> Iterator[Callable[[int, int], None]]:
 def _report(sending: LineSender, topic: str, as_json: bool) -> None:
     rate = sending.sent / sending.seconds if sending.seconds else 0.0
     if as_json:
-        import msgspec
-
         result = {
             "topic": topic,
             "sent": sending.sent,
@@ -160,7 +159,7 @@ def _report(sending: LineSender, topic: str, as_json: bool) -> None:
             "seconds": round(sending.seconds, 3),
             "messages_per_second": round(rate),
         }
-        print(msgspec.json.encode(result).decode())
+        print_json(result)
         return
     left_out = f", {sending.empty:,} empty lines left out" if sending.empty else ""
     failed = f", {sending.failed:,} failed" if sending.failed else ""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.topic import _print_json, _run
+from rocketspark.cli.operate import print_json, run_operation
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 from rocketspark.model.text import shown
 
@@ -22,10 +22,10 @@ def list_(broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json 
 
     Example: `rocketspark quarantine list --json`
     """
-    found = _run(namesrv, lambda operations: operations.list_quarantine(broker))
+    found = run_operation(namesrv, lambda operations: operations.list_quarantine(broker))
     if json:
         rows = [{"broker_name": e.broker_name, **e.place()} for e in found]
-        _print_json(rows)
+        print_json(rows)
         return
     for e in found:
         place = f"{shown(e.topic)} queue {e.queue_id} offset {e.queue_offset} physical offset {e.physical_offset}"
@@ -40,7 +40,7 @@ def retry(name: Name, broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT,
 
     Example: `rocketspark quarantine retry delay-4711`
     """
-    where = _run(namesrv, lambda operations: operations.retry_quarantined(name, broker))
+    where = run_operation(namesrv, lambda operations: operations.retry_quarantined(name, broker))
     _done("retried", name, where, json=json)
 
 
@@ -50,12 +50,12 @@ def drop(name: Name, broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT, 
 
     Example: `rocketspark quarantine drop delay-4711`
     """
-    where = _run(namesrv, lambda operations: operations.drop_quarantined(name, broker))
+    where = run_operation(namesrv, lambda operations: operations.drop_quarantined(name, broker))
     _done("dropped", name, where, json=json)
 
 
 def _done(what: str, name: str, where: str, *, json: bool) -> None:
     if json:
-        _print_json({"name": name, "broker_name": where, "done": what})
+        print_json({"name": name, "broker_name": where, "done": what})
     else:
         print(f"{what} {shown(name)} on {shown(where)}")

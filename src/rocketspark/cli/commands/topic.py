@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from rocketspark.cli.operate import print_json, run_operation
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 from rocketspark.model.text import shown
 
@@ -38,11 +39,11 @@ def list_(
     async def ask(operations: Operations) -> tuple[list[str], list[BrokerState]]:
         return await operations.list_topics(), await operations.cluster_info()
 
-    topics, brokers = _run(namesrv, ask)
+    topics, brokers = run_operation(namesrv, ask)
     if not everything:
         topics = users_topics(topics, brokers)
     if json:
-        _print_json(topics)
+        print_json(topics)
     else:
         print("".join(f"{shown(topic)}\n" for topic in topics), end="")
 
@@ -59,7 +60,7 @@ def show(topic: Name, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) ->
 
     Example: `rocketspark topic show orders --json`
     """
-    state = _run(namesrv, lambda operations: operations.show_topic(topic))
+    state = run_operation(namesrv, lambda operations: operations.show_topic(topic))
     if json:
         queues = [
             {
@@ -70,7 +71,7 @@ def show(topic: Name, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) ->
             }
             for q in state.queues
         ]
-        _print_json({"topic": topic, "messages": state.message_count, "queues": queues})
+        print_json({"topic": topic, "messages": state.message_count, "queues": queues})
         return
     from rich.console import Console
     from rich.table import Table
@@ -99,13 +100,13 @@ def create(
 
     Example: `rocketspark topic create orders --queues 8`
     """
-    made = _run(
+    made = run_operation(
         namesrv,
         lambda operations: operations.create_topic(topic, queue_count=queues, cluster=cluster, brokers=broker or None),
     )
     names = [b.broker_name for b in made]
     if json:
-        _print_json({"topic": topic, "queues": queues, "brokers": names})
+        print_json({"topic": topic, "queues": queues, "brokers": names})
     else:
         print(f"created {shown(topic)} with {queues} queues on {_listed(names)}")
 
@@ -125,33 +126,12 @@ def delete(
         if not sys.stdin.isatty():
             raise typer.BadParameter("the messages will be gone: confirm with --yes")
         typer.confirm(f"Delete topic {shown(topic)} and its messages?", abort=True)
-    names = _run(namesrv, lambda operations: operations.delete_topic(topic))
+    names = run_operation(namesrv, lambda operations: operations.delete_topic(topic))
     if json:
-        _print_json({"topic": topic, "brokers": names})
+        print_json({"topic": topic, "brokers": names})
     else:
         print(f"deleted {shown(topic)} on {_listed(names)}")
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(shown, names))
-
-
-def _run(namesrv: str, act: Callable[[Operations], Awaitable[T]]) -> T:
-    """Do one operation on the cluster."""
-    import asyncio
-
-    from rocketspark.admin.operations import Operations
-    from rocketspark.cli.serve import loop_factory
-
-    async def run() -> T:
-        async with Operations(namesrv) as operations:
-            return await act(operations)
-
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(run())
-
-
-def _print_json(value: Any) -> None:
-    import msgspec
-
-    print(msgspec.json.encode(value).decode())

@@ -88,7 +88,9 @@ class BrokerRequests:
         group = message.properties.get(properties.PRODUCER_GROUP, "")
         check = self.checks.get(group)
         if check is None:
-            log.warning("%s asks about a transaction of group %r, which nobody here is in", peer.address, group)
+            log.warning(
+                "%s asks about a transaction of group %r, which has no producer in this process", peer.address, group
+            )
             return None
         # Its half message was stored under the topic of half messages.
         message.topic = message.properties.get(properties.REAL_TOPIC, message.topic)
@@ -137,7 +139,7 @@ class BrokerRequests:
         group, topic = request.ext.group, request.ext.topic
         consumer = self.consumers.get(group)
         if consumer is None:
-            log.info("%s resets group %s, which nobody here is in", peer.address, group)
+            log.info("%s resets group %s, which has no consumer in this process", peer.address, group)
             return None
         try:
             await consumer.reset(topic, decode_offsets(body) if body else {})

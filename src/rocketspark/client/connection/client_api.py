@@ -369,7 +369,7 @@ async def view_message(
     reply.raise_for_code(f"view of the message at {physical_offset}")
     messages = _looked_at(reply.body, broker_name)
     if not messages:
-        raise RecordError(f"the broker answered the view of the message at {physical_offset} with none")
+        raise RecordError(f"the broker's reply to the view of the message at {physical_offset} holds no message")
     return messages[0]
 
 

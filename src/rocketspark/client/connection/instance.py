@@ -73,7 +73,7 @@ class Instance:
         default_queue_count: int = 4,
     ) -> None:
         if use_tls:
-            raise ConfigError("use_tls: clients of this version speak no TLS; leave it out")
+            raise ConfigError("use_tls: this version's clients have no TLS; leave it out")
         self.namespace = namespace
         self._name = instance_name or unique_name()
         if unit_name:
@@ -205,11 +205,11 @@ class Instance:
             try:
                 await self.routes.get(topic)
             except RocketSparkError as e:
-                log.info("brokers of topic %s are not told of this client yet: %s", topic, e)
+                log.info("brokers of topic %s do not know this client yet: %s", topic, e)
         try:
             await self.heartbeat_all()
         except RocketSparkError as e:
-            log.info("brokers are not told of this client yet: %s", e)
+            log.info("brokers do not know this client yet: %s", e)
 
     async def check_namesrv(self) -> None:
         """Raise NotSent unless a NameServer answers."""

@@ -239,7 +239,7 @@ def _refuse(loop_call: LoopCall, error: BaseException) -> None:
     try:
         loop_call.refuse(error)
     except BaseException:
-        log.exception("what was told of an error failed itself")
+        log.exception("a callback that was given an error failed itself")
 
 
 def _forked() -> None:

@@ -243,7 +243,7 @@ class RouteCache:
                 return
             except RocketSparkError as e:
                 # Only this topic fails: its known route stays in use.
-                log.warning("the route of topic %s cannot be had: %s", topic, e)
+                log.warning("the route of topic %s cannot be fetched: %s", topic, e)
         routes = [*self._routes.values(), *self._assumed.values()]
         self._brokers = {b.broker_name: b for route in routes for b in route.brokers}
 

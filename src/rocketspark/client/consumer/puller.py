@@ -272,7 +272,7 @@ class Puller:
             log.error("%s is not read in group %s: %s", self.queue, self.group, error)
             pause_s = REFUSED_PAUSE_S
         elif isinstance(error, RecordError):
-            log.error("%s: what the broker sent cannot be decoded, it is asked for again: %s", self.queue, error)
+            log.error("%s: the broker's reply cannot be decoded, it is pulled again: %s", self.queue, error)
             self._broken_replies += 1
             pause_s = REFUSED_PAUSE_S
         elif isinstance(error, RocketSparkError):

@@ -184,7 +184,7 @@ class Rebalance:
         for puller in self.pullers.values():
             puller.stop()
         if not await end_all([*self._tasks, *self._resets, *self._reading], END_S):
-            log.warning("group %s: a function that was told of queues still runs", self.group)
+            log.warning("group %s: on_assigned or on_revoked still runs", self.group)
         # Whoever waits for the first share is told that none comes.
         self.balanced.set()
 
