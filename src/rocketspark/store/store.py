@@ -358,23 +358,14 @@ class Store(MessageAppender, MessageReader):
         """Prepare blocks and pages for the next appends. For a thread. Raises StoreFull, StoreUnwritable."""
         self.log.populate_ahead()
 
-    def expire(self, before_ms: int, count_max: int = 10, *, forced: bool = False) -> int:
-        """Remove up to `count_max` log files whose records were all stored before a time; return how many went.
-
-        `forced`: the oldest even if they are younger. The file being written always stays. Call where `append` is
-        called. Raises StoreUnwritable if a file cannot be removed.
-        """
-        removed = 0
-        for remove in self.expire_steps(before_ms, count_max, forced=forced):
-            if remove is not None:
-                remove()
-                removed += 1
-        return removed
-
     def expire_steps(
         self, before_ms: int, count_max: int = 10, *, forced: bool = False
     ) -> Iterator[Callable[[], None] | None]:
-        """`expire` in small steps, for a caller that serves others in between; see `retention.steps`."""
+        """Remove up to `count_max` log files whose records were all stored before a time; see `retention.steps`.
+
+        `forced`: the oldest even if they are younger. The file being written always stays. In small steps, for a caller
+        that serves others in between; where `append` is called.
+        """
         return retention.steps(self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced)
 
     def refuse_writes(self, reason: StoreFull | None) -> None:

@@ -123,6 +123,16 @@ def small() -> Callable[..., StoreSettings]:
     return small_settings
 
 
+def expire(store: Store, before_ms: int) -> int:
+    """Removes up to ten log files whose records were all stored before a time, at once; returns how many went."""
+    removed = 0
+    for remove in store.expire_steps(before_ms):
+        if remove is not None:
+            remove()
+            removed += 1
+    return removed
+
+
 def send(
     store: Store,
     topic: str,

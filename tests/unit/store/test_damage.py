@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import expire
 
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message import record, sysflags
@@ -87,7 +88,7 @@ def test_gaps_hide_nothing(make_store: Any, send: Any) -> None:
             assert store.read("t", 0, store.offset_at_time("t", 0, time_ms), 1, 1).next_offset in (offset, offset + 1)
         store.close()
         store = make_store(queue_file_units=10)
-    assert store.expire(NOW_MS + 45) == 1
+    assert expire(store, NOW_MS + 45) == 1
     kept = [row for row in kept if row[0][0] >= store.min_position]
     for _ in range(2):
         assert store.queue_range("t", 0)[0] == kept[0][0][1]
@@ -191,7 +192,7 @@ def test_first_queue_files_that_retention_removed_are_not_missed(make_store: Any
     store.flush_log(), store.flush_queues()
     root = Path(store.settings.root)
     noted = (root / "config/storeFiles.json").read_text()
-    assert store.expire(NOW_MS + 1) > 0
+    assert expire(store, NOW_MS + 1) > 0
     low, high = store.queue_range("t", 0)
     assert 50 < low < high == 400
     copy = root.with_name("killed")
@@ -227,7 +228,7 @@ def test_other_sizes_are_refused_and_nothing_is_changed(
     for topic, count in (("a", 10), ("b", 250))[:: 1 if short_first else -1]:
         for _ in range(count):
             send(store, topic, 0, b"x" * 100)
-    store.flush_log(), store.expire(NOW_MS + 1)
+    store.flush_log(), expire(store, NOW_MS + 1)
     store.close()
     root = Path(store.settings.root)
     if not noted:

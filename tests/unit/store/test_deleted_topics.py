@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import expire
 
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
@@ -81,7 +82,7 @@ def test_what_is_noted_goes_with_the_log(make_store: Any, send: Any, tmp_path: P
     noted = Path(store.settings.root) / "config" / "deletedTopics.json"
     assert noted.read_text() == '{"a": 93}'
     store.flush_log()
-    assert store.expire(1 << 60) == 1
+    assert expire(store, 1 << 60) == 1
     send(store, "b", 0, b"x")
     store.delete_topic("b")
     assert noted.read_text() == f'{{"b": {store.written_position}}}'

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import expire
 
 from rocketspark.protocol.message import record
 from rocketspark.store import GetStatus
@@ -34,11 +35,11 @@ def test_expiry(make_store: Any, send: Any) -> None:
     places = [send(store, "t", 0, b"x" * 400, keys=f"k{i}", now_ms=1000 + i) for i in range(300)]
     send(store, "quiet", 0, b"")
     root = Path(store.settings.root)
-    assert store.expire(2000) == 0  # nothing goes before it is on the disk
+    assert expire(store, 2000) == 0  # nothing goes before it is on the disk
     store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
     kept = view = store.record_at(places[0][0])
     before = bytes(kept)
-    assert store.expire(1100) == 3
+    assert expire(store, 1100) == 3
     oldest = store.min_position
     assert oldest == 3 * 16384
     first = next(i for i, p in enumerate(places) if p[0] >= oldest)
@@ -66,7 +67,7 @@ def test_expiry(make_store: Any, send: Any) -> None:
     assert send(store, "t", 0, b"on")[1] == 300
     read = store.read("t", 0, first, 1000, 1 << 20)
     assert read.count == 301 - first
-    assert store.expire(10**15) > 0
+    assert expire(store, 10**15) > 0
     assert store.queue_range("quiet", 0)[1] == 1
 
 

@@ -23,12 +23,12 @@ from rocketspark.broker.messages.send_rules import PlainSends, SendRules, illega
 from rocketspark.broker.messages.timers.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError
-from rocketspark.model.java import string_hash
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.message import batch, properties, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.commitlog.append_message import BatchMessage, PlainMessage
+from rocketspark.store.commitlog.dispatch import tags_code
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
 from rocketspark.store.store import Store
@@ -87,10 +87,10 @@ class PutMessage:
         code = self._tag_codes.get(tags)
         if code is None:
             if len(tags) > TAG_KEPT_MAX:
-                return string_hash(tags.decode("utf-8", "replace"))
+                return tags_code(tags)
             if len(self._tag_codes) >= _TAG_CODES_MAX:
                 self._tag_codes.clear()
-            code = self._tag_codes[tags] = string_hash(tags.decode("utf-8", "replace"))
+            code = self._tag_codes[tags] = tags_code(tags)
         return code
 
     def topic_bytes(self, topic: str) -> bytes:

@@ -107,7 +107,10 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     layout = FIXED[_SYS_FLAG(view, at)[0] & HOST_FLAGS]
     if len(view) - at < layout.size:
         raise RecordError(f"record at {at} is cut off: {len(view) - at} bytes left")
-    size, magic, crc, *others, body_length = layout.unpack_from(view, at)
+    (
+        size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_time_ms, born_host, store_time_ms,
+        store_host, reconsume_times, prepared_position, body_length,
+    ) = layout.unpack_from(view, at)  # fmt: skip
     if magic == MAGIC_V1:
         topic_length_bytes = 1
     elif magic == MAGIC_V2:
@@ -133,7 +136,10 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     if check_crc and crc and zlib.crc32(body) & CRC_MASK != crc:
         raise RecordError(f"record at {at}: the body's CRC is not {crc}")
     topic, stored = bytes(view[topic_at : topic_at + topic_length]), bytes(view[properties_at:end])
-    return Record._make((size, topic_length_bytes, crc, *others, body, topic, stored))
+    return Record(
+        size, topic_length_bytes, crc, queue_id, flag, queue_offset, position, sys_flag, born_time_ms, born_host,
+        store_time_ms, store_host, reconsume_times, prepared_position, body, topic, stored,
+    )  # fmt: skip
 
 
 def to_message(record: Record, broker_name: str = "") -> ReceivedMessage:
@@ -184,14 +190,10 @@ _NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.
 
 def _late(message: ReceivedMessage, given: tuple[Any, ...]) -> None:
     """Set the fields of a plain record that decode_messages leaves until they are first read."""
-    message.broker_name, fields, stored = given
     (
-        _,
-        _,
-        _,
+        message.broker_name,
         message.queue_id,
         message.flag,
-        _,
         position,
         message.sys_flag,
         message.born_time_ms,
@@ -200,8 +202,8 @@ def _late(message: ReceivedMessage, given: tuple[Any, ...]) -> None:
         store_host,
         message.reconsume_times,
         message.prepared_transaction_position,
-        _,
-    ) = fields
+        stored,
+    ) = given
     message.physical_offset = position
     message.properties = pairs = properties.decode(stored.decode("utf-8", "replace"))
     keys = pairs.get("KEYS")
@@ -280,8 +282,10 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_BYTES_V4
     while at < total:
         if total - at > RECORD_BYTES_MIN:
-            fields = unpack(data, at)
-            size, magic, crc, _, _, queue_offset, position, sys_flag, _, _, _, _, _, _, body_length = fields
+            (
+                size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_time_ms, born_host,
+                store_time_ms, store_host, reconsume_times, prepared_position, body_length,
+            ) = unpack(data, at)  # fmt: skip
             end = at + size
             topic_at = at + fixed + body_length + 1
             if (
@@ -308,9 +312,12 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
                             queue_offset,
                             size,
                             _late,
-                            (broker_name, fields, data[properties_at:end]),
+                            (
+                                broker_name, queue_id, flag, position, sys_flag, born_time_ms, born_host, store_time_ms,
+                                store_host, reconsume_times, prepared_position, data[properties_at:end],
+                            ),
                         )
-                    )
+                    )  # fmt: skip
                     at = end
                     continue
         if inflation is None:

@@ -292,7 +292,8 @@ class MessageAppender:
             queue.make_room_for(1)
         log = self.log
         host_bits = record_layout.host_flags(born_host, self.store_host)
-        size = record_layout.record_bytes(len(body), len(queue.topic), len(properties), host_bits)
+        v6_bytes = record_layout.FIXED[host_bits].size - FIXED_BYTES_V4
+        size = queue.fixed_bytes + v6_bytes + len(body) + len(properties)
         if log.written + size > (log.limit if limit is None else limit):
             log.make_room(size)
         position = log.written

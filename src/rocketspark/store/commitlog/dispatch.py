@@ -31,11 +31,16 @@ class DispatchRequest(NamedTuple):
     message_count: int
 
 
+def tags_code(tags: bytes) -> int:
+    """Return the code of tags, as Java hashes their text."""
+    return string_hash(tags.decode("utf-8", "replace"))
+
+
 def dispatch_request(sys_flag: int, stored: bytes) -> DispatchRequest:
     """Return what queue and index get of a record with these properties."""
     tags = properties.find(stored, _TAGS)
     return DispatchRequest(
-        string_hash(tags.decode("utf-8", "replace")) if tags else 0,
+        tags_code(tags) if tags else 0,
         properties.find(stored, _UNIQUE_ID),
         properties.find(stored, _KEYS),
         tags,
@@ -55,5 +60,5 @@ def enters_index(sys_flag: int) -> bool:
 
 def unit_code_of(queue: ConsumeQueue, found: memoryview) -> int:
     """Return what stands as the code in the unit of a whole record."""
-    tags_code = dispatch_request(record_layout.sys_flag_of(found), record_layout.properties_of(found)).tags_code
-    return queue.unit_code(tags_code, record_layout.store_time_of(found))
+    request = dispatch_request(record_layout.sys_flag_of(found), record_layout.properties_of(found))
+    return queue.unit_code(request.tags_code, record_layout.store_time_of(found))

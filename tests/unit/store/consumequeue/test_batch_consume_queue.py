@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import expire
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import batch, record
@@ -204,7 +205,7 @@ def test_files_go_with_the_log_and_with_the_topic(store: Store, send: Any) -> No
     for n in range(300):
         send_batch(store, [f"{n}.{i}" + "x" * 50 for i in range(3)], now_ms=NOW_MS + n)
     store.flush_log()
-    while store.expire(NOW_MS + 200):
+    while expire(store, NOW_MS + 200):
         pass
     low, high = store.queue_range("b", 0)
     assert 300 < low < high == 900
@@ -225,7 +226,7 @@ def test_a_lost_start_of_the_log_leaves_the_later_messages(store: Store, send: A
     for n in range(300):
         send_batch(store, [f"{n}.{i}" + "x" * 50 for i in range(3)], now_ms=NOW_MS + n)
     store.flush_log()
-    while store.expire(NOW_MS + 200):
+    while expire(store, NOW_MS + 200):
         pass
     low, high = store.queue_range("b", 0)
     store.close()

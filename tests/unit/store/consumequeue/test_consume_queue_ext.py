@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import expire
 
 from rocketspark.errors import StoreFull
 from rocketspark.model.java import string_hash
@@ -225,7 +226,7 @@ def test_it_goes_with_the_queue(make_store: Any, send: Any) -> None:
         send(store, "t", 0, b"x" * 100, tag="A", now_ms=NOW_MS + n)
     send(store, "other", 0, b"stays", tag="A", now_ms=NOW_MS + 10_000)
     store.flush_log()
-    while store.expire(NOW_MS + PER_FILE * 2 + 100):
+    while expire(store, NOW_MS + PER_FILE * 2 + 100):
         pass
     low, high = store.queue_range("t", 0)
     assert PER_FILE < low < high == PER_FILE * 3

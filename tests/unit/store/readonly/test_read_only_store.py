@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import expire
 from tests.unit.store.test_kill import WRITER
 
 from rocketspark.errors import ConfigError, StoreError
@@ -166,7 +167,7 @@ def test_what_retention_removed_is_not_there(make_store: Any, send: Send, tmp_pa
     store = make_store()
     fill(store, send, 600)
     store.flush_log()
-    assert store.expire(NOW_MS + 300) > 0
+    assert expire(store, NOW_MS + 300) > 0
     found = read_all(tmp_path / "s")
     assert found == appended(store)
     assert 0 < len(found["orders", 0]) < 200
