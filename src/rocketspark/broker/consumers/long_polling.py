@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 from rocketspark.model.limited_log import LimitedLog
 
@@ -42,11 +42,15 @@ class HeldRequest:
 
 
 class LongPolling:
-    """The held requests of one broker, by queue and by owner. `refused`: how many found no room."""
+    """The held requests of one broker, by queue and by owner.
+
+    `awaited`: the queues that they wait for, only to be read; `refused`: how many found no room.
+    """
 
     def __init__(self) -> None:
         self.refused = 0
         self._waiting: dict[QueueKey, dict[HeldRequest, None]] = {}
+        self.awaited: Collection[QueueKey] = self._waiting
         self._owned: dict[Hashable, dict[HeldRequest, None]] = {}
         self._weights: dict[Hashable, int] = {}
         self._weight = 0
@@ -59,11 +63,6 @@ class LongPolling:
     def waiting(self) -> int:
         """The number of held requests."""
         return sum(len(w) for w in self._waiting.values())
-
-    @property
-    def awaited(self) -> bool:
-        """True if any request is held."""
-        return bool(self._waiting)
 
     def has_room(self, owner: Hashable, weight: int = 1) -> bool:
         """Tell whether an owner may hold one more pull."""

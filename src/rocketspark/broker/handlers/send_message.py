@@ -56,9 +56,8 @@ class SendHandler:
         self._store = store
         self._put_message = put_message
         self._rules = put_message.rules
-        self._accept = put_message.accept
+        self._admit, self._accept = put_message.rules.admit, put_message.accept
         self._topics = tables.topics
-        self._topic_table = tables.topics.table
         self._groups = tables.groups
         self._flush_service = flush_service
         self._settled = settled
@@ -119,10 +118,10 @@ class SendHandler:
         h = request.ext
         topic = h.topic
         try:
-            if topic not in self._topic_table:
+            queue_id = self._admit(h)
+            if queue_id is None:
                 self._rules.topic_for(h)
                 return self._answer_settled(self.send(peer, request, body))
-            queue_id = self._rules.admit(h)
             stored = h.properties.encode()
             pairs = pairs_of(stored)
             if h.batch or request.code == 320:

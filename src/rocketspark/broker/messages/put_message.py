@@ -70,7 +70,7 @@ class PutMessage:
         self._store = store
         self._append, self._append_run = store.append, store.append_run
         self.rules = rules
-        self._long_polling = long_polling
+        self._long_polling, self._awaited = long_polling, long_polling.awaited
         self._delays = delays
         self._stats = stats
         self._timer_rules = timer_rules
@@ -228,7 +228,7 @@ class PutMessage:
         Those before the first that cannot be stored: `accept` tells what is wrong with that one.
         """
         placed = self._append_run(messages, int(time() * 1000), born_host)
-        if self._long_polling.awaited:
+        if self._awaited:
             for message in messages[: len(placed)]:
                 self._long_polling.mark(message[0].name, message[0].queue_id)
         return placed

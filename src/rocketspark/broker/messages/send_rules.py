@@ -94,11 +94,16 @@ class SendRules:
                 ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] sending message is forbidden"
             )
 
-    def admit(self, h: SendHeader) -> int:
-        """Return the queue of a send, chosen here if it names none. Raises ServerError for what may not be sent."""
+    def admit(self, h: SendHeader) -> int | None:
+        """Return the queue of a send, chosen here if it names none; None for a topic that `topic_for` has to make.
+
+        Raises ServerError for what may not be sent.
+        """
         config = self._topic_table.get(h.topic)
-        if config is None or not self.writable or h.topic in topic_names.NOT_SENDABLE or h.sys_flag & _CHECKED_FLAGS:
-            config = self.topic_for(h)
+        if config is None:
+            return None
+        if not self.writable or h.topic in topic_names.NOT_SENDABLE or h.sys_flag & _CHECKED_FLAGS:
+            self.topic_for(h)
         queue_id = h.queue_id
         if queue_id < 0:
             return any_queue(config.write_queue_nums)
@@ -134,12 +139,14 @@ class SendRules:
 
     def admit_reply(self, h: SendHeader) -> int:
         """Return the queue that a reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
-        if h.topic not in self._topic_table:
+        if h.topic in self._topic_table:
+            self.topic_for(h)
+            if h.sys_flag & (_CHECKED_FLAGS | sysflags.NEED_UNWRAP):
+                raise illegal("a reply is neither a transaction's nor a batch")
+        queue_id = self.admit(h)
+        if queue_id is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
-        self.topic_for(h)
-        if h.sys_flag & (_CHECKED_FLAGS | sysflags.NEED_UNWRAP):
-            raise illegal("a reply is neither a transaction's nor a batch")
-        return self.admit(h)
+        return queue_id
 
     def admit_back(self, config: TopicConfig) -> None:
         """Raise ServerError 16 if a topic takes no failed messages; unlike a producer's, they need its permission."""
