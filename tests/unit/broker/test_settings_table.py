@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,22 @@ def test_the_docs_say_of_each_setting_what_is_declared() -> None:
     for key, _, _, what in rows:
         if FIELDS[key].unit and key != "osPageCacheBusyTimeOutMills":
             assert re.search(words[FIELDS[key].unit], what), key
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_just_the_live_settings_may_change_and_who_is_declared_hears_of_it(key: str) -> None:
+    settings, declared = BrokerSettings(), FIELDS[key]
+    heard: list[Hearer] = []
+    live = LiveSettings(settings, {}, {hearer: partial(heard.append, hearer) for hearer in Hearer})
+    before = declared.text_of(settings)
+    other = {"true": "false", "false": "true"}.get(before, str(int(before) + 1) if before.isdigit() else before + "x")
+    if declared.live is None:
+        with pytest.raises(ServerError):
+            live.update(f"{key}={other}")
+        assert (declared.text_of(settings), heard) == (before, [])
+    else:
+        live.update(f"{key}={other}")
+        assert (declared.text_of(settings), heard) == (other, list(declared.live))
 
 
 def test_ignored_values_are_kept_and_shown(tmp_path: Path) -> None:
