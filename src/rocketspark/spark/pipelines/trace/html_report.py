@@ -12,29 +12,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from string import Template
 
 from rocketspark.spark.pipelines.trace.figures import Latency, Slow, TraceReport
 from rocketspark.spark.pipelines.trace.plots import plots
 
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #24292f; margin: 2rem auto; max-width: 70rem; padding: 0 1.2rem; }
-h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p.note { color: #57606a; margin: .2rem 0 .8rem; }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
-.card { border: 1px solid #d8dee4; border-radius: 8px; padding: .6rem 1rem; min-width: 8.5rem; }
-.card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
-.card.bad b { color: #c0392b; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; width: 100%; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid #e6e9ec; text-align: right; vertical-align: top;
-         font-variant-numeric: tabular-nums; white-space: nowrap; }
-th { color: #57606a; font-weight: 600; } td.t, th.t { text-align: left; }
-td.id { font-family: ui-monospace, monospace; font-size: .8rem; } td.bad { color: #c0392b; font-weight: 600; }
-tbody tr:hover { background: #f6f8fa; }
-figure { margin: 1.6rem 0; } figcaption { font-weight: 600; margin-bottom: .3rem; } img { max-width: 100%; }
-"""
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 # The content of a cell: text or a number; or, written as it is, HTML made here.
 Cell = str | int | float | None
 
@@ -59,32 +41,31 @@ def write_html(report: TraceReport, path: str | Path) -> None:
 
 def html(report: TraceReport) -> str:
     """Return the whole page. Raises ConfigError without matplotlib."""
-    title = f"Message traces: {report.trace_topic}"
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="note">{escape(_range(report))}</p>',
-        _cards(report),
-    ]
+    figures = []
     for caption, png in plots(report).items():
-        data = base64.b64encode(png).decode("ascii")
-        name = escape(caption)
-        parts.append(
+        data, name = base64.b64encode(png).decode("ascii"), escape(caption)
+        figures.append(
             f'<figure><figcaption>{name}</figcaption><img alt="{name}" src="data:image/png;base64,{data}"></figure>'
         )
-    parts += [_deliveries(report), _sends(report), _transactions(report)]
-    note = "From the begin of the send to the end of the first listener that took it with success."
-    parts.append(_messages("The slowest messages", note, report.slowest))
-    note = "Handed to a listener, but no success was traced: failed each time, dead, or still under way."
-    parts.append(_messages("Not consumed", note, report.unconsumed))
-    kinds = [(kind, count) for kind, count in report.records.items()]
-    kinds += [("malformed", report.malformed)]
-    parts.append(_table("Records", "", ["record", "count"], kinds, texts=1))
-    parts.append("</body></html>")
-    return "\n".join(parts) + "\n"
+    success = "From the begin of the send to the end of the first listener that took it with success."
+    no_success = "Handed to a listener, but no success was traced: failed each time, dead, or still under way."
+    kinds = [*report.records.items(), ("malformed", report.malformed)]
+    tables = [
+        _deliveries(report),
+        _sends(report),
+        _transactions(report),
+        _messages("The slowest messages", success, report.slowest),
+        _messages("Not consumed", no_success, report.unconsumed),
+        _table("Records", "", ["record", "count"], kinds, texts=1),
+    ]
+    page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+    return page.substitute(
+        title=escape(f"Message traces: {report.trace_topic}"),
+        range=escape(_range(report)),
+        cards=_cards(report),
+        figures="\n".join(figures),
+        tables="\n".join(tables),
+    )
 
 
 def _range(report: TraceReport) -> str:
