@@ -47,6 +47,19 @@ def expected(place: Place, message: Message) -> tuple[Any, ...]:
     return (broker, queue_id, offset, message.body, message.tag, list(message.keys), message.flag, properties)
 
 
+def test_the_physical_offset_has_two_names(
+    read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
+) -> None:
+    topic, _ = loaded
+    rows = read(topic, "physicalOffset long, offsetMessageId string, logPosition long").collect()
+    assert [r.physicalOffset for r in rows] == [r.logPosition for r in rows]
+    # The broker's id ends in it, as 16 hex digits.
+    assert sorted(r.physicalOffset for r in rows) == sorted(int(r.offsetMessageId[-16:], 16) for r in rows)
+    alone = read(topic, "physicalOffset long").collect()
+    assert sorted(r[0] for r in alone) == sorted(r.logPosition for r in rows)
+    assert len(rows) == COUNT
+
+
 def test_every_message_exactly(read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]) -> None:
     topic, placed = loaded
     frame = read(topic)

@@ -66,6 +66,15 @@ def test_all_columns_equal_those_of_the_brokers(
     assert len(direct) == COUNT + 1
 
 
+def test_the_physical_offset_has_two_names(
+    read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
+) -> None:
+    rows = read(loaded[0], "physicalOffset long, logPosition long, offsetMessageId string").collect()
+    assert len(rows) >= COUNT
+    assert [r.physicalOffset for r in rows] == [r.logPosition for r in rows]
+    assert [r.physicalOffset for r in rows] == [int(r.offsetMessageId[-16:], 16) for r in rows]
+
+
 def test_options_of_a_read_hold(read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]) -> None:
     topic, placed = loaded
     start = {topic: {"broker-a": {"0": 100, "1": -1}, "broker-b": {"0": 7}}}

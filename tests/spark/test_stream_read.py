@@ -69,6 +69,20 @@ def stream(spark: SparkSession, cluster: Cluster, topic: str, tmp_path: Path) ->
     return Stream(spark, cluster, topic, tmp_path)
 
 
+def test_the_physical_offset_is_a_column_of_streams(
+    spark: SparkSession, cluster: Cluster, load: Load, topic: str, tmp_path: Path
+) -> None:
+    load(topic, 100)
+    reader = spark.readStream.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic)
+    reader = reader.option("startingOffsets", "earliest").schema("physicalOffset long, offsetMessageId string")
+    writer = reader.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(600)
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert len(rows) == 100
+    assert [r.physicalOffset for r in rows] == [int(r.offsetMessageId[-16:], 16) for r in rows]
+
+
 def test_available_now_and_restart_go_on_exactly(
     stream: Stream, load: Load, topic: str, make_topic: Callable[..., str]
 ) -> None:

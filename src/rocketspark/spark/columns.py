@@ -9,7 +9,10 @@ from pyspark.sql.types import StructType
 from rocketspark.arrow.columns import schema_of
 from rocketspark.errors import ConfigError
 
+# The columns of a read without a schema.
 READ_SCHEMA: StructType = from_arrow_schema(schema_of())
+# Columns that only a schema can name, and those that they repeat: RocketMQ's word beside the one published first.
+REPEATED = {"physicalOffset": "logPosition"}
 
 # Columns that a write understands, with the Spark types each may have.
 WRITE_TYPES: dict[str, tuple[str, ...]] = {
@@ -27,12 +30,37 @@ WRITE_TYPES: dict[str, tuple[str, ...]] = {
     "flag": ("int",),
 }
 
+_READ_TYPES = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields}
+_READ_TYPES |= {name: _READ_TYPES[column] for name, column in REPEATED.items()}
+# Columns of a read that no write takes: it leaves them out, so that rows of a read can be written as they are.
+READ_ONLY = frozenset(_READ_TYPES) - WRITE_TYPES.keys()
+
+
+class ReadColumns:
+    """The columns that a read gives, and those that it decodes for them. Raises ConfigError for one that cannot be
+    had.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        columns = [REPEATED.get(name, name) for name in wanted_columns(schema)]
+        self.decoded = list(dict.fromkeys(columns))
+        self._places = [self.decoded.index(column) for column in columns]
+        self._as_decoded = columns == schema.fieldNames()
+        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+
+    def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch of decoded columns as PySpark expects it."""
+        batch = decoded
+        if not self._as_decoded:
+            batch = pa.RecordBatch.from_arrays([decoded.column(i) for i in self._places], names=self._schema.names)
+        return batch if batch.schema.equals(self._schema) else batch.cast(self._schema)
+
 
 def wanted_columns(schema: StructType) -> list[str]:
     """Return names of the columns a user's schema asks for, in its order. Raises ConfigError for one that cannot be
     had.
     """
-    known = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields}
+    known = _READ_TYPES
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if field.name not in known:
@@ -51,12 +79,6 @@ def wanted_columns(schema: StructType) -> list[str]:
     return names
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that PySpark expects of a read's batches."""
-    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return found
-
-
 def check_written(schema: StructType, topic: str | None) -> None:
     """Raise ConfigError unless rows of this schema can be sent. `topic`: the option, if given."""
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -65,10 +87,9 @@ def check_written(schema: StructType, topic: str | None) -> None:
         raise ConfigError(f"the rows have no column 'body': name it so; columns that are understood: {listing}")
     if topic is None and "topic" not in kinds:
         raise ConfigError('option topic is missing: .option("topic", "name"), or give the rows a column topic')
-    read_only = {field.name for field in READ_SCHEMA.fields} - WRITE_TYPES.keys()
     for name, kind in kinds.items():
-        if name in read_only:
-            continue  # Rows of a read can be written as they are.
+        if name in READ_ONLY:
+            continue
         if name not in WRITE_TYPES:
             raise ConfigError(f"column {name!r} is not understood: drop it; columns that are: {listing}")
         if kind not in WRITE_TYPES[name]:

@@ -14,7 +14,7 @@ from rocketspark.arrow import records
 from rocketspark.arrow.row_filter import RowFilter
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.columns import arrow_schema, wanted_columns
+from rocketspark.spark.columns import ReadColumns
 from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
@@ -232,17 +232,16 @@ def read_partition(
     if not isinstance(partition, QueuePartition):
         return  # PySpark's stand-in where there is no partition.
     with plain_errors():
-        columns = wanted_columns(schema)
-        target = arrow_schema(schema)
+        columns = ReadColumns(schema)
         rows = ReadFilter.of(options) if rows is None else rows
         wanted = rows.wanted()
         asked = rows.asked() if partition.filters else EVERY_MESSAGE
         findings = ReadFindings(partition.source.queue, partition.addresses, options)
         for piece in fetch(partition.source, partition.addresses, options, asked):
             if piece.spans:
-                for batch in rows_of(piece, columns, partition, wanted, findings, check_crc=options.check_crc):
+                for batch in rows_of(piece, columns.decoded, partition, wanted, findings, check_crc=options.check_crc):
                     if batch.num_rows:
-                        yield batch if batch.schema.equals(target) else batch.cast(target)
+                        yield columns.given(batch)
         findings.done()
     settle()
 

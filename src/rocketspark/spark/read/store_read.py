@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from rocketspark.arrow import records
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.columns import arrow_schema, wanted_columns
+from rocketspark.spark.columns import ReadColumns
 from rocketspark.spark.options import ReadOptions, StorePaths
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import OffsetBounds
@@ -157,8 +157,7 @@ def read_partition(
     """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows`: by default those of the options."""
     settle()
     with plain_errors():
-        columns = wanted_columns(schema)
-        target = arrow_schema(schema)
+        columns = ReadColumns(schema)
         rows = ReadFilter.of(options) if rows is None else rows
         wanted = rows.wanted()
         queue = partition.queue
@@ -177,7 +176,7 @@ def read_partition(
             for piece in reader.pieces(rows.codes()):
                 for batch in records.batches(
                     piece.buffer,
-                    columns=columns,
+                    columns=columns.decoded,
                     starts=piece.starts,
                     broker=partition.broker_name,
                     topic=partition.topic,
@@ -187,7 +186,7 @@ def read_partition(
                     findings=findings,
                 ):
                     if batch.num_rows:
-                        yield batch if batch.schema.equals(target) else batch.cast(target)
+                        yield columns.given(batch)
             findings.done()
         finally:
             files.close()

@@ -1,0 +1,61 @@
+"""The columns of a read: those of a schema, in its order, under its names."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, ReadColumns, check_written, wanted_columns
+
+
+def schema(*names: str) -> StructType:
+    return StructType([StructField(name, LongType()) for name in names])
+
+
+def decoded(*names: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array([number, number * 10]) for number, name in enumerate(names, 1)})
+
+
+def test_without_a_schema_the_physical_offset_has_its_published_name() -> None:
+    assert "logPosition" in READ_SCHEMA.fieldNames()
+    assert "physicalOffset" not in READ_SCHEMA.fieldNames()
+    assert len(ReadColumns(READ_SCHEMA).decoded) == len(READ_SCHEMA.fields) == 18
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (("queueOffset", "logPosition"), ["queueOffset", "logPosition"]),
+        (("physicalOffset", "queueOffset"), ["logPosition", "queueOffset"]),
+        (("physicalOffset", "queueOffset", "logPosition"), ["logPosition", "queueOffset"]),
+        (("logPosition", "physicalOffset"), ["logPosition"]),
+    ],
+)
+def test_a_column_with_two_names_is_decoded_once(names: tuple[str, ...], columns: list[str]) -> None:
+    found = ReadColumns(schema(*names))
+    assert found.decoded == columns
+    batch = decoded(*columns)
+    given = found.given(batch)
+    assert given.schema.names == list(names)
+    same = {"physicalOffset": "logPosition"}
+    assert given.to_pydict() == {name: batch.column(same.get(name, name)).to_pylist() for name in names}
+
+
+def test_a_batch_that_needs_nothing_is_given_as_it_is() -> None:
+    batch = decoded("queueOffset", "logPosition")
+    assert ReadColumns(schema("queueOffset", "logPosition")).given(batch) is batch
+
+
+def test_the_name_is_checked_as_others_are() -> None:
+    with pytest.raises(ConfigError, match="column 'physicalOffset' is bigint, not string"):
+        wanted_columns(StructType([StructField("physicalOffset", StringType())]))
+    with pytest.raises(ConfigError, match=r"there are: .*logPosition bigint, physicalOffset bigint"):
+        wanted_columns(schema("position"))
+
+
+def test_rows_that_hold_it_can_be_written() -> None:
+    assert {"physicalOffset", "logPosition", "queueOffset"} <= READ_ONLY
+    fields = [StructField("body", StringType()), StructField("physicalOffset", LongType())]
+    check_written(StructType(fields), "t")
