@@ -52,6 +52,16 @@ class _Column:
         self.numbers = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
 
 
+class _Rows(NamedTuple):
+    """What rows say of their queues: topic, queue id and broker, and the place of a sharded row's queue."""
+
+    rows: CheckedRows
+    topics: _Column
+    ids: _Column
+    brokers: _Column
+    sharded: NDArray[np.int64]
+
+
 async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[RowGroup]:
     """Return each target with its rows.
 
@@ -60,26 +70,29 @@ async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[RowGroup]:
     keys = rows.texts.get(properties.SHARDING_KEY)
     if rows.topic is not None and rows.queue_ids is None and rows.brokers is None and keys is None:
         return [(QueueTarget(rows.topic), None)]
-    topics = _Column(rows.topics, rows.count)
-    ids = _Column(rows.queue_ids, rows.count)
-    brokers = _Column(rows.brokers, rows.count)
-    sharded = np.full(rows.count, -1, np.int64)
+    said = _Rows(
+        rows,
+        topics=_Column(rows.topics, rows.count),
+        ids=_Column(rows.queue_ids, rows.count),
+        brokers=_Column(rows.brokers, rows.count),
+        sharded=np.full(rows.count, -1, np.int64),
+    )
     if keys is not None:
-        sharded = await _sharded(rows, keys, topics, ids, find_queues)
-        brokers.numbers = np.where(sharded >= 0, 0, brokers.numbers)
-    code = topics.numbers
-    for numbers, size in ((brokers.numbers, len(brokers.values)), (ids.numbers, len(ids.values))):
-        code = code * size + numbers
-    code = code * (int(sharded.max(initial=-1)) + 2) + sharded + 1
+        said = said._replace(sharded=await _sharded(said, keys, find_queues))
+        said.brokers.numbers = np.where(said.sharded >= 0, 0, said.brokers.numbers)
+    code = said.topics.numbers
+    for column in (said.brokers, said.ids):
+        code = code * len(column.values) + column.numbers
+    code = code * (int(said.sharded.max(initial=-1)) + 2) + said.sharded + 1
     if (code == code[:1]).all():
-        return [(await _target(rows, 0, topics, ids, brokers, sharded, find_queues), None)] if rows.count else []
+        return [(await _target(said, 0, find_queues), None)] if rows.count else []
     # Few targets are the rule: small numbers are sorted quicker by far.
     order = np.argsort(code.astype(np.uint16) if code.max() < 1 << 16 else code, kind="stable")
     code = code[order]
     starts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
     found: dict[QueueTarget, list[NDArray[np.int64]]] = {}
     for group in np.split(order, starts[1:]):
-        target = await _target(rows, int(group[0]), topics, ids, brokers, sharded, find_queues)
+        target = await _target(said, int(group[0]), find_queues)
         found.setdefault(target, []).append(group)
     # A queue may be named in several ways: its rows keep their order all the same.
     return [
@@ -87,39 +100,30 @@ async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[RowGroup]:
     ]
 
 
-async def _sharded(
-    rows: CheckedRows, keys: pa.Array, topics: _Column, ids: _Column, find_queues: FindQueues
-) -> NDArray[np.int64]:
+async def _sharded(said: _Rows, keys: pa.Array, find_queues: FindQueues) -> NDArray[np.int64]:
     """Return the place of each row's queue among the queues of its topic, by its sharding key; -1 where that does not
     choose.
 
     Rule: SelectMessageQueueByHash, 5.x.
     """
-    chosen = np.full(rows.count, -1, np.int64)
-    by_key = pc.is_valid(keys).to_numpy(zero_copy_only=False) & (ids.numbers == 0)
+    chosen = np.full(said.rows.count, -1, np.int64)
+    by_key = pc.is_valid(keys).to_numpy(zero_copy_only=False) & (said.ids.numbers == 0)
     if not by_key.any():
         return chosen
     encoded = keys.dictionary_encode()
     words = encoded.dictionary.cast(pa.binary()).to_pylist()
     of_word = np.abs(hashes(np.zeros(len(words), np.uint32), words).view(np.int32).astype(np.int64))
     hashed = of_word[encoded.indices.fill_null(0).to_numpy()]
-    for number in np.unique(topics.numbers[by_key]).tolist():
-        of_topic = by_key & (topics.numbers == number)
-        queues = await find_queues(_topic(rows, topics, number))
+    for number in np.unique(said.topics.numbers[by_key]).tolist():
+        of_topic = by_key & (said.topics.numbers == number)
+        queues = await find_queues(_topic(said, number))
         chosen[of_topic] = hashed[of_topic] % len(queues)
     return chosen
 
 
-async def _target(
-    rows: CheckedRows,
-    row: int,
-    topics: _Column,
-    ids: _Column,
-    brokers: _Column,
-    sharded: NDArray[np.int64],
-    find_queues: FindQueues,
-) -> QueueTarget:
-    topic = _topic(rows, topics, int(topics.numbers[row]))
+async def _target(said: _Rows, row: int, find_queues: FindQueues) -> QueueTarget:
+    topic = _topic(said, int(said.topics.numbers[row]))
+    ids, brokers, sharded = said.ids, said.brokers, said.sharded
     queue_id, broker = ids.values[ids.numbers[row]], brokers.values[brokers.numbers[row]]
     assert broker is None or isinstance(broker, str)
     if queue_id is not None:
@@ -137,10 +141,10 @@ async def _target(
     return QueueTarget(topic, broker)
 
 
-def _topic(rows: CheckedRows, topics: _Column, number: int) -> str:
-    if rows.topic is not None:
-        return rows.topic
-    topic = topics.values[number]
+def _topic(said: _Rows, number: int) -> str:
+    if said.rows.topic is not None:
+        return said.rows.topic
+    topic = said.topics.values[number]
     assert isinstance(topic, str)
     return topic
 
