@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The tree is the same each time; making it is most of what a run costs here.
     monkeypatch.setattr("rocketspark.cli.tree.tree", lambda: ROOT)
     monkeypatch.setattr("rocketspark.cli.serve.serve", stopped)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("rocketspark.cli.commands.pipelines."):
-            for starts in ("start", "open_session"):
-                if hasattr(module, starts):
-                    monkeypatch.setattr(module, starts, stopped)
+    monkeypatch.setattr("rocketspark.cli.commands.pipelines.shared.SharedOptions.start", stopped)
     if importlib.util.find_spec("pyspark"):
         monkeypatch.setattr("rocketspark.spark.environment.pack", stopped)
     for variable in ("ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR", "ROCKETSPARK_OUTBOX"):

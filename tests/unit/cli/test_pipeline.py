@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from rocketspark.cli import main
-from rocketspark.cli.commands.pipelines import shared
+from rocketspark.cli.commands.pipelines.shared import SharedOptions
+from rocketspark.cli.commands.pipelines.times import moment
 from rocketspark.errors import ConfigError
 
 
@@ -21,7 +22,7 @@ def test_help_does_not_import_spark() -> None:
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pyspark is missing: pip install rocketspark\[spark\]"):
-        shared.connect("a:1")
+        SharedOptions("a:1").connection()
 
 
 @pytest.mark.spark
@@ -40,7 +41,7 @@ def test_an_archive_needs_topics(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.spark
 def test_an_hour_is_a_time() -> None:
     for text in ("2026-11-21T05", "2026-11-21T06:00+01:00"):
-        assert shared.time_ms(text, "--since") == 1_795_237_200_000
+        assert moment("--since", text) == 1_795_237_200_000
 
 
 @pytest.mark.spark

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
+from rocketspark.spark.client_access import Access
 
 OPERATION_MS = 10_000.0
 
@@ -25,6 +26,15 @@ class Connection(NamedTuple):
     secret_key: str = ""
     security_token: str = ""
     options: Mapping[str, str] = {}
+
+    @property
+    def access(self) -> Access:
+        """Return the namespace and the keys."""
+        return Access(self.namespace, self.access_key, self.secret_key, self.security_token)
+
+    def without_options(self) -> Connection:
+        """Return the same cluster without the further options."""
+        return self._replace(options={})
 
     def spark_options(self) -> dict[str, str]:
         """Return the options for `spark.read`, `readStream`, `write` or `writeStream`."""
@@ -45,8 +55,14 @@ def connection(where: Connection | str) -> Connection:
 
 def operations_of(where: Connection) -> SyncOperations:
     """Return the driver's operations on the cluster; a context manager. They take full names, with the namespace."""
-    keys = {"access_key": where.access_key, "secret_key": where.secret_key, "security_token": where.security_token}
-    return SyncOperations(where.namesrv, timeout_ms=OPERATION_MS, **{name: key or None for name, key in keys.items()})
+    keys = where.access.client_options()
+    return SyncOperations(
+        where.namesrv,
+        timeout_ms=OPERATION_MS,
+        access_key=keys["access_key"],
+        secret_key=keys["secret_key"],
+        security_token=keys["security_token"],
+    )
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:

@@ -5,20 +5,22 @@ the running micro-batch, the second does not.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 EVERY_S = 1.0
 POLL_S = 0.2
+# Time for which a micro-batch may go on after a stop was asked for.
+GRACE_S = 600.0
 
 # Exit codes beside 1 (an error) and 2 (wrong usage).
 EXIT_DONE = 0
@@ -44,10 +46,6 @@ class Stop:
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until a stop is asked for; return whether it is."""
         return self._event.wait(seconds)
-
-
-class StopAsked(Exception):
-    """Raised in place of a micro-batch that is not to begin."""
 
 
 class QueryOutcome(NamedTuple):
@@ -137,56 +135,58 @@ class Progress:
             if self._out is not None:
                 thread.join()
 
-    def guard(self, function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """Wrap `function` for foreachBatch, so that it begins no micro-batch once a stop is asked for (not over
-        Connect).
+    def watch(self, query: StreamingQuery, *, told: Callable[[Any], None] | None = None) -> QueryOutcome:
+        """Wait for a query's end as `watch_all` does, though no longer than GRACE_S once asked to stop.
+
+        `told` is called once with the report of each micro-batch that held rows.
         """
-
-        def call(rows: DataFrame, batch_id: int) -> None:
-            if self.stop.asked:
-                raise StopAsked
-            function(rows, batch_id)
-
-        return call
-
-    def watch(
-        self,
-        query: StreamingQuery,
-        *,
-        guarded: bool = False,
-        grace_s: float = 600,
-        told: Callable[[Any], None] | None = None,
-    ) -> QueryOutcome:
-        """Wait for a query's end, printing progress; when asked to stop, stop it once its micro-batch is over.
-
-        guarded: its foreachBatch function went through `guard`, so that it ends by itself rather than in the midst of
-        the next micro-batch. `told` is called once with the report of each micro-batch that held rows. Raises what the
-        query failed with.
-        """
-        tally = Tally()
-        waited_s = 0.0
-        at_ask: int | None = None
-        while True:
-            try:
-                ended = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
-            except Exception as e:
-                if not self.stop.asked or StopAsked.__name__ not in str(e):
-                    raise
-                ended = True
-            for p in query.recentProgress:
-                if tally.add(p) and p["numInputRows"] and told is not None:
-                    told(p)
-            self.update(tally.rows, lag=tally.lag, note=f"{tally.batches:,} micro-batches", now=ended)
-            if ended:
-                break
-            if self.stop.asked:
-                at_ask = tally.seen if at_ask is None else at_ask
-                waited_s += POLL_S
-                over = not query.status["isTriggerActive"] or (tally.seen > at_ask and not guarded)
-                if over or waited_s > grace_s:
-                    query.stop()
-                    break
+        (tally,) = self.watch_all([query], told=told, grace_s=GRACE_S)
         return QueryOutcome(tally.rows, tally.batches, self.seconds, self.stop.asked)
+
+    def watch_all(
+        self,
+        queries: Sequence[StreamingQuery],
+        *,
+        ended: Callable[[StreamingQuery], bool] | None = None,
+        told: Callable[[Any], None] | None = None,
+        grace_s: float = math.inf,
+    ) -> list[Tally]:
+        """Wait until all queries have ended, printing progress; when asked to stop, stop each once it is between two
+        micro-batches, or after so many seconds. `ended` is `has_ended` unless given. Raises what a query failed with.
+        """
+        tallies = [Tally() for _ in queries]
+        running = list(range(len(queries)))
+        at_ask: list[int] | None = None
+        stop_s = math.inf
+        while running:
+            if self.stop.asked and at_ask is None:
+                at_ask = [tally.seen for tally in tallies]
+                stop_s = time.monotonic() + grace_s
+            for number in list(running):
+                query, tally = queries[number], tallies[number]
+                over = (ended or has_ended)(query)
+                for report in query.recentProgress:
+                    if tally.add(report) and report["numInputRows"] and told is not None:
+                        told(report)
+                if over:
+                    running.remove(number)
+                elif at_ask is not None and (
+                    tally.seen > at_ask[number] or not query.status["isTriggerActive"] or time.monotonic() >= stop_s
+                ):
+                    query.stop()
+            lags = [tally.lag for tally in tallies if tally.lag is not None]
+            self.update(
+                sum(tally.rows for tally in tallies),
+                lag=sum(lags) if lags else None,
+                note=f"{sum(tally.batches for tally in tallies):,} micro-batches",
+                now=not running,
+            )
+        return tallies
+
+
+def has_ended(query: StreamingQuery) -> bool:
+    """Wait a moment for a query's end; tell whether it came. Raises what the query failed with."""
+    return bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
 
 
 SILENT = Progress("")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.spark.pipelines.progress import Progress, StopAsked, Tally, lag_of
+from rocketspark.spark.pipelines.progress import Progress, Tally, lag_of
 
 
 def report(batch: int, rows: int, end: Any = None, latest: Any = None, at: str = "t") -> dict[str, Any]:
@@ -58,15 +58,69 @@ def test_no_more_lines_than_asked_for() -> None:
 def test_the_first_signal_asks_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGTERM)
     progress = Progress("copy", io.StringIO())
-    guarded = progress.guard(lambda rows, batch: seen.append(batch))
-    seen: list[int] = []
     with progress.signals():
-        guarded(None, 1)  # type: ignore[arg-type]
+        assert not progress.stop.asked
         os.kill(os.getpid(), signal.SIGTERM)
         assert progress.stop.asked
-        with pytest.raises(StopAsked):
-            guarded(None, 2)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert seen == [1]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Query:
+    """A StreamingQuery that makes a report each time it is waited for; it ends after `last`, or once stopped."""
+
+    def __init__(self, last: int, rows: int = 10, *, active: bool = True) -> None:
+        self.last, self.rows = last, rows
+        self.recentProgress: list[dict[str, Any]] = []
+        self.status = {"isTriggerActive": active}
+        self.stopped = False
+        self.waited: list[float] = []
+
+    def awaitTermination(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        if self.stopped or len(self.recentProgress) == self.last:
+            return True
+        self.recentProgress.append(report(len(self.recentProgress), self.rows))
+        return False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_a_query_is_watched_to_its_end() -> None:
+    told: list[int] = []
+    outcome = Progress("copy").watch(Query(3), told=lambda r: told.append(r["batchId"]))  # type: ignore[arg-type]
+    assert (outcome.rows, outcome.batches, outcome.stopped, told) == (30, 3, False, [0, 1, 2])
+
+
+def test_a_query_asked_to_stop_ends_its_micro_batch_first() -> None:
+    progress = Progress("copy")
+    busy = Query(100)
+    told: list[int] = []
+
+    def ask(told_of: dict[str, Any]) -> None:
+        told.append(told_of["batchId"])
+        if told_of["batchId"] == 1:
+            progress.stop.ask()
+
+    outcome = progress.watch(busy, told=ask)  # type: ignore[arg-type]
+    assert busy.stopped
+    assert (outcome.rows, outcome.stopped, told) == (30, True, [0, 1, 2])
+
+
+def test_of_several_queries_one_between_micro_batches_stops_at_once() -> None:
+    progress = Progress("copy")
+    progress.stop.ask()
+    idle, busy, ended = Query(100, 0, active=False), Query(100), Query(0)
+    found = progress.watch_all([idle, busy, ended])  # type: ignore[list-item]
+    assert [q.stopped for q in (idle, busy, ended)] == [True, True, False]
+    assert [tally.rows for tally in found] == [0, 10, 0]
+
+
+def test_the_error_of_a_query_is_raised() -> None:
+    def fail(query: Any) -> bool:
+        raise RuntimeError("sink a: no such table")
+
+    with pytest.raises(RuntimeError, match="sink a"):
+        Progress("copy").watch_all([Query(1)], ended=fail)  # type: ignore[list-item]

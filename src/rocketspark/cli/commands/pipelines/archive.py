@@ -7,28 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    NAMESRV_DEFAULT,
-    AccessKey,
-    Conf,
-    Json,
-    Master,
-    Namespace,
-    Namesrv,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-)
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
 
 
+@with_options(shared=SharedOptions)
 def archive(
     topics: Annotated[
         list[str] | None, typer.Argument(help="Topics; none with `-o topicPattern=REGEX`.", show_default=False)
     ] = None,
+    *,
     to: Annotated[
         Path, typer.Option("-t", "--to", help="The archive's folder, which driver and executors share.")
     ] = Path("archive"),
@@ -45,16 +32,7 @@ def archive(
         float, typer.Option(min=0, help="Seconds that merged files stay for readers that began before.")
     ] = 3600,
     file_mb: Annotated[int, typer.Option(min=1, help="Size of merged files.")] = 256,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    option: Options = None,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    json: Json = False,
+    shared: SharedOptions,
 ) -> None:
     """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once.
 
@@ -63,12 +41,12 @@ def archive(
 
     Example: `rocketspark pipeline archive orders payments --to /data/archive --once`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, option)
+    where = shared.connection()
     options = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
     where = where._replace(options=options | dict(where.options))
     if not topics and not {"topic", "topicpattern", "assign"} & {name.lower() for name in where.options}:
         raise typer.BadParameter("name topics, or give -o topicPattern=REGEX", param_hint="TOPICS")
-    with start("archive", master, remote, conf) as (spark, progress):
+    with shared.start("archive") as (spark, progress):
         from rocketspark.spark.pipelines.archive import pipeline
 
         result = pipeline.run(
@@ -85,4 +63,4 @@ def archive(
             file_bytes=file_mb << 20,
             progress=progress,
         )
-    finish(result, progress, json=json, ends=once)
+    shared.finish(result, progress, ends=once)

@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    AccessKey,
-    Conf,
-    Master,
-    Namespace,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-)
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
 _COMPARE = "Comparing two places"
 
 
+class CompareOptions(NamedTuple):
+    """The other place, if two are compared, and how."""
+
+    against: Annotated[
+        str, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
+    ] = ""
+    against_archive: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare with what this archive holds of the topic, or of --against.",
+            show_default=False,
+            rich_help_panel=_COMPARE,
+        ),
+    ] = None
+    against_namesrv: Annotated[
+        str,
+        typer.Option(
+            help="NameServers of --against, if it is elsewhere.", show_default=False, rich_help_panel=_COMPARE
+        ),
+    ] = ""
+    by: Annotated[
+        str,
+        typer.Option(
+            help="id: ids and contents; content: contents alone, for copies with new ids.", rich_help_panel=_COMPARE
+        ),
+    ] = "id"
+
+    @property
+    def wanted(self) -> bool:
+        """Tell whether two places are compared."""
+        return bool(self.against or self.against_archive)
+
+    def check(self, topics: list[str], *, only_audit: bool) -> None:
+        """Raise BadParameter for options that do not go together. `only_audit`: some are given that audits have."""
+        if self.wanted and len(topics) > 1:
+            raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")
+        if self.wanted and only_audit:
+            raise typer.BadParameter("--group, --ignore and --max-lag have no meaning with it", param_hint="--against")
+        if self.against_namesrv and (not self.against or self.against_archive):
+            raise typer.BadParameter("name the topic there with --against", param_hint="--against-namesrv")
+        if self.by not in ("id", "content"):
+            raise typer.BadParameter(f"{self.by!r}: id or content is needed", param_hint="--by")
+
+
+@with_options(other=CompareOptions, shared=SharedOptions)
 def audit(
     topics: Annotated[list[str], typer.Argument(help="Topics.", show_default=False)],
+    *,
     groups: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,39 +81,8 @@ def audit(
     ] = None,
     max_lag: Annotated[int, typer.Option(min=0, help="So many unconsumed messages of a group are in order.")] = 0,
     samples: Annotated[int, typer.Option(min=0, max=10_000, help="How many messages to name of each kind.")] = 10,
-    against: Annotated[
-        str, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
-    ] = "",
-    against_archive: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compare with what this archive holds of the topic, or of --against.",
-            show_default=False,
-            rich_help_panel=_COMPARE,
-        ),
-    ] = None,
-    against_namesrv: Annotated[
-        str,
-        typer.Option(
-            help="NameServers of --against, if it is elsewhere.", show_default=False, rich_help_panel=_COMPARE
-        ),
-    ] = "",
-    by: Annotated[
-        str,
-        typer.Option(
-            help="id: ids and contents; content: contents alone, for copies with new ids.", rich_help_panel=_COMPARE
-        ),
-    ] = "id",
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    options: Options = None,
-    json: Json = False,
+    other: CompareOptions,
+    shared: SharedOptions,
 ) -> None:
     """Count what topics hold and what groups made of it: gaps, duplicates, what is not consumed, dead letters.
 
@@ -91,17 +93,9 @@ def audit(
 
     Example: `rocketspark pipeline audit orders --against orders-restored`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    where = shared.connection()
     since_ms, until_ms = moment("--since", since), moment("--until", until)
-    comparing = bool(against or against_archive)
-    if comparing and len(topics) > 1:
-        raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")
-    if comparing and (groups or ignore or max_lag):
-        raise typer.BadParameter("--group, --ignore and --max-lag have no meaning with it", param_hint="--against")
-    if against_namesrv and (not against or against_archive):
-        raise typer.BadParameter("name the topic there with --against", param_hint="--against-namesrv")
-    if by not in ("id", "content"):
-        raise typer.BadParameter(f"{by!r}: id or content is needed", param_hint="--by")
+    other.check(topics, only_audit=bool(groups or ignore or max_lag))
     from rocketspark.errors import UsageError
     from rocketspark.spark.pipelines import compare
     from rocketspark.spark.pipelines.audit import figures, pipeline
@@ -111,15 +105,20 @@ def audit(
         figures.check_kinds(ignore or ())
     except UsageError as e:
         raise typer.BadParameter(str(e), param_hint="--ignore") from None
-    with start("audit", master, remote, conf, only_reads=True) as (spark, progress):
-        if comparing:
-            there = where._replace(namesrv=against_namesrv) if against_namesrv else where
-            other = compare.Side(there, against or topics[0], against_archive)
-            one = compare.Side(where, topics[0])
+    with shared.start("audit", only_reads=True) as (spark, progress):
+        if other.wanted:
+            there = where._replace(namesrv=other.against_namesrv) if other.against_namesrv else where
             compared = compare.run(
-                spark, one, other, by=by, since_ms=since_ms, until_ms=until_ms, samples=samples, progress=progress
+                spark,
+                compare.Side(where, topics[0]),
+                compare.Side(there, other.against or topics[0], other.against_archive),
+                by=other.by,
+                since_ms=since_ms,
+                until_ms=until_ms,
+                samples=samples,
+                progress=progress,
             )
-            finish(compared, progress, json=json, code=EXIT_DONE if compared.ok else EXIT_FOUND)
+            shared.finish(compared, progress, code=EXIT_DONE if compared.ok else EXIT_FOUND)
             return
         report = pipeline.run(
             spark,
@@ -134,4 +133,4 @@ def audit(
             progress=progress,
         )
         code = EXIT_DONE if report.ok else EXIT_FOUND
-        finish(report if json else pipeline.summary(report), progress, json=json, code=code)
+        shared.finish(report if shared.json else pipeline.summary(report), progress, code=code)

@@ -6,28 +6,14 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    NAMESRV_DEFAULT,
-    AccessKey,
-    Conf,
-    Json,
-    Master,
-    Namespace,
-    Namesrv,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-    wrong_usage,
-)
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options, wrong_usage
 
 
+@with_options(shared=SharedOptions)
 def dedupe(
     source: Annotated[str, typer.Argument(help="The topic to read; several with a comma.", show_default=False)],
     target: Annotated[str, typer.Argument(help="The topic to write.", show_default=False)],
+    *,
     by: Annotated[
         str, typer.Option(help="What repetitions have in common: key, messageId, body, property:NAME, json:$.PATH.")
     ] = "key",
@@ -47,22 +33,13 @@ def dedupe(
         typer.Option(min=0, help="Go on for ever, a micro-batch every so many seconds; else all there is now."),
     ] = None,
     delivery: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    options: Options = None,
-    json: Json = False,
+    shared: SharedOptions,
 ) -> None:
     """Copy a topic, leaving out messages whose key was seen a short while ago.
 
     Example: `rocketspark pipeline dedupe orders orders-once --by json:$.id --within 24h`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    where = shared.connection()
     from rocketspark.spark.pipelines.dedupe import pipeline
 
     with wrong_usage():
@@ -70,8 +47,8 @@ def dedupe(
     from rocketspark.spark.pipelines.default_names import default_folder
 
     # Keys may be many: they are not to fill the JVM's heap.
-    conf = [f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}", *(conf or [])]
-    with start("dedupe", master, remote, conf) as (spark, progress):
+    conf = (f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}",)
+    with shared.start("dedupe", conf=conf) as (spark, progress):
         result = pipeline.run(
             spark,
             where,
@@ -87,4 +64,4 @@ def dedupe(
             delivery=delivery,
             progress=progress,
         )
-        finish(result, progress, json=json, ends=interval is None)
+        shared.finish(result, progress, ends=interval is None)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    AccessKey,
-    Conf,
-    Master,
-    Namespace,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-)
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+
+if TYPE_CHECKING:
+    from rocketspark.spark.pipelines.dlq.dead_letters import Choice
 
 _CHOICE = "Which letters"
 _RESEND = "Sending again"
 
 
-def dlq(
+class ChoiceOptions(NamedTuple):
+    """Which letters are meant."""
+
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -36,7 +28,7 @@ def dlq(
             show_default=False,
             rich_help_panel=_CHOICE,
         ),
-    ] = None,
+    ] = None
     topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,21 +38,21 @@ def dlq(
             show_default=False,
             rich_help_panel=_CHOICE,
         ),
-    ] = None,
+    ] = None
     tag: Annotated[
         list[str] | None,
         typer.Option(help="With this tag; may be repeated.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None,
+    ] = None
     key: Annotated[
         list[str] | None,
         typer.Option(help="With this key; may be repeated.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None,
+    ] = None
     message_id: Annotated[
         list[str] | None,
         typer.Option("--id", help="With this unique id; may be repeated.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None,
-    since: Since = "",
-    until: Until = "",
+    ] = None
+    since: Since = ""
+    until: Until = ""
     sql: Annotated[
         str,
         typer.Option(
@@ -68,11 +60,59 @@ def dlq(
             show_default=False,
             rich_help_panel=_CHOICE,
         ),
-    ] = "",
+    ] = ""
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Only so many, the oldest.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None,
+    ] = None
+
+    def choice(self) -> Choice:
+        """Return the choice that these options describe. Raises BadParameter."""
+        from rocketspark.spark.pipelines.dlq.dead_letters import Choice
+
+        return Choice(
+            groups=self.group or (),
+            topics=self.topic or (),
+            tags=self.tag or (),
+            keys=self.key or (),
+            ids=self.message_id or (),
+            since_ms=moment("--since", self.since),
+            until_ms=moment("--until", self.until),
+            sql=self.sql,
+            limit=self.limit,
+        )
+
+
+class ResendOptions(NamedTuple):
+    """The sending again of letters."""
+
+    resend: Annotated[bool, typer.Option("--resend", help="Send them again, each once.", rich_help_panel=_RESEND)] = (
+        False
+    )
+    to: Annotated[
+        str,
+        typer.Option(
+            help="To this topic, rather than those they came from.", show_default=False, rich_help_panel=_RESEND
+        ),
+    ] = ""
+    to_group: Annotated[
+        bool,
+        typer.Option(
+            "--to-group", help="To the group alone, through its retry topic: no other gets it.", rich_help_panel=_RESEND
+        ),
+    ] = False
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Letters a second at most.", show_default=False, rich_help_panel=_RESEND),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count what would be sent.", rich_help_panel=_RESEND)
+    ] = False
+
+
+@with_options(which=ChoiceOptions, again=ResendOptions, shared=SharedOptions)
+def dlq(
+    *,
     samples: Annotated[int, typer.Option(min=0, max=10_000, help="How many letters to show.")] = 10,
     trace: Annotated[
         str,
@@ -81,38 +121,9 @@ def dlq(
     error_property: Annotated[
         str, typer.Option(help="The property in which the application notes an error.", show_default=False)
     ] = "",
-    resend: Annotated[
-        bool, typer.Option("--resend", help="Send them again, each once.", rich_help_panel=_RESEND)
-    ] = False,
-    to: Annotated[
-        str,
-        typer.Option(
-            help="To this topic, rather than those they came from.", show_default=False, rich_help_panel=_RESEND
-        ),
-    ] = "",
-    to_group: Annotated[
-        bool,
-        typer.Option(
-            "--to-group", help="To the group alone, through its retry topic: no other gets it.", rich_help_panel=_RESEND
-        ),
-    ] = False,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Letters a second at most.", show_default=False, rich_help_panel=_RESEND),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only count what would be sent.", rich_help_panel=_RESEND)
-    ] = False,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    options: Options = None,
-    json: Json = False,
+    which: ChoiceOptions,
+    again: ResendOptions,
+    shared: SharedOptions,
 ) -> None:
     """Show dead letters by group, topic, tag, error and age; with --resend send the chosen ones again.
 
@@ -123,32 +134,20 @@ def dlq(
 
     Example: `rocketspark pipeline dlq --group billing --tag refund --resend --dry-run`
     """
-    if not resend and (to or to_group or rate or dry_run):
+    if not again.resend and (again.to or again.to_group or again.rate or again.dry_run):
         raise typer.BadParameter("--to, --to-group, --rate and --dry-run need it", param_hint="--resend")
-    if resend and not group:
+    if again.resend and not which.group:
         raise typer.BadParameter("name the groups whose letters are to be sent again", param_hint="--group")
-    if to and to_group:
+    if again.to and again.to_group:
         raise typer.BadParameter("give one of them", param_hint="--to, --to-group")
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
-    since_ms, until_ms = moment("--since", since), moment("--until", until)
+    where = shared.connection()
     from rocketspark.spark.pipelines.dlq import pipeline
     from rocketspark.spark.pipelines.dlq import resend as dlq_resend
-    from rocketspark.spark.pipelines.dlq.dead_letters import Choice
     from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
 
-    choice = Choice(
-        groups=group or (),
-        topics=topic or (),
-        tags=tag or (),
-        keys=key or (),
-        ids=message_id or (),
-        since_ms=since_ms,
-        until_ms=until_ms,
-        sql=sql,
-        limit=limit,
-    )
-    with start("dlq", master, remote, conf, only_reads=not resend) as (spark, progress):
-        if not resend:
+    choice = which.choice()
+    with shared.start("dlq", only_reads=not again.resend) as (spark, progress):
+        if not again.resend:
             report = pipeline.run(
                 spark,
                 where,
@@ -158,16 +157,16 @@ def dlq(
                 samples=samples,
                 progress=progress,
             )
-            finish(report if json else pipeline.summary(report), progress, json=json)
+            shared.finish(report if shared.json else pipeline.summary(report), progress)
             return
         done = dlq_resend.run(
             spark,
             where,
             choice,
-            to=to or None,
-            to_group=to_group,
-            rate=rate,
-            dry_run=dry_run,
+            to=again.to or None,
+            to_group=again.to_group,
+            rate=again.rate,
+            dry_run=again.dry_run,
             progress=progress,
         )
-        finish(done, progress, json=json, code=EXIT_FOUND if done.failed or done.unknown else EXIT_DONE)
+        shared.finish(done, progress, code=EXIT_FOUND if done.failed or done.unknown else EXIT_DONE)

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    NAMESRV_DEFAULT,
-    AccessKey,
-    Conf,
-    Json,
-    Master,
-    Namespace,
-    Namesrv,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-    wrong_usage,
-)
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options, wrong_usage
 
 _COLUMNS = "Columns"
 
@@ -34,7 +18,20 @@ def _column(part: str) -> typer.models.OptionInfo:
     return option
 
 
+class ColumnOptions(NamedTuple):
+    """The columns that give the parts of a message."""
+
+    body_column: Annotated[str, _column("body; without it the whole row, as JSON")] = ""
+    topic_column: Annotated[str, _column("topic")] = ""
+    tag_column: Annotated[str, _column("tag")] = ""
+    keys_column: Annotated[str, _column("keys, parted by blanks")] = ""
+    sharding_key_column: Annotated[str, _column("sharding key: rows of one keep their order")] = ""
+    properties_column: Annotated[str, _column("properties, a JSON object")] = ""
+
+
+@with_options(columns=ColumnOptions, shared=SharedOptions)
 def outbox(
+    *,
     database: Annotated[
         str,
         typer.Option(
@@ -49,12 +46,6 @@ def outbox(
     topic: Annotated[str, typer.Option("-t", "--topic", help="Where all rows go.", show_default=False)] = "",
     key: Annotated[str, typer.Option(help="The table's unique column.")] = "id",
     order: Annotated[str, typer.Option(help="The column that orders rows; the key if not given.")] = "",
-    body_column: Annotated[str, _column("body; without it the whole row, as JSON")] = "",
-    topic_column: Annotated[str, _column("topic")] = "",
-    tag_column: Annotated[str, _column("tag")] = "",
-    keys_column: Annotated[str, _column("keys, parted by blanks")] = "",
-    sharding_key_column: Annotated[str, _column("sharding key: rows of one keep their order")] = "",
-    properties_column: Annotated[str, _column("properties, a JSON object")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete rows once they are sent.")] = False,
     checkpoint: Annotated[
         str, typer.Option(help="Folder or URL where it keeps its place; NAME.checkpoint if not given.")
@@ -65,33 +56,23 @@ def outbox(
         float | None, typer.Option(min=0, help="Go on for ever, looking every so many seconds; else all there is now.")
     ] = None,
     delivery: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    options: Options = None,
-    json: Json = False,
+    columns: ColumnOptions,
+    shared: SharedOptions,
 ) -> None:
     """Send the rows of a database's table to a topic, each exactly once.
 
     Example: `rocketspark pipeline outbox -d sqlite:///shop.db --table orders -t orders --keys-column id`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    where = shared.connection()
     from rocketspark.spark.pipelines.outbox import pipeline
 
-    columns = pipeline.Columns(
-        body_column, topic_column, tag_column, keys_column, sharding_key_column, properties_column
-    )
+    given = pipeline.Columns(*columns)
     with wrong_usage():
-        pipeline.check(topic, columns, name, delivery)
+        pipeline.check(topic, given, name, delivery)
     from rocketspark.spark.pipelines.default_names import default_folder
 
     folder = name or default_folder(f"outbox-{table}")
-    with start("outbox", master, remote, conf) as (spark, progress):
+    with shared.start("outbox") as (spark, progress):
         result = pipeline.run(
             spark,
             where,
@@ -102,11 +83,11 @@ def outbox(
             name=name,
             key=key,
             order=order,
-            columns=columns,
+            columns=given,
             batch_rows=batch_rows,
             interval_s=interval,
             delivery=delivery,
             delete=delete,
             progress=progress,
         )
-        finish(result, progress, json=json, ends=interval is None)
+        shared.finish(result, progress, ends=interval is None)

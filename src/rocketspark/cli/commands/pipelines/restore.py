@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    NAMESRV_DEFAULT,
-    AccessKey,
-    Conf,
-    Json,
-    Master,
-    Namespace,
-    Namesrv,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-    time_ms,
-)
-
-Since = Annotated[str | None, typer.Option(help="Only rows stored since: 2026-11-21T06 (UTC), 2026-11-21T06:30+01:00.")]
-Until = Annotated[str | None, typer.Option(help="Only rows stored before.")]
-Tags = Annotated[str, typer.Option(help='Only rows with one of these tags: "A || B".')]
-Rate = Annotated[float | None, typer.Option(min=0.001, help="Rows per second at most.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")]
-Again = Annotated[bool, typer.Option("--again", help="Send all once more, whatever earlier runs sent.")]
-Create = Annotated[bool, typer.Option(help="Make the target topic if it is not there.")]
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
+from rocketspark.cli.commands.pipelines.times import moment
 
 
+class RowOptions(NamedTuple):
+    """Which rows are sent, and how: options of both commands."""
+
+    since: Annotated[
+        str | None, typer.Option(help="Only rows stored since: 2026-11-21T06 (UTC), 2026-11-21T06:30+01:00.")
+    ] = None
+    until: Annotated[str | None, typer.Option(help="Only rows stored before.")] = None
+    tags: Annotated[str, typer.Option(help='Only rows with one of these tags: "A || B".')] = "*"
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Rows per second at most.")] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False
+    again: Annotated[bool, typer.Option("--again", help="Send all once more, whatever earlier runs sent.")] = False
+    create: Annotated[bool, typer.Option(help="Make the target topic if it is not there.")] = True
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `pipeline.restore` and `pipeline.replay`."""
+        return {
+            "since_ms": _fixed(self.since, "--since"),
+            "until_ms": _fixed(self.until, "--until"),
+            "tags": self.tags,
+            "rate": self.rate,
+            "dry_run": self.dry_run,
+            "again": self.again,
+            "create": self.create,
+        }
+
+
+@with_options(rows=RowOptions, shared=SharedOptions, without=("options",))
 def restore(
     archive: Annotated[Path, typer.Argument(help="The archive's folder.", show_default=False)],
     topics: Annotated[
@@ -42,23 +46,10 @@ def restore(
     to: Annotated[
         str | None, typer.Option("-t", "--to", help="The target topic, for one topic; else the same name.")
     ] = None,
-    since: Since = None,
-    until: Until = None,
-    tags: Tags = "*",
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    again: Again = False,
-    create: Create = True,
     state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else in the archive.")] = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    json: Json = False,
+    *,
+    rows: RowOptions,
+    shared: SharedOptions,
 ) -> None:
     """Send an archive's rows back into topics: keys, tags, properties and the order of each queue are kept.
 
@@ -67,11 +58,11 @@ def restore(
 
     Example: `rocketspark pipeline restore /data/archive orders --to orders-again --since 2026-11-21T06 --rate 5000`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token)
-    options = _options(since, until, tags, rate, dry_run, again, create, state)
+    where = shared.connection()
+    arguments = rows.arguments() | {"state": state}
     if to is not None and len(topics or ()) > 1:
         raise typer.BadParameter("one topic can be given another name, not several", param_hint="--to")
-    with start("restore", master, remote, conf) as (spark, progress):
+    with shared.start("restore") as (spark, progress):
         from rocketspark.spark.pipelines.restore import pipeline
 
         names = topics or pipeline.topics_of(archive)
@@ -81,32 +72,19 @@ def restore(
         wanted: list[str | None] = [*names] or [None]
         for topic in wanted:
             if not progress.stop.asked:
-                results.append(pipeline.restore(spark, archive, where, topic, to, progress=progress, **options))
-    finish(results[0] if len(results) == 1 else {"restored": results}, progress, json=json)
+                results.append(pipeline.restore(spark, archive, where, topic, to, progress=progress, **arguments))
+    shared.finish(results[0] if len(results) == 1 else {"restored": results}, progress)
 
 
+@with_options(rows=RowOptions, shared=SharedOptions)
 def replay(
     topic: Annotated[str, typer.Argument(help="The topic whose past is sent.", show_default=False)],
     to: Annotated[str, typer.Option("-t", "--to", help="The target topic.", show_default=False)],
-    since: Since = None,
-    until: Until = None,
-    tags: Tags = "*",
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    again: Again = False,
-    create: Create = True,
     state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else .rocketspark/replays.")] = None,
     to_namesrv: Annotated[str, typer.Option(help="NameServers of the target, if it is another cluster.")] = "",
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    option: Options = None,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    json: Json = False,
+    *,
+    rows: RowOptions,
+    shared: SharedOptions,
 ) -> None:
     """Send what a topic holds, or a time range of it, into another topic (or the same once more).
 
@@ -114,40 +92,18 @@ def replay(
 
     Example: `rocketspark pipeline replay orders --to orders-test --since 2026-11-21T06 --until 2026-11-21T07`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, option)
-    options = _options(since, until, tags, rate, dry_run, again, create, state)
+    where = shared.connection()
+    arguments = rows.arguments() | {"state": state}
     target = where._replace(namesrv=to_namesrv) if to_namesrv else None
-    with start("replay", master, remote, conf) as (spark, progress):
+    with shared.start("replay") as (spark, progress):
         from rocketspark.spark.pipelines.restore import pipeline
 
-        result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **options)
-    finish(result, progress, json=json)
-
-
-def _options(
-    since: str | None,
-    until: str | None,
-    tags: str,
-    rate: float | None,
-    dry_run: bool,
-    again: bool,
-    create: bool,
-    state: Path | None,
-) -> dict[str, Any]:
-    return {
-        "since_ms": _fixed(since, "--since"),
-        "until_ms": _fixed(until, "--until"),
-        "tags": tags,
-        "rate": rate,
-        "dry_run": dry_run,
-        "again": again,
-        "create": create,
-        "state": state,
-    }
+        result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **arguments)
+    shared.finish(result, progress)
 
 
 def _fixed(text: str | None, option: str) -> int | None:
     """A time in ms since 1970. How long ago would be another time, and so another restore, each time it is run."""
     if text and text.strip()[-1:] in "smhd":
         raise typer.BadParameter(f"{text!r}: a time is needed, not how long ago", param_hint=option)
-    return time_ms(text, option)
+    return moment(option, text)

@@ -1,18 +1,19 @@
-"""Options that all pipelines have, and how one begins and ends. Rule: Spark is imported only once a command runs."""
+"""The options of all pipeline commands, their begin and end. Rule: only a command that runs imports Spark."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from rocketspark.cli.commands.pipelines.times import moment
 from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
 if TYPE_CHECKING:
@@ -20,25 +21,6 @@ if TYPE_CHECKING:
 
     from rocketspark.spark.pipelines.connection import Connection
     from rocketspark.spark.pipelines.progress import Progress
-
-__all__ = [
-    "NAMESRV_DEFAULT",
-    "AccessKey",
-    "Conf",
-    "Json",
-    "Master",
-    "Namespace",
-    "Namesrv",
-    "Options",
-    "Remote",
-    "SecretKey",
-    "SecurityToken",
-    "connect",
-    "finish",
-    "start",
-    "time_ms",
-    "wrong_usage",
-]
 
 _SPARK = "Spark"
 _CLUSTER = "Cluster"
@@ -108,48 +90,101 @@ def wrong_usage() -> Iterator[None]:
         raise typer.BadParameter(str(e)) from None
 
 
-def connect(
-    namesrv: str,
-    namespace: str = "",
-    access_key: str = "",
-    secret_key: str = "",
-    security_token: str = "",
-    options: list[str] | None = None,
-) -> Connection:
-    """Return the connection that the shared options describe. Raises ConfigError."""
-    _check_packages()
-    from rocketspark.spark.pipelines.connection import Connection, pairs
+class SharedOptions(NamedTuple):
+    """The options that all pipeline commands have, as they were given."""
 
-    with wrong_usage():
-        given = pairs(options, "--option")
-    return Connection(namesrv, namespace, access_key, secret_key, security_token, given)
+    namesrv: Namesrv = NAMESRV_DEFAULT
+    namespace: Namespace = ""
+    access_key: AccessKey = ""
+    secret_key: SecretKey = ""
+    security_token: SecurityToken = ""
+    options: Options = None
+    master: Master = ""
+    remote: Remote = ""
+    conf: Conf = None
+    json: Json = False
+
+    def connection(self) -> Connection:
+        """Return the connection to the cluster. Raises ConfigError."""
+        _check_packages()
+        from rocketspark.spark.pipelines.connection import Connection, pairs
+
+        with wrong_usage():
+            options = pairs(self.options, "--option")
+        return Connection(
+            self.namesrv, self.namespace, self.access_key, self.secret_key, self.security_token, options=options
+        )
+
+    @contextmanager
+    def start(
+        self, name: str, *, conf: tuple[str, ...] = (), only_reads: bool = False
+    ) -> Iterator[tuple[SparkSession, Progress]]:
+        """Give the session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one
+        line.
+
+        `conf`: settings that those given go before. One that `only_reads` has nothing to finish: they end it at once.
+        """
+        _check_packages()
+        from rocketspark.spark.pipelines.connection import pairs
+        from rocketspark.spark.pipelines.progress import stderr_progress
+        from rocketspark.spark.pipelines.session import SessionOptions, check_options, open_session
+
+        with wrong_usage():
+            wanted = SessionOptions(self.master, self.remote, pairs([*conf, *(self.conf or ())], "--conf"))
+            check_options(wanted)
+        progress = stderr_progress(name)
+        asked = _ended_at_once() if only_reads else progress.signals()
+        with open_session(name, wanted) as spark, asked:
+            yield spark, progress
+
+    def finish(self, result: Any, progress: Progress, *, code: int = 0, ends: bool = True) -> None:
+        """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever
+        (ends=False) end with 130.
+        """
+        from rocketspark.spark.pipelines.progress import EXIT_STOPPED
+        from rocketspark.spark.pipelines.report import plain, show
+
+        show(plain(result), json=self.json)
+        if progress.stop.asked:
+            print(f"{progress.name}: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+            code = code or (EXIT_STOPPED if ends else 0)
+        if code:
+            raise typer.Exit(code)
 
 
-def time_ms(text: str | None, option: str) -> int | None:
-    """Return a time, or how long ago, as `times` has it, in ms since 1970."""
-    return moment(option, text)
+def with_options(
+    *, without: tuple[str, ...] = (), **groups: type[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command groups of options: the command takes each as one argument, whose name is the keyword.
 
-
-@contextmanager
-def start(
-    name: str, master: str = "", remote: str = "", conf: list[str] | None = None, *, only_reads: bool = False
-) -> Iterator[tuple[SparkSession, Progress]]:
-    """The session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one line.
-
-    One that `only_reads` has nothing to finish: they end it at once.
+    `groups`: NamedTuples whose fields are declared as a command's parameters are; `without`: fields that this command
+    does not have.
     """
-    _check_packages()
-    from rocketspark.spark.pipelines.connection import pairs
-    from rocketspark.spark.pipelines.progress import stderr_progress
-    from rocketspark.spark.pipelines.session import SessionOptions, check_options, open_session
+    parameters: dict[str, list[inspect.Parameter]] = {}
+    for group, fields in groups.items():
+        hints = get_type_hints(fields, include_extras=True)
+        parameters[group] = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            for name, default in fields._field_defaults.items()
+            if name not in without
+        ]
 
-    with wrong_usage():
-        wanted = SessionOptions(master, remote, pairs(conf, "--conf"))
-        check_options(wanted)
-    progress = stderr_progress(name)
-    asked = _ended_at_once() if only_reads else progress.signals()
-    with open_session(name, wanted) as spark, asked:
-        yield spark, progress
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            grouped = {
+                group: groups[group](**{p.name: given.pop(p.name) for p in of_group})
+                for group, of_group in parameters.items()
+            }
+            command(**given, **grouped)
+
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in groups]
+        signature = inspect.Signature([*own, *(p for of_group in parameters.values() for p in of_group)])
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return called
+
+    return wrap
 
 
 @contextmanager
@@ -166,20 +201,6 @@ def _ended_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def finish(result: Any, progress: Progress, *, json: bool, code: int = 0, ends: bool = True) -> None:
-    """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever
-    (ends=False) end with 130."""
-    from rocketspark.spark.pipelines.progress import EXIT_STOPPED
-    from rocketspark.spark.pipelines.report import plain, show
-
-    show(plain(result), json=json)
-    if progress.stop.asked:
-        print(f"{progress.name}: stopped; the same command goes on from here", file=sys.stderr, flush=True)
-        code = code or (EXIT_STOPPED if ends else 0)
-    if code:
-        raise typer.Exit(code)
 
 
 def _check_packages() -> None:

@@ -7,25 +7,13 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    AccessKey,
-    Conf,
-    Master,
-    Namespace,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-    wrong_usage,
-)
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options, wrong_usage
 
 
+@with_options(shared=SharedOptions)
 def sql(
     file: Annotated[Path, typer.Argument(help="The pipeline: a .yaml or .sql file.", show_default=False)],
+    *,
     variable: Annotated[
         list[str] | None,
         typer.Option("--var", help="What ${name} stands for in the file, name=value; may be repeated."),
@@ -38,22 +26,13 @@ def sql(
         typer.Option(min=0, help="Go on for ever, a micro-batch every so many seconds; else all there is now."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and show what it would do.")] = False,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    options: Options = None,
-    json: Json = False,
+    shared: SharedOptions,
 ) -> None:
     """Run a pipeline that a file describes: sources, SQL steps, sinks; no Python needed.
 
     Example: `rocketspark pipeline sql totals.yaml --var day=2026-01-31`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    where = shared.connection()
     from rocketspark.spark.pipelines.connection import pairs
     from rocketspark.spark.pipelines.sql import pipeline
     from rocketspark.spark.pipelines.sql.sql_file import read_plan
@@ -61,9 +40,9 @@ def sql(
     with wrong_usage():
         variables = pairs(variable, "--var")
     plan = read_plan(file, variables)
-    with start("sql", master, remote, conf) as (spark, progress):
+    with shared.start("sql") as (spark, progress):
         if dry_run:
-            finish(pipeline.dry_run(spark, plan, where), progress, json=json)
+            shared.finish(pipeline.dry_run(spark, plan, where), progress)
             return
         result = pipeline.run(
             spark,
@@ -73,4 +52,4 @@ def sql(
             interval_s=interval,
             progress=progress,
         )
-        finish(result, progress, json=json, ends=interval is None)
+        shared.finish(result, progress, ends=interval is None)

@@ -7,24 +7,13 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import (
-    AccessKey,
-    Conf,
-    Master,
-    Namespace,
-    Options,
-    Remote,
-    SecretKey,
-    SecurityToken,
-    connect,
-    finish,
-    start,
-)
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
 
 
+@with_options(shared=SharedOptions)
 def trace(
+    *,
     topic: Annotated[
         str, typer.Option("-t", "--topic", help="The trace topic; several with a comma.")
     ] = "RMQ_SYS_TRACE_TOPIC",
@@ -38,16 +27,7 @@ def trace(
         float,
         typer.Option(min=0, help="Minutes before and after the range in which trace messages are looked for, too."),
     ] = 60,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
-    master: Master = "",
-    remote: Remote = "",
-    conf: Conf = None,
-    namespace: Namespace = "",
-    access_key: AccessKey = "",
-    secret_key: SecretKey = "",
-    security_token: SecurityToken = "",
-    options: Options = None,
-    json: Json = False,
+    shared: SharedOptions,
 ) -> None:
     """Latency, failures and retries of every topic and group, from message traces.
 
@@ -55,7 +35,7 @@ def trace(
 
     Example: `rocketspark pipeline trace --since 24h --html trace.html`
     """
-    where = connect(namesrv, namespace, access_key, secret_key, security_token, options)
+    where = shared.connection()
     since_ms, until_ms = moment("--since", since), moment("--until", until)
     from rocketspark.errors import ConfigError
     from rocketspark.spark.pipelines.trace import html_report, pipeline
@@ -66,7 +46,7 @@ def trace(
         check_installed()
         if html.is_dir() or not html.parent.is_dir():
             raise ConfigError(f"--html {html}: a file in a folder that is there is needed")
-    with start("trace", master, remote, conf, only_reads=True) as (spark, progress):
+    with shared.start("trace", only_reads=True) as (spark, progress):
         report = pipeline.run(
             spark,
             where,
@@ -80,4 +60,4 @@ def trace(
         if html is not None:
             html_report.write_html(report, html)
             progress.say(f"the report is in {html}")
-        finish(report if json else pipeline.summary(report), progress, json=json)
+        shared.finish(report if shared.json else pipeline.summary(report), progress)

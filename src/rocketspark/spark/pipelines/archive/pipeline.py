@@ -103,7 +103,7 @@ def run(
     progress = progress or Progress("archive")
     with open_archive(folder) as archive:
         reader = _reader(connection(where), topics)
-        work = _Work(spark, archive, reader, topics, progress, batch_rows, once)
+        work = _Work(spark, archive, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
         try:
             work.begin()
             compacted = 0
@@ -150,6 +150,7 @@ class _Work:
         archive: Archive,
         reader: StreamReader,
         topics: Sequence[str],
+        *,
         progress: Progress,
         batch_rows: int,
         once: bool,

@@ -88,7 +88,7 @@ def run(
     where = connection(where)
     progress.say("asking for queues and groups")
     scope = ask(where, list(dict.fromkeys(topics)), list(dict.fromkeys(groups)))
-    audit = _Audit(spark, where, scope, since_ms, until_ms, samples, progress)
+    audit = _Audit(spark, where, scope, since_ms=since_ms, until_ms=until_ms, samples=samples, progress=progress)
     return audit.run(ignore, max_lag)
 
 
@@ -148,6 +148,7 @@ class _Audit:
         spark: SparkSession,
         where: Connection,
         scope: AuditScope,
+        *,
         since_ms: int | None,
         until_ms: int | None,
         samples: int,

@@ -23,10 +23,11 @@ from rocketspark.spark.pipelines.dedupe import event_time
 from rocketspark.spark.pipelines.default_names import check_delivery, check_name, default_name
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.session import one_line_errors
+from rocketspark.spark.pipelines.streaming import run_query
 from rocketspark.spark.write.refused_rows import refused_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # The parts of a message that can be the key, besides `property:NAME` and `json:PATH`.
 KEYS = ("key", "messageId", "body")
@@ -83,8 +84,6 @@ def run(
 
     Raises ConfigError, and RocketSparkError for what fails in Spark.
     """
-    from pyspark.sql import functions as F
-
     check(source, target, by, within, name, delivery)
     delay = duration(within)
     options = connection(where).spark_options()
@@ -101,43 +100,15 @@ def run(
         spark.dataSource.register(event_time.SeenSource)
         reading["seenFloor"] = str(event_time.watermark_of(spark, str(checkpoint)))
         rows = spark.readStream.format(event_time.FORMAT).options(**reading).load()
-        place = F.concat_ws("/", "topic", "broker", "queueId", "queueOffset")
-        kept = (
-            rows.withColumn("shardingKey", F.try_element_at("properties", F.lit("__SHARDINGKEY")))
-            .withColumn("place", place)
-            .select(
-                *COLUMNS,
-                "place",
-                # A message without a key is like no other.
-                F.coalesce(F.concat(F.lit("key/"), key_of(by)), F.concat(F.lit("place/"), "place")).alias("dedupeKey"),
-                event_time.SEEN,
-            )
-            .withWatermark(event_time.SEEN, delay)
-            .dropDuplicatesWithinWatermark(["dedupeKey"])
-            .select(*COLUMNS, "place")
+        writer = _passed_on(rows, by, delay, target).writeStream.format("rocketmq").options(**writing)
+        outcome = run_query(
+            writer,
+            progress,
+            name=name or f"dedupe-{source}",
+            checkpoint=checkpoint,
+            interval_s=interval_s,
+            told=counts.add,
         )
-        told = (
-            kept.mapInArrow(partial(_with_reasons, topic=target), f"{_ddl()}, refused string")
-            .observe(
-                _METRICS,
-                F.count(F.when(F.col("refused").isNull(), 1)).alias("passed"),
-                F.count("refused").alias("refused"),
-                F.min("refused").alias("first"),
-            )
-            .where("refused IS NULL")
-            .select(*COLUMNS)
-        )
-        writer = told.writeStream.format("rocketmq").options(**writing)
-        writer = writer.option("checkpointLocation", str(checkpoint)).queryName(name or f"dedupe-{source}")
-        if interval_s is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds")
-        query = writer.start()
-        try:
-            outcome = progress.watch(query, told=counts.add)
-        finally:
-            query.stop()
     if counts.late:
         raise RocketSparkError(
             f"{counts.late} messages of {source} were left out as older than the watermark of {checkpoint}: run it once"
@@ -169,6 +140,38 @@ def check(source: str, target: str, by: str, within: str, name: str, delivery: s
 
 
 _METRICS = "dedupe"
+
+
+def _passed_on(rows: DataFrame, by: str, delay: str, target: str) -> DataFrame:
+    """Return the rows that are passed on: each key once, and none that may not be written; they are counted."""
+    from pyspark.sql import functions as F
+
+    place = F.concat_ws("/", "topic", "broker", "queueId", "queueOffset")
+    kept = (
+        rows.withColumn("shardingKey", F.try_element_at("properties", F.lit("__SHARDINGKEY")))
+        .withColumn("place", place)
+        .select(
+            *COLUMNS,
+            "place",
+            # A message without a key is like no other.
+            F.coalesce(F.concat(F.lit("key/"), key_of(by)), F.concat(F.lit("place/"), "place")).alias("dedupeKey"),
+            event_time.SEEN,
+        )
+        .withWatermark(event_time.SEEN, delay)
+        .dropDuplicatesWithinWatermark(["dedupeKey"])
+        .select(*COLUMNS, "place")
+    )
+    return (
+        kept.mapInArrow(partial(_with_reasons, topic=target), f"{_ddl()}, refused string")
+        .observe(
+            _METRICS,
+            F.count(F.when(F.col("refused").isNull(), 1)).alias("passed"),
+            F.count("refused").alias("refused"),
+            F.min("refused").alias("first"),
+        )
+        .where("refused IS NULL")
+        .select(*COLUMNS)
+    )
 
 
 def _ddl() -> str:

@@ -34,6 +34,15 @@ DOUBT_S = 3.0
 CLOCKS_MS = 3_600_000
 
 
+class ResendPlan(NamedTuple):
+    """Where letters go and how fast: the arguments of `run` of these names."""
+
+    to: str | None
+    to_group: bool
+    rate: float | None
+    dry_run: bool
+
+
 class ResendTarget(NamedTuple):
     """Letters of a group that came from `topic` and go to `target`; `already_there`: sent by a run before."""
 
@@ -91,7 +100,8 @@ def run(
     if rate is not None and rate <= 0:
         raise UsageError(f"rate {rate}: more than 0 letters a second are needed")
     where = connection(where)
-    return _Resend(spark, where, choice, to, to_group, rate, dry_run, progress).run()
+    plan = ResendPlan(to, to_group, rate, dry_run)
+    return _Resend(spark, where, choice, plan, progress).run()
 
 
 Counts = dict[tuple[str, str, str], int]
@@ -105,15 +115,11 @@ class _Resend:
         spark: SparkSession,
         where: Connection,
         choice: Choice,
-        to: str | None,
-        to_group: bool,
-        rate: float | None,
-        dry_run: bool,
+        plan: ResendPlan,
         progress: Progress,
     ) -> None:
         self._spark, self._where = spark, where
-        self._choice, self._to, self._to_group = choice, to, to_group
-        self._rate, self._dry_run, self._progress = rate, dry_run, progress
+        self._choice, self._plan, self._progress = choice, plan, progress
         self._errors: dict[str, None] = {}
         self._sent: Counts = {}
         self._illegal: set[str] = set()
@@ -142,7 +148,7 @@ class _Resend:
             before = there
             for _ in range(ROUNDS):
                 left = sum(counts.values()) - sum(there.values()) - len(self._illegal)
-                if left <= 0 or self._dry_run or self._progress.stop.asked:
+                if left <= 0 or self._plan.dry_run or self._progress.stop.asked:
                     break
                 self._doubtful = 0
                 self._blocked.clear()
@@ -169,9 +175,9 @@ class _Resend:
         chosen, already = sum(t.chosen for t in targets), sum(t.already_there for t in targets)
         sent = sum(t.sent for t in targets)
         stopped = self._progress.stop.asked
-        failed = len(self._illegal) if self._dry_run or stopped else chosen - already - sent
+        failed = len(self._illegal) if self._plan.dry_run or stopped else chosen - already - sent
         return ResendReport(
-            dry_run=self._dry_run,
+            dry_run=self._plan.dry_run,
             chosen=chosen + unknown,
             already_there=already,
             sent=sent,
@@ -190,9 +196,9 @@ class _Resend:
     def _addressed(self, rows: DataFrame) -> DataFrame:
         """Return the letters with their target, "" where none is known, and the id of their resend."""
         target = F.col("originTopic")
-        if self._to is not None:
-            target = F.lit(self._to)
-        elif self._to_group:
+        if self._plan.to is not None:
+            target = F.lit(self._plan.to)
+        elif self._plan.to_group:
             # A consumer takes a retried message as one of the topic it came from: that must be known.
             target = F.when(target == "", "").otherwise(F.concat(F.lit(namespace.RETRY_PREFIX), "group"))
         # Without type hints: PySpark would make a pandas UDF of some, and warns of others.
@@ -232,7 +238,7 @@ class _Resend:
         """Send letters in the order they died in, until all are sent or a stop is asked for."""
         ordered = rows.orderBy("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
         waiting = (_letter(row) for row in ordered.toLocalIterator())
-        size = max(1, min(IN_FLIGHT_MAX, int(self._rate or IN_FLIGHT_MAX)))
+        size = max(1, min(IN_FLIGHT_MAX, int(self._plan.rate or IN_FLIGHT_MAX)))
         began_s, tried = time.monotonic(), 0
         with asyncio.Runner() as runner:
             producer = AsyncProducer(
@@ -241,10 +247,7 @@ class _Resend:
                 # An attempt whose answer never came may have worked: it is looked for before the next one.
                 retries=0,
                 send_timeout_ms=SEND_TIMEOUT_MS,
-                namespace=self._where.namespace,
-                access_key=self._where.access_key or None,
-                secret_key=self._where.secret_key or None,
-                security_token=self._where.security_token or None,
+                **self._where.access.client_options(),
             )
             runner.run(producer.start())
             try:
@@ -252,8 +255,8 @@ class _Resend:
                     runner.run(self._send_some(producer, some))
                     tried += len(some)
                     self._progress.update(tried, lag=count - tried)
-                    if self._rate is not None:
-                        self._progress.stop.wait(max(0.0, began_s + tried / self._rate - time.monotonic()))
+                    if self._plan.rate is not None:
+                        self._progress.stop.wait(max(0.0, began_s + tried / self._plan.rate - time.monotonic()))
             finally:
                 runner.run(producer.close())
 
@@ -265,7 +268,7 @@ class _Resend:
             if letter.resend_id in self._illegal:
                 continue
             try:
-                out, sharding_key = outgoing(letter, packing, to_group=self._to_group)
+                out, sharding_key = outgoing(letter, packing, to_group=self._plan.to_group)
             except MessageIllegal as e:
                 self._illegal.add(letter.resend_id)
                 self._errors.setdefault(f"{letter.place}: {e}")

@@ -27,6 +27,7 @@ from rocketspark.spark.pipelines.default_names import check_delivery, check_name
 from rocketspark.spark.pipelines.outbox.row_claims import REFUSED, ClaimedRow, RowClaims
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.session import one_line_errors
+from rocketspark.spark.pipelines.streaming import run_query
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.write.refused_rows import refused_rows
 
@@ -122,17 +123,8 @@ def run(
         with one_line_errors():
             rows = spark.readStream.format(FORMAT).options(**options).load()
             kept = [part for part in PARTS if part == "body" or part in mapping]
-            writer = rows.select(*kept).writeStream.format("rocketmq").options(**target).queryName(name)
-            writer = writer.option("checkpointLocation", str(checkpoint))
-            if interval_s is None:
-                writer = writer.trigger(availableNow=True)
-            else:
-                writer = writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds")
-            query = writer.start()
-            try:
-                outcome = progress.watch(query)
-            finally:
-                query.stop()
+            writer = rows.select(*kept).writeStream.format("rocketmq").options(**target)
+            outcome = run_query(writer, progress, name=name, checkpoint=checkpoint, interval_s=interval_s)
         if delete and interval_s is None and not outcome.stopped:
             # It has sent all that it claimed; Spark tells the source of all micro-batches but the last.
             claims.delete(claims.newest())

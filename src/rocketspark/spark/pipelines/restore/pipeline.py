@@ -311,7 +311,15 @@ class _Job:
             spans.setdefault(mapping[span.queue], []).append(span)
         tail = dict(self.state.tail)
         shares = [QueueShare(target, tail.get(target, 0), tuple(each)) for target, each in sorted(spans.items())]
-        task = SendTask(source.only(chunk), self._where, self._topics, self.state.id, self._wanted, shares, dry)
+        task = SendTask(
+            source.only(chunk),
+            self._where,
+            self._topics,
+            restore_id=self.state.id,
+            wanted=self._wanted,
+            shares=shares,
+            dry=dry,
+        )
         return run_tasks(self._spark, task, type_=TaskReport)
 
     def _mapping(self, queues: list[Queue], dry: bool, create: bool) -> dict[Queue, Queue]:
@@ -335,7 +343,7 @@ class _Job:
         return found
 
     def _tail(self) -> dict[Queue, int]:
-        return _offsets_at(Connection(*self._where[:5]), self._topics[1], None, "latest")
+        return _offsets_at(self._where.without_options(), self._topics[1], None, "latest")
 
     def _await_quiet(self) -> None:
         """Wait until no more messages come to the target, or for a while."""

@@ -178,6 +178,7 @@ class SendTask:
         source: ArchiveSource | TopicSource,
         where: Connection,
         topics: tuple[str, str],
+        *,
         restore_id: str,
         wanted: RowSelection,
         shares: Sequence[QueueShare],
@@ -236,10 +237,7 @@ class QueueSender:
             where.namesrv,
             "SPARK_RESTORE",
             send_timeout_ms=SEND_TIMEOUT_MS,
-            namespace=where.namespace,
-            access_key=where.access_key or None,
-            secret_key=where.secret_key or None,
-            security_token=where.security_token or None,
+            **where.access.client_options(),
         )
         self._where, self._topic, self._target, self._id = where, topic, target, restore_id
         self._queue = MessageQueue(topic, *target)
@@ -262,7 +260,7 @@ class QueueSender:
         schema = StructType([READ_SCHEMA["queueOffset"], READ_SCHEMA["properties"]])
         # What a kill left over may be compressed, or from any producer: only properties are read. What is deleted there
         # by now cannot be looked at: where it was of this restore it is sent again.
-        reader = topic_reader(Connection(*self._where[:5]), self._topic, schema, failOnDataLoss="false")
+        reader = topic_reader(self._where.without_options(), self._topic, schema, failOnDataLoss="false")
         try:
             newest = queue_offsets(self._topic, _newest(reader))
             end = newest.get(self._target, self._tail)

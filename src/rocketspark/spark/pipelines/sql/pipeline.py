@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.columns import READ_SCHEMA, WRITE_TYPES
+from rocketspark.spark.columns import READ_ONLY, WRITE_TYPES
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.progress import POLL_S, SILENT, Progress, Tally
+from rocketspark.spark.pipelines.progress import SILENT, Progress, has_ended
 from rocketspark.spark.pipelines.session import one_line_errors
 from rocketspark.spark.pipelines.sql.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
+from rocketspark.spark.pipelines.streaming import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +87,7 @@ def run(
             for sink, frame in streaming:
                 if not progress.stop.asked:
                     queries.append((sink, _start(sink, frame, connection(where), f"{checkpoint}", interval_s)))
-            tallies = _wait_for_all(queries, progress)
+            tallies = progress.watch_all([query for _, query in queries], ended=_has_ended)
         finally:
             for _, query in queries:
                 query.stop()
@@ -165,9 +167,8 @@ def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
 
     if sink.format != ROCKETMQ or "body" in frame.columns:
         return frame
-    read_only = set(READ_SCHEMA.fieldNames()) - WRITE_TYPES.keys()
     kept = [name for name in frame.columns if name in WRITE_TYPES]
-    told = [name for name in frame.columns if name not in WRITE_TYPES and name not in read_only]
+    told = [name for name in frame.columns if name not in WRITE_TYPES and name not in READ_ONLY]
     if not told:
         raise ConfigError(f"sink {sink.name}: no column is left for the body: name one `body`, or select more")
     body = F.to_json(F.struct(*(F.col(f"`{name}`") for name in told))).alias("body")
@@ -214,43 +215,15 @@ def _start(
     if mode == "overwrite":
         raise ConfigError(f"sink {sink.name}: mode overwrite is for batches; append, update or complete is needed")
     writer = frame.writeStream.format(sink.format).options(**options_with(sink, where)).outputMode(mode)
-    writer = writer.option("checkpointLocation", f"{checkpoint.rstrip('/')}/{sink.name}").queryName(sink.name)
     if sink.partition_by:
         writer = writer.partitionBy(*sink.partition_by)
-    if interval_s is None:
-        writer = writer.trigger(availableNow=True)
-    else:
-        writer = writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds")
-    started: StreamingQuery = _named("sink", sink.name, writer.start)
+    place = f"{checkpoint.rstrip('/')}/{sink.name}"
+    start = partial(start_query, writer, name=sink.name, checkpoint=place, interval_s=interval_s)
+    started: StreamingQuery = _named("sink", sink.name, start)
     return started
 
 
-def _wait_for_all(queries: list[tuple[SqlSink, StreamingQuery]], progress: Progress) -> list[Tally]:
-    """Wait until all queries have ended; when asked to stop, stop each once it is between two micro-batches."""
-    tallies = [Tally() for _ in queries]
-    running = list(range(len(queries)))
-    at_ask: list[int] | None = None
-    while running:
-        if progress.stop.asked and at_ask is None:
-            at_ask = [tally.seen for tally in tallies]
-        for number in list(running):
-            sink, query = queries[number]
-
-            def ended(query: StreamingQuery = query) -> bool:
-                return bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
-
-            over = _named("sink", sink.name, ended)
-            for report in query.recentProgress:
-                tallies[number].add(report)
-            if over:
-                running.remove(number)
-            elif at_ask and (tallies[number].seen > at_ask[number] or not query.status["isTriggerActive"]):
-                query.stop()
-        lags = [tally.lag for tally in tallies if tally.lag is not None]
-        progress.update(
-            sum(tally.rows for tally in tallies),
-            lag=sum(lags) if lags else None,
-            note=f"{sum(tally.batches for tally in tallies):,} micro-batches",
-            now=not running,
-        )
-    return tallies
+def _has_ended(query: StreamingQuery) -> bool:
+    """Wait a moment for a query's end; an error names the sink."""
+    ended: bool = _named("sink", query.name, partial(has_ended, query))
+    return ended
