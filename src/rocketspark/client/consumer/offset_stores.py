@@ -54,6 +54,9 @@ class BrokerOffsets:
     def __init__(self, instance: Instance, group: str) -> None:
         self._instance = instance
         self._group = group
+        # By broker and topic: the connection over which a commit was answered; who else waits for the first one.
+        self._made: dict[tuple[str, str], object] = {}
+        self._making: dict[tuple[str, str], asyncio.Event] = {}
 
     async def load(self) -> None:
         """Do nothing."""
@@ -66,27 +69,43 @@ class BrokerOffsets:
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False, latest: LatestOffset | None = None
     ) -> dict[MessageQueue, Exception]:
-        """Send each offset to its broker. A broker that hangs holds up no other, and costs two time-outs at most."""
+        """Send each offset to its broker. A broker that hangs holds up no other, and costs two time-outs at most.
+
+        A new connection's first commit to a topic is answered before others are sent (see `commits_in_turn`).
+        """
         failed: dict[MessageQueue, Exception] = {}
 
-        async def tell(queue: MessageQueue, *, oneway: bool) -> None:
+        async def tell(queue: MessageQueue, *, oneway: bool) -> bool:
             try:
                 peer = await self._instance.peer_of(queue)
                 offset = latest(queue) if latest is not None else offsets[queue]
-                if offset is not None:
-                    await client_api.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
+                if offset is None:
+                    return False
+                await client_api.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
             except Exception as e:
                 failed[queue] = e
+                return False
+            return True
 
-        async def tell_broker(queues: list[MessageQueue]) -> None:
-            first, others = client_api.commits_in_turn(queues)
-            await asyncio.gather(*(tell(queue, oneway=oneway and not others) for queue in first))
-            await asyncio.gather(*(tell(queue, oneway=oneway) for queue in others))
+        async def tell_topic(table: tuple[str, str], queues: list[MessageQueue]) -> None:
+            if self._made.get(table) is not (self.place(queues[0]) or self):
+                if (making := self._making.get(table)) is not None:
+                    await making.wait()
+                elif len(queues) > 1 or not oneway:
+                    making = self._making[table] = asyncio.Event()
+                    try:
+                        if await tell(queues[0], oneway=False):
+                            self._made[table] = self.place(queues[0])
+                    finally:
+                        del self._making[table]
+                        making.set()
+                    queues = queues[1:]
+            await asyncio.gather(*(tell(queue, oneway=oneway) for queue in queues))
 
-        by_broker: dict[str, list[MessageQueue]] = {}
+        tables: dict[tuple[str, str], list[MessageQueue]] = {}
         for queue in offsets:
-            by_broker.setdefault(queue.broker_name, []).append(queue)
-        await asyncio.gather(*map(tell_broker, by_broker.values()))
+            tables.setdefault((queue.broker_name, queue.topic), []).append(queue)
+        await asyncio.gather(*(tell_topic(*table) for table in tables.items()))
         return failed
 
     def place(self, queue: MessageQueue) -> object:

@@ -473,7 +473,8 @@ class AsyncPullConsumer(ConsumerLife):
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None, *, wait: bool = True) -> None:
         """Commit what `poll` returned so far; or the offsets given, each the next one to read.
 
-        Raises ServerError or TransportError if they are not taken; without `wait` no broker's reply is waited for.
+        Raises ServerError or TransportError if they are not taken; without `wait` no broker's reply is waited for, but
+        for one to the first commit of several queues over a connection.
         """
         self._check_started()
         if offsets is None:

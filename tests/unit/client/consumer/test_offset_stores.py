@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets, decode_offsets, encode_offsets
-from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.errors import ConfigError, ProtocolError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import UpdateConsumerOffsetHeader
@@ -135,34 +135,53 @@ def on(topic: str, *ids: int) -> dict[MessageQueue, int]:
     return {MessageQueue(topic, "broker-a", i): 10 + i for i in ids}
 
 
+def broker_offsets(peer: HeldPeer) -> BrokerOffsets:
+    return BrokerOffsets(mock.Mock(peer_of=mock.AsyncMock(return_value=peer), peer_in_use=lambda queue: peer), "g")
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("oneway", [False, True])
 def test_a_broker_is_told_one_queue_of_a_topic_before_the_others(oneway: bool) -> None:
     async def run() -> None:
         peer = HeldPeer()
-        instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
+        store = broker_offsets(peer)
         offsets = on("t", 0, 1, 2) | on("u", 4, 5)
-        task = asyncio.create_task(BrokerOffsets(instance, "g").commit(offsets, oneway=oneway))
-        while len(peer.waiting) < 2:
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        tasks = [asyncio.create_task(store.commit(offsets, oneway=oneway))]
+        # Of queues that are given up one by one.
+        tasks += [asyncio.create_task(store.commit(on("t", n), oneway=oneway)) for n in (3, 4)]
+        await settle()
         assert peer.told == [("t", 0, True), ("u", 4, True)]
         peer.answer()
-        while len(peer.told) < 5:
-            await asyncio.sleep(0)
-        assert peer.told[2:] == [("t", 1, not oneway), ("t", 2, not oneway), ("u", 5, not oneway)]
+        await settle()
+        others = [("t", 1), ("t", 2), ("t", 3), ("t", 4), ("u", 5)]
+        assert sorted(peer.told[2:]) == [(topic, n, not oneway) for topic, n in others]
+        peer.answer()
+        assert await asyncio.gather(*tasks) == [{}, {}, {}]
+        # From now on all at once.
+        task = asyncio.create_task(store.commit(offsets, oneway=oneway))
+        await settle()
+        assert len(peer.told) == 12
         peer.answer()
         assert await task == {}
 
     asyncio.run(run())
 
 
-def test_a_single_queue_needs_no_answer_where_none_is_asked_for() -> None:
+def test_a_first_commit_that_fails_lets_the_others_go_on_at_once() -> None:
     async def run() -> None:
         peer = HeldPeer()
-        instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
-        assert await BrokerOffsets(instance, "g").commit(on("t", 3), oneway=True) == {}
-        assert peer.told == [("t", 3, False)]
+        store = broker_offsets(peer)
+        tasks = [asyncio.create_task(store.commit(on("t", n))) for n in range(4)]
+        await settle()
+        peer.waiting.pop().set_exception(TransportError("as the test wants it"))
+        await settle()
+        assert [queue_id for _, queue_id, _ in peer.told] == [0, 1, 2, 3]
+        peer.answer()
+        assert [len(failed) for failed in await asyncio.gather(*tasks)] == [1, 0, 0, 0]
 
     asyncio.run(run())
 
@@ -170,9 +189,8 @@ def test_a_single_queue_needs_no_answer_where_none_is_asked_for() -> None:
 def test_an_offset_is_read_when_its_turn_comes() -> None:
     async def run() -> None:
         peer = HeldPeer()
-        instance = mock.Mock(peer_of=mock.AsyncMock(return_value=peer))
         now: dict[int, int | None] = {0: 10, 1: 11, 2: 12}
-        commit = BrokerOffsets(instance, "g").commit(on("t", 0, 1, 2), latest=lambda queue: now[queue.queue_id])
+        commit = broker_offsets(peer).commit(on("t", 0, 1, 2), latest=lambda queue: now[queue.queue_id])
         task = asyncio.create_task(commit)
         while not peer.waiting:
             await asyncio.sleep(0)
