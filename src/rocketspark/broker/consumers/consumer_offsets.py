@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
@@ -115,8 +116,16 @@ class ConsumerOffsets:
         return self.changes, self.version
 
     def snapshot(self) -> Iterator[bytes]:
-        """Yield consumerOffset.json in pieces: the groups and topics of now, offsets as of when their piece is made."""
-        return pieces(OffsetTable(data_version=self.version), "offsetTable", self.table, encode_rows)
+        """Yield consumerOffset.json in pieces: the groups and topics of now, offsets as of when their piece is made.
+
+        Those of half and op messages are of one moment: ends that are done with are of half messages that are.
+        """
+        now = dict(self.table)
+        for topic in (topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC):
+            key = f"{topic}@{topic_names.TRANSACTION_GROUP}"
+            if key in now:
+                now[key] = now[key].copy()
+        return pieces(OffsetTable(data_version=self.version), "offsetTable", now, encode_rows)
 
     def delete_topic(self, topic: str) -> None:
         """Forget all offsets in a topic, and those set by hand."""

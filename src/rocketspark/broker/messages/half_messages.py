@@ -27,7 +27,7 @@ from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
 
-GROUP = "CID_RMQ_SYS_TRANS"
+GROUP = topic_names.TRANSACTION_GROUP
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _PARKED = {topic_names.SCHEDULE_TOPIC.encode(), topic_names.TIMER_TOPIC.encode()}

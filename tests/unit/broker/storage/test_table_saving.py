@@ -183,6 +183,25 @@ def test_documents_of_a_broker_are_those_of_one_piece(tmp_path: Path) -> None:
     assert b"".join(offsets.snapshot()) == text
 
 
+def test_how_far_half_and_op_messages_are_done_is_of_one_moment(tmp_path: Path) -> None:
+    file = JsonFile(tmp_path / "consumerOffset.json", OffsetTable, encode_offsets)
+    offsets = ConsumerOffsets(file)
+    half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    offsets.commit("CID_RMQ_SYS_TRANS", half, 0, 1)
+    for n in range(1500):
+        offsets.commit(f"g{n}", "t", 0, n)
+    offsets.commit("CID_RMQ_SYS_TRANS", op, 0, 1)
+    parts = offsets.snapshot()
+    made = [next(parts), next(parts)]
+    for topic in (half, op):
+        offsets.commit("CID_RMQ_SYS_TRANS", topic, 0, 2)
+    offsets.commit("g1400", "t", 0, 7)
+    file.write(b"".join([*made, *parts]))
+    found = ConsumerOffsets(file)
+    assert [found.get("CID_RMQ_SYS_TRANS", topic, 0) for topic in (half, op)] == [1, 1]
+    assert found.get("g1400", "t", 0) == 7
+
+
 def test_a_broker_s_permission_cuts_what_is_shown_of_each_topic(tmp_path: Path) -> None:
     settings = BrokerSettings(store_root=str(tmp_path))
     topics = Topics(settings, JsonFile(tmp_path / "topics.json", TopicConfigTable))
