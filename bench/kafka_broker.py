@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.java.driver import JARS, java_home, java_tool
 from tests.ports import free_ports
 
-from bench.peers import STOP_TIMEOUT_S, Servers
+from bench.peers import Servers, stop
 
 VERSION = "4.1.0"
 PACKAGES = ("aiokafka==0.14.0", "confluent-kafka==2.16.1")
@@ -126,12 +126,7 @@ def kafka() -> Iterator[Servers]:
             address = f"127.0.0.1:{port}"
             yield Servers(address, address, process.pid, time.perf_counter() - started, folder, name="kafka")
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process)
 
 
 def _listens(port: int) -> bool:

@@ -7,23 +7,24 @@ for acks=1.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bench.perf import (
     BODY,
-    LATENCY_PACE_S,
     ROUND_S_MAX,
     Arrivals,
+    Cases,
     Latencies,
     Result,
     new_group,
+    paced,
+    paced_async,
     rate,
+    run_case,
     serve,
     serve_async,
 )
@@ -129,16 +130,16 @@ def confluent_consume(broker: str, topic: str, window: int) -> None:
 
     def round_of(count: float) -> Result:
         every = threading.Event()
-        long_polling = Arrivals(int(count), every.set)
+        arrivals = Arrivals(int(count), every.set)
         started = time.perf_counter()
         consumer = confluent_consumer(broker, "consume", topic)
         while not every.is_set():
             for message in consumer.consume(FETCHED_MAX, 1.0):
-                long_polling.note(message)
+                arrivals.note(message)
             if time.perf_counter() - started > ROUND_S_MAX:
                 raise SystemExit(f"not all of {count:.0f} messages came")
         consumer.close()
-        return long_polling.result(started)
+        return arrivals.result(started)
 
     serve(round_of)
 
@@ -168,22 +169,12 @@ def confluent_latency(broker: str, topic: str, window: int) -> None:
     reader = threading.Thread(target=read)
     reader.start()
 
-    def round_of(count: float) -> Result:
-        latencies.begin(int(count))
-        every.clear()
-        due = time.perf_counter()
-        for number in range(int(count)):
-            due = max(due + LATENCY_PACE_S, time.perf_counter())
-            while (left := due - time.perf_counter()) > 0:
-                time.sleep(left)
-            producer.produce(topic, latencies.body(number))
-            producer.flush(WAIT_S)
-        if not every.wait(ROUND_S_MAX):
-            raise SystemExit(f"not all of {count:.0f} messages came")
-        return latencies.result()
+    def send(body: bytes) -> None:
+        producer.produce(topic, body)
+        producer.flush(WAIT_S)
 
     try:
-        serve(round_of)
+        serve(paced(latencies, every, send))
     finally:
         ended.set()
         reader.join()
@@ -233,14 +224,14 @@ async def aiokafka_consume(broker: str, topic: str, window: int) -> None:
 
     async def round_of(count: float) -> Result:
         every = asyncio.Event()
-        long_polling = Arrivals(int(count), every.set)
+        arrivals = Arrivals(int(count), every.set)
         started = time.perf_counter()
         async with aiokafka_consumer(broker, "consume", topic) as consumer, asyncio.timeout(ROUND_S_MAX):
             while not every.is_set():
                 for messages in (await consumer.getmany(timeout_ms=1000, max_records=FETCHED_MAX)).values():
                     for message in messages:
-                        long_polling.note(message)
-        return long_polling.result(started)
+                        arrivals.note(message)
+        return arrivals.result(started)
 
     await serve_async(round_of)
 
@@ -262,27 +253,14 @@ async def aiokafka_latency(broker: str, topic: str, window: int) -> None:
     ):
         reader = asyncio.ensure_future(read(consumer))
 
-        async def round_of(count: float) -> Result:
-            latencies.begin(int(count))
-            every.clear()
-            due = time.perf_counter()
-            for number in range(int(count)):
-                due = max(due + LATENCY_PACE_S, time.perf_counter())
-                while (left := due - time.perf_counter()) > 0:
-                    await asyncio.sleep(left)
-                await producer.send_and_wait(topic, latencies.body(number))
-            async with asyncio.timeout(ROUND_S_MAX):
-                await every.wait()
-            return latencies.result()
-
         try:
-            await serve_async(round_of)
+            await serve_async(paced_async(latencies, every, lambda body: producer.send_and_wait(topic, body)))
         finally:
             reader.cancel()
             await asyncio.wait([reader])
 
 
-CASES: dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]] = {
+CASES: Cases = {
     "fill": confluent_fill,
     "confluent-sync": confluent_sync,
     "confluent-batch": confluent_batch,
@@ -295,23 +273,5 @@ CASES: dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]] = 
 }
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.kafka_perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("broker")
-    parser.add_argument("topic")
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("window", type=int, nargs="?", default=1)
-    a = parser.parse_args()
-    work = CASES[a.case](a.broker, a.topic, a.window)
-    if work is not None:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
-
-
 if __name__ == "__main__":
-    main()
+    run_case(CASES, "python -m bench.kafka_perf", __doc__, "broker", 1)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.java.apache import ApacheBroker, ApacheCluster, ApacheNamesrv
 
@@ -68,6 +68,17 @@ def our_namesrv() -> Iterator[Servers]:
         yield Servers(found[1], "", pid, ready_s, Path(folder))
 
 
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End a server; one that does not end in time is killed."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        print(f"  the server did not stop within {STOP_TIMEOUT_S:.0f} s: killed", file=sys.stderr)
+
+
 @contextmanager
 def _started(command: list[str], ready: str, folder: Path) -> Iterator[tuple[int, re.Match[str], float]]:
     started = time.perf_counter()
@@ -83,13 +94,7 @@ def _started(command: list[str], ready: str, folder: Path) -> Iterator[tuple[int
             raise SystemExit(f"the server did not start: {line!r}\n{log_path.read_text(errors='replace')[-2000:]}")
         yield process.pid, found, time.perf_counter() - started
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            print(f"  the server did not stop within {STOP_TIMEOUT_S:.0f} s: killed", file=sys.stderr)
+        stop(process)
         assert process.stdout is not None
         process.stdout.close()
 

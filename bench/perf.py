@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +35,8 @@ GATHERED: ProducerOptions = {"linger_ms": 10, "batch_bytes": 32 << 10}
 STAMP = struct.Struct(">qiq")
 
 Result = dict[str, float]
+# What a case is called by, and the function that runs it: server, topic, sends in flight.
+Cases = dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]]
 
 
 def serve(act: Callable[[float], Result]) -> None:
@@ -169,15 +171,15 @@ def consume(namesrv: str, topic: str, window: int) -> None:
 
     def round_of(count: float) -> Result:
         every = threading.Event()
-        long_polling = Arrivals(int(count), every.set)
+        arrivals = Arrivals(int(count), every.set)
         consumer = PushConsumer(namesrv, new_group("consume"), consume_from="first")
         consumer.subscribe(topic)
-        consumer.listen(long_polling.note)
+        consumer.listen(arrivals.note)
         started = time.perf_counter()
         with consumer:
             if not every.wait(ROUND_S_MAX):
                 raise SystemExit(f"not all of {count:.0f} messages came")
-        return long_polling.result(started)
+        return arrivals.result(started)
 
     serve(round_of)
 
@@ -187,18 +189,18 @@ async def consume_async(namesrv: str, topic: str, window: int) -> None:
 
     async def round_of(count: float) -> Result:
         every = asyncio.Event()
-        long_polling = Arrivals(int(count), every.set)
+        arrivals = Arrivals(int(count), every.set)
         consumer = AsyncPushConsumer(namesrv, new_group("consume"), consume_from="first")
         consumer.subscribe(topic)
 
         @consumer.listen
         async def on_message(message: ReceivedMessage) -> None:
-            long_polling.note(message)
+            arrivals.note(message)
 
         started = time.perf_counter()
         async with consumer, asyncio.timeout(ROUND_S_MAX):
             await every.wait()
-        return long_polling.result(started)
+        return arrivals.result(started)
 
     await serve_async(round_of)
 
@@ -240,6 +242,46 @@ class Latencies:
         return {"count": count, "p50_us": taken[count // 2] / 1000, "p99_us": taken[int(count * 0.99)] / 1000}
 
 
+def paced(latencies: Latencies, every: threading.Event, send: Callable[[bytes], object]) -> Callable[[float], Result]:
+    """A round of sends at an even pace, each waited for."""
+
+    def round_of(count: float) -> Result:
+        latencies.begin(int(count))
+        every.clear()
+        due = time.perf_counter()
+        for number in range(int(count)):
+            due = max(due + LATENCY_PACE_S, time.perf_counter())
+            while (left := due - time.perf_counter()) > 0:
+                time.sleep(left)
+            send(latencies.body(number))
+        if not every.wait(ROUND_S_MAX):
+            raise SystemExit(f"not all of {count:.0f} messages came")
+        return latencies.result()
+
+    return round_of
+
+
+def paced_async(
+    latencies: Latencies, every: asyncio.Event, send: Callable[[bytes], Awaitable[object]]
+) -> Callable[[float], Coroutine[Any, Any, Result]]:
+    """The same on an asyncio loop."""
+
+    async def round_of(count: float) -> Result:
+        latencies.begin(int(count))
+        every.clear()
+        due = time.perf_counter()
+        for number in range(int(count)):
+            due = max(due + LATENCY_PACE_S, time.perf_counter())
+            while (left := due - time.perf_counter()) > 0:
+                await asyncio.sleep(left)
+            await send(latencies.body(number))
+        async with asyncio.timeout(ROUND_S_MAX):
+            await every.wait()
+        return latencies.result()
+
+    return round_of
+
+
 def latency(namesrv: str, topic: str, window: int) -> None:
     """A producer that sends one at a time and a consumer, both in this process."""
     every = threading.Event()
@@ -248,21 +290,7 @@ def latency(namesrv: str, topic: str, window: int) -> None:
     consumer.subscribe(topic)
     consumer.listen(latencies.note)
     with consumer, Producer(namesrv, GROUP) as producer:
-
-        def round_of(count: float) -> Result:
-            latencies.begin(int(count))
-            every.clear()
-            due = time.perf_counter()
-            for number in range(int(count)):
-                due = max(due + LATENCY_PACE_S, time.perf_counter())
-                while (left := due - time.perf_counter()) > 0:
-                    time.sleep(left)
-                producer.send(topic, latencies.body(number))
-            if not every.wait(ROUND_S_MAX):
-                raise SystemExit(f"not all of {count:.0f} messages came")
-            return latencies.result()
-
-        serve(round_of)
+        serve(paced(latencies, every, lambda body: producer.send(topic, body)))
 
 
 async def latency_async(namesrv: str, topic: str, window: int) -> None:
@@ -277,21 +305,7 @@ async def latency_async(namesrv: str, topic: str, window: int) -> None:
         latencies.note(message)
 
     async with consumer, AsyncProducer(namesrv, GROUP) as producer:
-
-        async def round_of(count: float) -> Result:
-            latencies.begin(int(count))
-            every.clear()
-            due = time.perf_counter()
-            for number in range(int(count)):
-                due = max(due + LATENCY_PACE_S, time.perf_counter())
-                while (left := due - time.perf_counter()) > 0:
-                    await asyncio.sleep(left)
-                await producer.send(topic, latencies.body(number))
-            async with asyncio.timeout(ROUND_S_MAX):
-                await every.wait()
-            return latencies.result()
-
-        await serve_async(round_of)
+        await serve_async(paced_async(latencies, every, lambda body: producer.send(topic, body)))
 
 
 async def send_await(namesrv: str, topic: str, window: int) -> None:
@@ -309,7 +323,7 @@ async def batch(namesrv: str, topic: str, window: int) -> None:
     await send_async(namesrv, topic, window, GATHERED)
 
 
-CASES: dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]] = {
+CASES: Cases = {
     "sync": sync,
     "future": future,
     "await": send_await,
@@ -323,17 +337,15 @@ CASES: dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]] = 
 }
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("namesrv")
+def run_case(cases: Cases, prog: str, text: str | None, server: str, window: int) -> None:
+    """Run the case that the command line names. `server`: the name of its first argument; `window`: the default."""
+    parser = argparse.ArgumentParser(prog=prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(server)
     parser.add_argument("topic")
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("window", type=int, nargs="?", default=256)
+    parser.add_argument("case", choices=cases)
+    parser.add_argument("window", type=int, nargs="?", default=window)
     a = parser.parse_args()
-    work = CASES[a.case](a.namesrv, a.topic, a.window)
+    work = cases[a.case](getattr(a, server), a.topic, a.window)
     if work is not None:
         import uvloop
 
@@ -342,4 +354,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_case(CASES, "python -m bench.perf", __doc__, "namesrv", 256)
