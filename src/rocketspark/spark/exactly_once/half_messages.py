@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,15 +37,9 @@ IN_FLIGHT_BYTES_MAX = 4 << 20
 PREPARED = sysflags.TRANSACTION_PREPARED
 
 
-class HalfPlace(NamedTuple):
-    """The place of a half message: the number of its queue, its offset in the half queue, its physical offset."""
-
-    queue: int
-    half_offset: int
-    physical_offset: int
-
-
-_NOWHERE = HalfPlace(-1, -1, -1)
+# The place of a half message: the number of its queue, its offset in the half queue, its physical offset.
+HalfPlace = tuple[int, int, int]
+_NOWHERE: HalfPlace = (-1, -1, -1)
 
 
 class HalfMessageSender:
@@ -116,26 +109,32 @@ class HalfMessageSender:
         found: list[HalfPlace] = [_NOWHERE] * len(chosen)
         in_flight = SendsInFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
 
+        async def send_one(row: int, out: PreparedMessage, target: QueueTarget) -> None:
+            try:
+                queue = target.queue or await self._sender.queues.next(target)
+                sent = await self._sender.send(out, target, queue)
+                place = self._queues.setdefault(self._options.access.wire_queue(sent.queue), len(self._queues))
+                found[row] = place, sent.queue_offset, parse_offset_message_id(sent.offset_message_id)[2]
+            except Exception as e:
+                in_flight.fail(e)
+            finally:
+                in_flight.leave(len(out.body))
+
         try:
             for row, target in enumerate(chosen):
                 out = self._sender.message(items, row, target, PREPARED)
+                if target.queue is not None:
+                    self._ordered = True
                 size = len(out.body)
                 if not in_flight.has_room(size):
                     await in_flight.room(size)
-                in_flight.start(size, self._send_one, out, target, found, row)
+                in_flight.start(size, send_one(row, out, target))
             await asyncio.sleep(0)
             passing("halves under way")
             await in_flight.settle()
         finally:
             await in_flight.end()
         return found
-
-    async def _send_one(self, out: PreparedMessage, target: QueueTarget, found: list[HalfPlace], row: int) -> None:
-        if target.queue is not None:
-            self._ordered = True
-        sent = await self._sender.send(out, target, await self._sender.queues.next(target))
-        place = self._queues.setdefault(self._options.access.wire_queue(sent.queue), len(self._queues))
-        found[row] = HalfPlace(place, sent.queue_offset, parse_offset_message_id(sent.offset_message_id)[2])
 
     async def _write_manifest(self) -> None:
         while self._found:

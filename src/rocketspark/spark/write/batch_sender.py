@@ -182,7 +182,7 @@ class Sender:
             await self._sender.send(out, target, None)
             return
         before = self._last.get(queue) if in_order else None
-        task = self._in_flight.start(size, self._deliver, before, out, target, queue)
+        task = self._in_flight.start(size, self._deliver(before, out, target, queue))
         if in_order:
             self._last[queue] = task
         await asyncio.sleep(0)
@@ -191,7 +191,12 @@ class Sender:
         self, before: asyncio.Task[None] | None, out: PreparedMessage, target: QueueTarget, queue: MessageQueue
     ) -> None:
         """Send behind `before`, unless that or another send failed."""
-        if before is not None and not before.done():
-            await asyncio.wait([before])
-        if self._in_flight.failed is None:
-            await self._sender.send(out, target, queue)
+        try:
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+            if self._in_flight.failed is None:
+                await self._sender.send(out, target, queue)
+        except Exception as e:
+            self._in_flight.fail(e)
+        finally:
+            self._in_flight.leave(len(out.body))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Coroutine
 from typing import Any
 
 
 class SendsInFlight:
-    """Runs sends as tasks. Ask for `room` before each `start`, and `end` it when done."""
+    """Runs sends as tasks. Ask for `room` before each `start`; `end` it when done.
+
+    Each send notes what it fails with by `fail`, and at its very end calls `leave`.
+    """
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max, self._bytes_max = count_max, bytes_max
         self._tasks: set[asyncio.Task[None]] = set()
-        self._bytes = 0
+        self._forget = self._tasks.discard
+        self._count = self._bytes = 0
         self._one_ended = asyncio.Event()
         self.failed: Exception | None = None
 
@@ -22,40 +25,36 @@ class SendsInFlight:
         """Tell whether a send of so many bytes may start now; one that is larger than the bound goes alone."""
         if self.failed is not None:
             return False
-        fits = self._bytes + size <= self._bytes_max and len(self._tasks) < self._count_max
-        return fits or not self._tasks
+        return not self._count or (self._bytes + size <= self._bytes_max and self._count < self._count_max)
 
     async def room(self, size: int) -> None:
         """Wait until a send of so many bytes may start. Raises the error of a send that failed."""
         while not self.has_room(size):
             await self._wait()
 
-    def start(self, size: int, send: Callable[..., Awaitable[None]], *arguments: Any) -> asyncio.Task[None]:
+    def start(self, size: int, send: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a send of so many bytes."""
-        task = asyncio.ensure_future(self._run(send, arguments))
+        task = asyncio.ensure_future(send)
         self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        self._count += 1
         self._bytes += size
-        task.add_done_callback(partial(self._ended, size))
         return task
 
-    async def _run(self, send: Callable[..., Awaitable[None]], arguments: tuple[Any, ...]) -> None:
-        try:
-            await send(*arguments)
-        except Exception as e:
-            # Noted before the task is done, as other sends may wait for its end.
-            self.failed = self.failed or e
+    def fail(self, error: Exception) -> None:
+        """Note what a send failed with, before its task is done: what waits for that must know."""
+        self.failed = self.failed or error
 
-    def _ended(self, size: int, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def leave(self, size: int) -> None:
+        """Note the end of a send."""
+        self._count -= 1
         self._bytes -= size
         self._one_ended.set()
 
     async def settle(self) -> None:
         """Wait until all have ended. Raises the error of a send that failed."""
-        while self._tasks:
+        while self._count or self.failed is not None:
             await self._wait()
-        if self.failed is not None:
-            raise self.failed
 
     async def _wait(self) -> None:
         """Wait until one has ended. Raises the error of a send that failed."""
@@ -71,3 +70,5 @@ class SendsInFlight:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # One that was cancelled before it began has not left.
+        self._count = self._bytes = 0
