@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from pathlib import Path
 
@@ -20,6 +21,20 @@ def test_every_test_that_is_named_exists(document: Path) -> None:
         if not found.exists() or (name and f"def {name}(" not in found.read_text("utf-8")):
             missing.append(f"{path}::{name}")
     assert missing == []
+
+
+# The name of a logger, not of a module.
+LOGGERS = {"rocketspark.sends"}
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *DOCUMENTS], ids=lambda p: p.name)
+def test_every_name_of_ours_exists(document: Path) -> None:
+    text = document.read_text("utf-8")
+    names = set(re.findall(r"`(rocketspark(?:\.\w+)+)", text)) - LOGGERS
+    for module, imported in re.findall(r"^ *from (rocketspark[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
+        names |= {f"{module}.{name}" for name in imported.replace(" ", "").split(",")}
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 SOURCE = ROOT / "src" / "rocketspark"

@@ -51,7 +51,8 @@ class AsyncPullConsumer(ConsumerLife):
             close while the task that called it runs on, was cancelled or failed.
         broadcast: with `subscribe`, every member reads every queue; offsets are kept in a file below `offset_folder`,
             by default ~/.rocketmq_offsets.
-        strategy: how members share queues: "average", "average_by_circle", "consistent_hash" or a function, see assign.
+        strategy: how members share queues: "average", "average_by_circle", "consistent_hash"
+            or a function, as those of allocate_queues.
         on_assigned, on_revoked: called with the queues that were taken, and with those that are about to be given up,
             before what was read of them is committed; a plain function in a thread, a coroutine function on the loop.
             Not called by `assign` and `close`.

@@ -60,7 +60,8 @@ class AsyncPushConsumer(ConsumerLife):
             `suspend_ms` before anything later of its queue, and the broker's lock keeps other members away.
         broadcast: every member gets every message; offsets are kept in a file below `offset_folder`, by default
             ~/.rocketmq_offsets; what fails is not delivered again.
-        strategy: how members share queues: "average", "average_by_circle", "consistent_hash" or a function, see assign.
+        strategy: how members share queues: "average", "average_by_circle", "consistent_hash"
+            or a function, as those of allocate_queues.
         threads: how many calls of the listener may run at once, in threads or as coroutines.
         batch_max: over 1, the listener gets lists of up to that many messages of one queue.
         max_reconsume_times: attempts after which a message goes to the group's dead letters; None or -1: 16, and never
