@@ -29,13 +29,14 @@ from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
 from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.messages import batch_queue_topics, deliver_delayed
+from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import CheckLimits, Transactions
+from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans

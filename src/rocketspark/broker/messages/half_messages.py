@@ -13,6 +13,8 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.clean_files import HOUR_MS
 from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number
@@ -74,6 +76,29 @@ class HalfMessage(msgspec.Struct):
     checks: int
     group: str
     aside: bool = False
+
+
+class CheckLimits(NamedTuple):
+    """The times and the number of checks of half messages.
+
+    `timeout_ms`: age at the first check; `interval_ms`: between checks; `checks_max`: after so many questions one is
+    given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.
+    """
+
+    timeout_ms: int
+    interval_ms: int
+    checks_max: int
+    reserved_ms: int
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> CheckLimits:
+        """Return the limits that a broker's settings make."""
+        return cls(
+            settings.transaction_timeout_ms,
+            settings.transaction_check_interval_ms,
+            settings.transaction_checks_max,
+            settings.reserved_hours * HOUR_MS,
+        )
 
 
 class HalfMessages:

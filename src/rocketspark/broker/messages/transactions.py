@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
@@ -20,6 +19,7 @@ from rocketspark.broker.messages.half_messages import (
     CHECK_TIMES,
     GROUP,
     KIND,
+    CheckLimits,
     HalfMessage,
     HalfMessages,
     TransactionKey,
@@ -31,10 +31,8 @@ from rocketspark.broker.messages.half_messages import (
 from rocketspark.broker.messages.op_messages import OpMessages
 from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS, Histogram
 from rocketspark.broker.statistics.stats import Stats, count
-from rocketspark.broker.storage.clean_files import HOUR_MS
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import RecordError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
@@ -58,29 +56,6 @@ CHECKS_AT_ONCE = 200
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
-
-
-class CheckLimits(NamedTuple):
-    """The times and the number of checks of half messages.
-
-    `timeout_ms`: age at the first check; `interval_ms`: between checks; `checks_max`: after so many questions one is
-    given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.
-    """
-
-    timeout_ms: int
-    interval_ms: int
-    checks_max: int
-    reserved_ms: int
-
-    @classmethod
-    def of(cls, settings: BrokerSettings) -> CheckLimits:
-        """Return the limits that a broker's settings make."""
-        return cls(
-            settings.transaction_timeout_ms,
-            settings.transaction_check_interval_ms,
-            settings.transaction_checks_max,
-            settings.reserved_hours * HOUR_MS,
-        )
 
 
 class Transactions:

@@ -20,10 +20,10 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClient, Conn
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import op_messages, transactions
-from rocketspark.broker.messages.half_messages import HalfMessage
+from rocketspark.broker.messages.half_messages import CheckLimits, HalfMessage
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.transactions import CheckLimits, Transactions
+from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.errors import ServerError

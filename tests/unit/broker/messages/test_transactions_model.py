@@ -25,8 +25,8 @@ from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK,
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import op_messages, put_message, transactions
+from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import pairs_of
-from rocketspark.broker.messages.transactions import CheckLimits
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 

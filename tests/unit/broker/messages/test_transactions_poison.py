@@ -16,9 +16,9 @@ from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK,
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import half_messages, transactions
+from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import CheckLimits
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import properties, record
