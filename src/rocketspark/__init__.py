@@ -45,7 +45,7 @@ _HOME = {
     "TransactionProducer": "client.producer.transactions",
     "TransactionResult": "client.producer.transactions",
     "TransactionState": "client.producer.transactions",
-    "split": "client.producer.producer",
+    "split": "client.producer.prepared_message",
     "SendResult": "client.results",
     "SendStatus": "client.results",
     "RocketSparkError": "errors",

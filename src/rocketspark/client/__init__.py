@@ -12,7 +12,8 @@ from rocketspark.lazy import attributes
 if TYPE_CHECKING:
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
     from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
-    from rocketspark.client.producer.producer import AsyncProducer, split
+    from rocketspark.client.producer.prepared_message import split
+    from rocketspark.client.producer.producer import AsyncProducer
     from rocketspark.client.producer.transactions import (
         AsyncTransactionProducer,
         Transaction,
@@ -30,7 +31,7 @@ _HOME = {
     "PushConsumer": "sync",
     "AsyncProducer": "producer.producer",
     "Producer": "sync",
-    "split": "producer.producer",
+    "split": "producer.prepared_message",
     "AsyncTransactionProducer": "producer.transactions",
     "Transaction": "producer.transactions",
     "TransactionProducer": "producer.transactions",

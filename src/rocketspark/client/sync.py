@@ -17,7 +17,7 @@ from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.client.producer.thread_sends import FutureSend, ThreadInFlightLimit, WaitingSend
+from rocketspark.client.producer.thread_sends import FutureSend, SendFuture, ThreadInFlightLimit, WaitingSend
 from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
 from rocketspark.client.selectors import Selector
@@ -75,7 +75,9 @@ class ProducerFacade(QueriesFacade[P]):
         core = self._core
         message = make_message(message, body, fields)
         choose = None if selector is None else core._chooser(message, queue, selector, argument)
-        return loop.ask(WaitingSend(core, message, pack(message, core.packing), queue, timeout_ms, choose))
+        out = pack(message, core.packing)
+        key = message.sharding_key
+        return loop.ask(WaitingSend(core.send_path, out, key, queue, timeout_ms, core.attempts, message, choose))
 
     def send_future(
         self,
@@ -101,10 +103,22 @@ class ProducerFacade(QueriesFacade[P]):
         # Packed here, so that the caller may change the message as soon as this returns.
         out = pack(message, core.packing)
         choose = None if selector is None else core._chooser(copy(message), queue, selector, argument)
-        sending = FutureSend(core, message, out, queue, timeout_ms, self._room, core.callback_executor, choose)
-        self._room.enter(sending.end_s, loop.thread)
-        loop.put(sending)
-        return sending
+        future = SendFuture(self._room, core.callback_executor)
+        send = FutureSend(
+            core.send_path,
+            out,
+            message.sharding_key,
+            queue,
+            timeout_ms,
+            core.future_attempts,
+            message,
+            choose,
+            core.future_codes,
+            future=future,
+        )
+        self._room.enter(send.end_s, loop.thread)
+        loop.put(send)
+        return future
 
 
 class Producer(ProducerFacade[AsyncProducer]):

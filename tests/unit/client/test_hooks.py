@@ -296,15 +296,13 @@ async def test_a_trace_that_is_cancelled_by_others_is_not_the_last(monkeypatch: 
         async with AsyncProducer(fake.namesrv, "pg", trace="traces") as producer:
             (tracer,) = producer._hooks.sends
             assert isinstance(tracer, Tracer)
-            deliver = tracer._send_attempts.deliver
             errors: list[BaseException] = [asyncio.CancelledError(), KeyError(3)]
 
-            async def failing_first(*arguments: Any, **options: Any) -> Any:
+            def failing_first() -> None:
                 if errors:
                     raise errors.pop()
-                return await deliver(*arguments, **options)
 
-            monkeypatch.setattr(tracer._send_attempts, "deliver", failing_first)
+            monkeypatch.setattr(tracer._send_path, "check_started", failing_first)
             monkeypatch.setattr("rocketspark.client.observe.message_trace.PAUSE_S", 0.01)
             for left in (1, 0):
                 await producer.send("t", b"x")

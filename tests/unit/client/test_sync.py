@@ -68,10 +68,15 @@ def test_same_methods_and_signatures(core: type, facade: type) -> None:
     # Only what has no meaning under asyncio, where every send can be a task.
     assert set(ours) - set(theirs) <= {"send_future"}
     # Only what the facade itself is made of.
-    parts = {"end_s", "gather", "may_gather", "post", "post_again", "send_packed", "settle"}
+    parts = {"send_packed"}
     assert set(theirs) - set(ours) <= parts | {"lend", "take_back", "unread_now"}
     for name in set(ours) & set(theirs):
         assert ours[name] == theirs[name], name
+
+
+def waiting_send(core: AsyncProducer, message: Message) -> WaitingSend:
+    out = pack(message, core.packing)
+    return WaitingSend(core.send_path, out, message.sharding_key, None, None, core.attempts, message)
 
 
 @pytest.fixture
@@ -183,7 +188,7 @@ def test_sends_of_threads_are_gathered_too(fake: Fake) -> None:
         assert late.result(120).queue_offset == 0
         futures = [producer.send_future("u", b"%d" % i) for i in range(20)]
         futures += [producer.send_future("t", b"%d" % i, sharding_key="k") for i in range(20)]
-        gathered = producer._core._batcher
+        gathered = producer._core.send_path.accumulator
         assert gathered is not None
         producer._loop.call(until(lambda: sum(map(len, gathered._waiting.values())) == 40))
     results = [f.result(0) for f in futures]
@@ -223,7 +228,8 @@ def test_a_send_that_nobody_waits_for_any_more_is_not_sent_again(fake: Fake) -> 
         before = fake.broker.requests[SEND]
         fake.broker.rules[SEND] = failing(1)
         message = Message(topic="u", body=b"interrupted")
-        send = WaitingSend(producer._core, message, pack(message, producer._core.packing), None, None)
+        core = producer._core
+        send = waiting_send(core, message)
         send.cancel()
         with pytest.raises(ServerError, match="as told"):
             producer._loop.ask(send)

@@ -36,6 +36,11 @@ def _no_shared_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoopThread, "_shared", None)
 
 
+def waiting_send(core: AsyncProducer, message: Message) -> WaitingSend:
+    out = pack(message, core.packing)
+    return WaitingSend(core.send_path, out, message.sharding_key, None, None, core.attempts, message)
+
+
 @pytest.fixture
 def fake() -> Iterator[Fake]:
     """A fake cluster on a loop of its own, in another thread."""
@@ -164,17 +169,19 @@ def test_a_send_in_the_last_turn_of_the_loop_is_told(fake: Fake) -> None:
         thread = LoopThread()
         message = Message(topic="u", body=b"x", sharding_key="k")
         core = producer._core
-        send = WaitingSend(core, message, pack(message, core.packing), None, None)
+        send = waiting_send(core, message)
+
+        assert core.send_path.gate.take_place(("u", "k")) is None  # It waits for its turn.
 
         async def last() -> None:
             send.run(asyncio.get_running_loop())
-            assert send.task is not None
-            send.task.cancel()
+            assert send._task is not None
+            send._task.cancel()
 
         thread.call(last())
         assert send.lock.acquire(timeout=HANG_S)
         assert isinstance(send.error, StateError)
-        send = WaitingSend(core, message, pack(message, core.packing), None, None)
+        send = waiting_send(core, message)
         thread._loop.call_soon_threadsafe(lambda: (thread.put(send), thread._loop.stop()))
         thread._users = 1
         thread.release()
@@ -429,7 +436,7 @@ async def test_a_request_ends_with_its_producer() -> None:
             lambda: (
                 fake.broker.requests[SEND] == 1
                 and producer._instance.asked.replies
-                and not producer._in_flight_limit.count
+                and not producer.send_path.limit.count
             )
         )
         await producer.close()
@@ -441,7 +448,7 @@ def test_a_request_of_a_thread_ends_with_its_producer(fake: Fake) -> None:
     producer = Producer(fake.namesrv, "pg", send_timeout_ms=60_000)
     producer.start()
     asking = in_thread(lambda: producer.request("u", b"x"))
-    producer._loop.call(until(lambda: producer._core._requests and not producer._core._in_flight_limit.count))
+    producer._loop.call(until(lambda: producer._core._requests and not producer._core.send_path.limit.count))
     producer.close()
     assert isinstance(asking.exception(HANG_S), NoReply | StateError)
 
@@ -501,7 +508,7 @@ async def test_a_retry_to_a_chosen_queue_is_not_overtaken() -> None:
         queue = MessageQueue("t", "broker-a", 2)
         await asyncio.gather(*(producer.send("t", b"%03d" % i, queue=queue) for i in range(20)))
         assert bodies(fake, "t")[2] == [b"%03d" % i for i in range(20)]
-        assert (len(producer._key_gate), producer._newest, producer._in_flight_limit.count) == (0, {}, 0)
+        assert (len(producer.send_path.gate), producer.send_path.newest, producer.send_path.limit.count) == (0, {}, 0)
 
 
 @in_loop
@@ -513,14 +520,14 @@ async def test_of_sends_to_a_chosen_queue_that_are_followed_a_failed_one_is_not_
         sends = [
             asyncio.ensure_future(producer.send("t", b"%03d" % i, selector=by_hash, argument=2)) for i in range(20)
         ]
-        await until(lambda: len(producer._key_gate) == 1 and sum(s.done() for s in sends) == 19)
+        await until(lambda: len(producer.send_path.gate) == 1 and sum(s.done() for s in sends) == 19)
         # The last one is being tried again, since nothing followed it: what comes now waits for it.
         more = [asyncio.ensure_future(producer.send("t", b"%03d" % i, selector=by_hash, argument=2)) for i in (20, 21)]
         failed.clear()
         told = await asyncio.gather(*sends, *more, return_exceptions=True)
         assert [i for i, each in enumerate(told) if isinstance(each, SendFailed)] == [3]
         assert bodies(fake, "t")[2][1:] == [b"%03d" % i for i in range(22) if i != 3]
-        assert (len(producer._key_gate), producer._newest, producer._in_flight_limit.count) == (0, {}, 0)
+        assert (len(producer.send_path.gate), producer.send_path.newest, producer.send_path.limit.count) == (0, {}, 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"log_sends": True}, {"in_flight_max": 7}])
@@ -536,7 +543,7 @@ async def test_sends_to_a_chosen_queue_do_not_wait_for_replies(options: Any) -> 
         for each in sends:
             each.cancel()
         await asyncio.wait(sends)
-        assert (len(producer._key_gate), producer._newest, producer._in_flight_limit.count) == (0, {}, 0)
+        assert (len(producer.send_path.gate), producer.send_path.newest, producer.send_path.limit.count) == (0, {}, 0)
         fake.broker.silent.clear()
         assert (await producer.send("t", b"x", queue=queue)).queue == queue
 

@@ -6,13 +6,12 @@ that is not a result of the call, TransportError when no reply could be had.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.errors import NotSent, RecordError, RouteNotFound
+from rocketspark.errors import RecordError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
@@ -21,7 +20,6 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.message import record
 from rocketspark.protocol.timers import RecallHeader, RecallReply
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.request_frames import Reply
 from rocketspark.transport.request_frames import request as request_frame
 
 TIMEOUT_MS = 3000.0
@@ -135,34 +133,6 @@ def _template(header: SendHeader, code: int, first: int, *, oneway: bool) -> byt
     return text
 
 
-async def send_frame(
-    broker: Peer, opaque: int, frame: bytes, *, timeout_ms: float = TIMEOUT_MS
-) -> tuple[int, SendReply]:
-    """Send a frame of SendFrames whose `opaque` came from `broker.next_opaque`.
-
-    Returns the code (one of SEND_STORED) and where the message is stored.
-    """
-    if not broker.is_writable:
-        await _until_writable(broker, timeout_ms)
-    return stored(await broker.ask_encoded(opaque, frame, RequestCode.SEND_MESSAGE_V2, timeout_ms))
-
-
-def stored(reply: Reply) -> tuple[int, SendReply]:
-    """Read the reply to a send. Raises ServerError if the message is not stored."""
-    if reply.code not in SEND_STORED:
-        reply.raise_for_code("send")
-    return reply.code, reply.header(SendReply)
-
-
-async def _until_writable(broker: Peer, timeout_ms: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            await broker.writable()
-    except TimeoutError:
-        text = f"{broker.address} does not read: the message was not sent"
-        raise NotSent(text, address=broker.address) from None
-
-
 async def send(
     broker: Peer,
     header: SendHeader,
@@ -171,7 +141,10 @@ async def send(
     code: int = RequestCode.SEND_MESSAGE_V2,
     timeout_ms: float = TIMEOUT_MS,
 ) -> tuple[int, SendReply]:
-    """Send one message whose header is made already. Returns as `send_frame` does."""
+    """Send one message whose header is made already.
+
+    Returns the code (one of SEND_STORED) and where the message is stored.
+    """
     reply = await broker.request(code, header, body, timeout_ms=timeout_ms)
     if reply.code not in SEND_STORED:
         reply.raise_for_code("send")
@@ -181,7 +154,7 @@ async def send(
 async def send_batch(
     broker: Peer, header: SendHeader, body: bytes, *, timeout_ms: float = TIMEOUT_MS
 ) -> tuple[int, SendReply]:
-    """Send a batch; `body` from `protocol.batch.encode`. Returns as `send_frame` does."""
+    """Send a batch; `body` from `protocol.batch.encode`. Returns as `send` does."""
     return await send(broker, header, body, code=RequestCode.SEND_BATCH_MESSAGE, timeout_ms=timeout_ms)
 
 

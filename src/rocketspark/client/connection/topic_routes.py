@@ -197,6 +197,10 @@ class RouteCache:
         self._write_queues[topic] = route.producer_queues()
         return self._write_queues[topic]
 
+    def broker(self, broker_name: str) -> BrokerData | None:
+        """Return a broker's addresses, if they are known."""
+        return self._brokers.get(broker_name)
+
     def master(self, broker_name: str) -> str | None:
         """Return "host:port" of a broker's master, if known."""
         broker = self._brokers.get(broker_name)

@@ -12,8 +12,10 @@ from collections import deque
 
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Consuming, Ending, Hooks, HookSet, Sending
+from rocketspark.client.producer.in_flight_send import AwaitedSend
 from rocketspark.client.producer.prepared_message import PackingSettings, pack
 from rocketspark.client.producer.send_attempts import SendAttempts, SendRules
+from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendStatus
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, ReceivedMessage
@@ -47,7 +49,9 @@ class Tracer(Hooks):
     def __init__(self, instance: Instance, topic: str, group: str, what: str) -> None:
         self._topic = topic
         # No hook sees its own sends.
-        self._send_attempts = SendAttempts(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendRules(), HookSet())
+        attempts = SendAttempts(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendRules(), HookSet())
+        # It sends as long as it runs.
+        self._send_path = SendPath(attempts, lambda: None)
         self._waiting: deque[tuple[str, str]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -183,7 +187,7 @@ class Tracer(Hooks):
                 try:
                     message = self._next_message()
                     out = pack(message, PACKING)
-                    await self._send_attempts.deliver(out, None, None, self._send_attempts.end_s(None), ATTEMPTS)
+                    await AwaitedSend(self._send_path, out, None, None, None, ATTEMPTS).outcome()
                 except RocketSparkError as e:
                     self.dropped += 1
                     log.info("message traces were not sent: %s", e)

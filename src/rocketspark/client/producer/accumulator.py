@@ -5,243 +5,170 @@ one queue goes in order.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, NamedTuple, Protocol
+import logging
+from collections.abc import Sequence
 
-import msgspec
-
+from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
+from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendResult
-from rocketspark.errors import ConfigError, NotSent, StateError
+from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties
 from rocketspark.protocol.message.message_ids import unique_ids
 
+log = logging.getLogger("rocketspark.client")
+
 # By topic, queue if it is given, and whether the flush is waited for.
 Kind = tuple[str, MessageQueue | None, bool]
-
-
-class SendBudget(NamedTuple):
-    """The budget of a send that goes alone: until the monotonic time `end_s`, so many attempts.
-
-    `codes`: after which responses it is tried again, if not those of the producer.
-    """
-
-    end_s: float
-    attempts: int
-    codes: Collection[int] | None = None
-
-
-# Sends a prepared message, within a budget.
-Send = Callable[[PreparedMessage, MessageQueue | None, SendBudget], Awaitable[SendResult]]
-
-
-class ResultTaker(Protocol):
-    """The receiver of one message's result: a future, or the like."""
-
-    def done(self) -> bool: ...
-
-    def cancelled(self) -> bool: ...
-
-    def set_result(self, result: SendResult, /) -> None: ...
-
-    def set_exception(self, exception: BaseException, /) -> None: ...
-
-
-class QueueChooser(Protocol):
-    """The part of a producer that chooses queues."""
-
-    def known_queues(self, topic: str) -> tuple[MessageQueue, ...]: ...
-
-    async def queues(self, topic: str, end_s: float) -> tuple[MessageQueue, ...]: ...
-
-
-class GatheredMessage(msgspec.Struct):
-    """A message that waits in the accumulator. `own`: it goes alone."""
-
-    out: PreparedMessage
-    wait_store_ok: bool
-    result: ResultTaker
-    own: SendBudget | None = None
-    item: bytes = b""
 
 
 class Accumulator:
     """Gathers sends of one kind until they are `bytes_max` bytes or the first has waited for `linger_ms`.
 
-    With `linger_ms` 0 what comes within one turn of the loop goes together, and nothing waits. `send` sends a batch,
-    which has `budget()` from when it is complete. What goes to one queue goes in the order in which it came: each
-    batch, and what goes alone, waits for the one before.
+    With `linger_ms` 0 what comes within one turn of the loop goes together, and nothing waits. A batch is a send of
+    `path`, of so many `attempts`, whose budget begins when it is complete. What goes to one queue goes in the order in
+    which it came: each batch, and what goes alone, waits for the one before.
     """
 
-    def __init__(
-        self, send: Send, queues: QueueChooser, budget: Callable[[], SendBudget], *, linger_ms: float, bytes_max: int
-    ) -> None:
+    def __init__(self, path: SendPath, attempts: int, *, linger_ms: float, bytes_max: int) -> None:
         if not linger_ms >= 0 or bytes_max < 1:
             raise ConfigError("linger_ms must be 0 or more, batch_bytes 1 or more")
-        self._send = send
-        self._queues = queues
-        self._budget = budget
+        self._path = path
+        self._attempts = attempts
         self._linger_s = linger_ms / 1000
         self._bytes_max = bytes_max
         # By topic: sends by sharding key that wait for the route, in the order in which they came.
-        self._unrouted: dict[str, list[tuple[GatheredMessage, str]]] = {}
-        self._waiting: dict[Kind, list[GatheredMessage]] = {}
+        self._unrouted: dict[str, list[InFlightSend]] = {}
+        self._routing: set[asyncio.Task[None]] = set()
+        self._waiting: dict[Kind, list[InFlightSend]] = {}
         self._sizes: dict[Kind, int] = {}
         self._timers: dict[Kind, asyncio.Handle] = {}
-        # The last send to each given queue: the next one goes after it, so that the order is kept.
-        self._last: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, entry: GatheredMessage, queue: MessageQueue | None, sharding_key: str | None = None) -> None:
-        """Have a message sent, with others if it may; its `result` becomes its own."""
-        if queue is None and sharding_key:
-            topic = entry.out.topic
+    def add(self, send: InFlightSend) -> bool:
+        """Take a send, which it ends, or begins later. False if the send goes alone, and now."""
+        if send.queue is None and send.sharding_key:
+            topic = send.out.topic
             unrouted = self._unrouted.get(topic)
-            if unrouted is None:
-                queues = self._queues.known_queues(topic)
-                if not queues:
-                    self._unrouted[topic] = [(entry, sharding_key)]
-                    self._begin(self._route(topic))
-                    return
-                queue = queue_of_key(sharding_key, queues)
-            else:
-                unrouted.append((entry, sharding_key))
-                return
-        self._place(entry, queue)
+            if unrouted is not None:
+                unrouted.append(send)
+                return True
+            queues = self._path.attempts.known_queues(topic)
+            if not queues:
+                self._unrouted[topic] = [send]
+                task = asyncio.ensure_future(self._route(topic))
+                self._routing.add(task)
+                task.add_done_callback(self._routing.discard)
+                return True
+            send.queue = queue_of_key(send.sharding_key, queues)
+        return self._place(send)
 
     async def _route(self, topic: str) -> None:
+        path = self._path
         try:
-            queues = await self._queues.queues(topic, self._budget().end_s)
+            queues = await path.attempts.queues(topic, path.attempts.end_s(None))
         except BaseException as e:
-            _fail([entry for entry, _ in self._unrouted.pop(topic)], e)
+            for send in self._unrouted.pop(topic):
+                send.finish(None, e)
             if not isinstance(e, Exception):
                 raise
             return
-        for entry, sharding_key in self._unrouted.pop(topic):
+        for send in self._unrouted.pop(topic):
             try:
-                self._place(entry, queue_of_key(sharding_key, queues))
+                send.queue = queue_of_key(send.sharding_key or "", queues)
+                if not send.done() and not self._place(send):
+                    send.begin_now()
             except Exception as e:
-                _fail([entry], e)
+                send.finish(None, e)
 
-    def _place(self, entry: GatheredMessage, queue: MessageQueue | None) -> None:
-        out = entry.out
-        if entry.own is not None:
+    def _place(self, send: InFlightSend) -> bool:
+        out, queue = send.out, send.queue
+        if not send.gathers:
             assert queue is not None
             self._flush((out.topic, queue, True))
             self._flush((out.topic, queue, False))
-            self._hand_over((out.topic, queue, True), [entry], entry.own)
-            return
-        kind = (out.topic, queue, entry.wait_store_ok)
+            send.follow(queue)
+            return False
+        kind = (out.topic, queue, send.wait_store_ok)
         if queue is not None:
-            self._flush((out.topic, queue, not entry.wait_store_ok))
-        entry.item = batch.encode_item(out.flag, out.body, out.properties.encode())
+            self._flush((out.topic, queue, not send.wait_store_ok))
+        send.item = item = batch.encode_item(out.flag, out.body, out.properties.encode())
         size = self._sizes.get(kind, 0)
-        if size and size + len(entry.item) > self._bytes_max:
+        if size and size + len(item) > self._bytes_max:
             self._flush(kind)
             size = 0
-        entries = self._waiting.get(kind)
-        if entries is None:
-            entries = self._waiting[kind] = []
+        waiting = self._waiting.get(kind)
+        if waiting is None:
+            waiting = self._waiting[kind] = []
             loop = asyncio.get_running_loop()
             if self._linger_s:
                 self._timers[kind] = loop.call_later(self._linger_s, self._flush, kind)
             else:
                 self._timers[kind] = loop.call_soon(self._flush, kind)
-        entries.append(entry)
-        self._sizes[kind] = size = size + len(entry.item)
+        waiting.append(send)
+        self._sizes[kind] = size = size + len(item)
         if size >= self._bytes_max:
             self._flush(kind)
+        return True
 
     def _flush(self, kind: Kind) -> None:
-        entries = self._waiting.pop(kind, None)
-        if entries is None:
+        sends = self._waiting.pop(kind, None)
+        if sends is None:
             return
         self._sizes.pop(kind)
         self._timers.pop(kind).cancel()
-        self._hand_over(kind, entries, self._budget())
-
-    def _hand_over(self, kind: Kind, entries: list[GatheredMessage], own: SendBudget) -> None:
-        queue = kind[1]
-        task = self._begin(self._deliver(kind, entries, own, self._last.get(queue) if queue is not None else None))
-        if queue is not None:
-            self._last[queue] = task
-
-    def _begin(self, act: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(act)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _deliver(
-        self, kind: Kind, entries: list[GatheredMessage], own: SendBudget, before: asyncio.Task[None] | None
-    ) -> None:
-        try:
-            if before is not None and not before.done():
-                await asyncio.wait([before], timeout=max(own.end_s - time.monotonic(), 0))
-                if not before.done():
-                    text = f"topic {kind[0]!r}: what goes before to the same queue took too long; nothing was sent"
-                    _fail(entries, NotSent(text))
-                    await asyncio.wait([before])  # What comes after must not overtake it either.
-                    return
-            _fail([e for e in entries if e.result.cancelled()], NotSent("nobody waits for it: nothing was sent"))
-            entries = [e for e in entries if not e.result.cancelled()]
-            if entries:
-                _tell(entries, await self._send(_joined(kind, entries), kind[1], own))
-        except BaseException as e:
-            _fail(entries, e)
-            if not isinstance(e, Exception):
-                raise
-        finally:
-            if kind[1] is not None and self._last.get(kind[1]) is asyncio.current_task():
-                del self._last[kind[1]]
+        wanted = [send for send in sends if not send.cancelled()]
+        if len(wanted) < len(sends):
+            for send in sends:
+                if send.cancelled():
+                    send.finish(None, NotSent("nobody waits for it: nothing was sent"))
+        if wanted:
+            out = _joined(kind, wanted)
+            together = Batch(self._path, out, None, None, None, self._attempts, sends=wanted)
+            if kind[1] is not None:
+                together.follow(kind[1])
+            together.begin_now()
 
     async def close(self) -> None:
         """Send what waits, and wait for all."""
-        while self._waiting or self._tasks:
+        while self._waiting or self._routing:
             for kind in list(self._waiting):
                 self._flush(kind)
-            await asyncio.wait(self._tasks)
+            if self._routing:
+                await asyncio.wait(self._routing)
 
 
-def _fail(entries: list[GatheredMessage], error: BaseException) -> None:
-    if isinstance(error, asyncio.CancelledError):
-        error = StateError("the client was closed before a broker had answered: the message may have been stored")
-    for entry in entries:
-        if not entry.result.done():
-            entry.result.set_exception(error)
-            if isinstance(entry.result, asyncio.Future):
-                # Whoever gave up on it need not hear of it.
-                entry.result.exception()
+class Batch(InFlightSend, kw_only=True):
+    """Sends that go in one request; each has its part of the result, or the error."""
+
+    sends: Sequence[InFlightSend]
+
+    def tell(self, result: SendResult | None, error: BaseException | None) -> None:
+        """End the sends."""
+        sends = self.sends
+        part = result
+        places: list[str] | None = None
+        if result is not None and len(sends) > 1:
+            places = result.offset_message_id.split(",")
+            if len(places) != len(sends):
+                places = [result.offset_message_id] * len(sends)
+            status, queue, offset = result.status, result.queue, result.queue_offset
+        for number, send in enumerate(sends):
+            if places is not None:
+                message_id = send.out.message_id
+                part = SendResult(status, message_id, places[number], queue, offset + number, message_id)
+            try:
+                send.finish(part, error)
+            except Exception:
+                log.exception("a send of a batch could not be ended; the others are")
 
 
-def _tell(entries: list[GatheredMessage], sent: SendResult) -> None:
-    if len(entries) == 1:
-        if not entries[0].result.done():
-            entries[0].result.set_result(sent)
-        return
-    places = sent.offset_message_id.split(",")
-    for number, entry in enumerate(entries):
-        if not entry.result.done():
-            entry.result.set_result(
-                SendResult(
-                    sent.status,
-                    entry.out.message_id,
-                    places[number] if len(places) == len(entries) else sent.offset_message_id,
-                    sent.queue,
-                    sent.queue_offset + number,
-                    entry.out.message_id,
-                )
-            )
-
-
-def _joined(kind: Kind, entries: list[GatheredMessage]) -> PreparedMessage:
-    if len(entries) == 1:
-        return entries[0].out
+def _joined(kind: Kind, sends: Sequence[InFlightSend]) -> PreparedMessage:
+    if len(sends) == 1:
+        return sends[0].out
     wait = "true" if kind[2] else "false"
     outer = properties.encode({properties.UNIQUE_ID: unique_ids.next(), properties.WAIT: wait})
-    ids = ",".join([e.out.message_id for e in entries])
-    body = b"".join([e.item for e in entries])
+    ids = ",".join([send.out.message_id for send in sends])
+    body = b"".join([send.item for send in sends])
     return PreparedMessage(kind[0], body, outer, 0, 0, ids, RequestCode.SEND_BATCH_MESSAGE)

@@ -27,7 +27,8 @@ class InFlightLimit:
 
     def try_enter(self, size: int) -> bool:
         """Take room for a request of that many bytes, if there is some and no other send waits for it."""
-        if self._waiting or not self._fits(size):
+        # As `_fits`, without a call: it runs for every send.
+        if self._waiting or (self.count and (self.count >= self._count_max or self._bytes + size > self._bytes_max)):
             return False
         self.count += 1
         self._bytes += size

@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Hashable
 
 
 class KeyGate:
-    """Locks by key; a key's lock lives as long as a send holds or awaits it."""
+    """Lets one of each key pass; a key is known as long as somebody passes or waits."""
 
     def __init__(self) -> None:
-        self._gates: dict[Hashable, tuple[asyncio.Lock, list[None]]] = {}
+        # By key: the turns of those who wait behind the one that passes.
+        self._turns: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    def take_place(self, key: Hashable) -> asyncio.Future[None] | None:
+        """Take the place behind all who came before. Returns the turn to wait for, None if it has come.
+
+        `leave` must follow, with that turn.
+        """
+        turns = self._turns.get(key)
+        if turns is None:
+            self._turns[key] = deque()
+            return None
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turns.append(turn)
+        return turn
 
     async def enter(self, key: Hashable) -> None:
-        """Wait for all who entered before, if any. `leave` must follow unless this raises."""
-        gate = self._gates.get(key)
-        if gate is None:
-            gate = self._gates[key] = (asyncio.Lock(), [])
-        lock, users = gate
-        users.append(None)
-        try:
-            await lock.acquire()
-        except BaseException:
-            self._forget(key)
-            raise
+        """Wait for all who came before, if any. `leave` must follow unless this raises."""
+        turn = self.take_place(key)
+        if turn is not None:
+            try:
+                await turn
+            except BaseException:
+                self.leave(key, turn)
+                raise
+
+    def leave(self, key: Hashable, turn: asyncio.Future[None] | None = None) -> None:
+        """Let the next one pass; or give up the place of a turn that has not come."""
+        turns = self._turns.get(key)
+        if turn is not None and (turn.cancelled() or not turn.done()):
+            turn.cancel()
+            if turns is not None and turn in turns:
+                turns.remove(turn)
+            return
+        assert turns is not None
+        while turns:
+            following = turns.popleft()
+            if not following.done():
+                following.set_result(None)
+                return
+        del self._turns[key]
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._gates
-
-    def leave(self, key: Hashable) -> None:
-        """Let the next one enter."""
-        self._gates[key][0].release()
-        self._forget(key)
-
-    def _forget(self, key: Hashable) -> None:
-        users = self._gates[key][1]
-        users.pop()
-        if not users:
-            del self._gates[key]
+        return key in self._turns
 
     def __len__(self) -> int:
-        return len(self._gates)
+        return len(self._turns)

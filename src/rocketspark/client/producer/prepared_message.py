@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -38,6 +38,9 @@ class PackingSettings(NamedTuple):
     namespace: str = ""
 
 
+_PLAIN = PackingSettings(over_bytes=1 << 40)
+
+
 def make_message(message: Message | str, body: bytes | None, fields: MessageFields) -> Message:
     """Return the message of a send call, given whole or as topic, body and fields. Raises UsageError for a
     mix of both.
@@ -57,7 +60,8 @@ def pack(message: Message, packing: PackingSettings, unique_id: str | None = Non
     """Prepare one message for sending. `unique_id`: that of a send before. Raises MessageIllegal naming the rule."""
     topic, body = message.topic, message.body
     validators.check_target(topic)
-    validators.check_body(topic, body, packing.body_bytes_max)
+    if type(body) is not bytes or not 0 < len(body) <= packing.body_bytes_max:
+        validators.check_body(topic, body, packing.body_bytes_max)
     unique_id = unique_id or unique_ids.next()
     text = properties_text(message, unique_id)
     if type(message.flag) is not int or not -(1 << 31) <= message.flag < 1 << 31:
@@ -111,6 +115,27 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
     outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01{wait}\x02"
     topic = namespace.wrap(packing.namespace, first.topic)
     return PreparedMessage(topic, body, outer, 0, 0, ",".join(ids), RequestCode.SEND_BATCH_MESSAGE)
+
+
+def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[list[Message]]:
+    """Split messages into batches of at most `bytes_max` bytes, in order, each for one `send_batch`.
+
+    Raises MessageIllegal for a message that is larger by itself (rule: the batches' size as RocketMQ counts it).
+    """
+    together: list[Message] = []
+    total = 0
+    for message in messages:
+        size = len(message.body) + len(pack(message, _PLAIN).properties.encode()) + 20
+        if size > bytes_max:
+            text = f"a message for topic {message.topic!r} has {size} bytes with its properties, over {bytes_max}"
+            raise MessageIllegal(f"{text}: send it alone", topic=message.topic)
+        if total + size > bytes_max:
+            yield together
+            together, total = [], 0
+        together.append(message)
+        total += size
+    if together:
+        yield together
 
 
 def request_text(correlation_id: str, client_id: str, ttl_ms: float) -> str:

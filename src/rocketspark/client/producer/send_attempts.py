@@ -1,6 +1,7 @@
-"""Send attempts: one send over all its tries; chooses queue and broker, and tells whether to try again.
+"""Send attempts: where each goes and how it is written, what its reply says, and whether another may follow.
 
-Rule: retries are the one `for attempt` loop of `deliver`; a queue that was chosen is never left for another.
+Rule: nothing here waits for a turn or tries again, as in_flight_send does; a queue that was chosen is never left for
+another.
 """
 
 from __future__ import annotations
@@ -10,40 +11,28 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Collection
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import HookSet, Sending, guarded
 from rocketspark.client.producer.latency_faults import LatencyFaults
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
-from rocketspark.client.results import STATUS, SendResult, SendStatus
-from rocketspark.errors import (
-    FrameError,
-    NotSent,
-    RocketSparkError,
-    SendFailed,
-    ServerError,
-    TransportError,
-    UsageError,
-)
-from rocketspark.model import MessageQueue
+from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE
+from rocketspark.client.results import STATUS, SendResult
+from rocketspark.errors import FrameError, NotSent, RocketSparkError, ServerError, TransportError, UsageError
+from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
-from rocketspark.protocol.headers import SendHeader, SendReply
+from rocketspark.protocol.headers import SendHeader, SendReply, decode_ext
 from rocketspark.protocol.message import batch, properties
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import ReplyWaiter
+from rocketspark.transport.request_frames import Reply
+
+if TYPE_CHECKING:
+    from rocketspark.client.producer.in_flight_send import InFlightSend
 
 T = TypeVar("T")
-
-
-class FailedAttempt(NamedTuple):
-    """A first attempt that failed: which queue, how, and the monotonic time when it began."""
-
-    queue: MessageQueue
-    error: RocketSparkError
-    began_s: float
-
 
 # Pauses before the same broker is tried again; together they outlast a quick restart.
 PAUSE_S = (0.25, 0.75, 1.0)
@@ -62,6 +51,21 @@ class SendRules(NamedTuple):
     default_topic: str = "TBW102"
     default_queue_count: int = 4
     vip_channel: bool = False
+
+
+# Queue, request code, and whether a send is one-way.
+TargetKey = tuple[MessageQueue, int, bool]
+
+
+class Target:
+    """The frames to one queue; its broker as the route said last, and the connection to it then."""
+
+    __slots__ = ("broker", "frames", "peer")
+
+    def __init__(self, frames: client_api.SendFrames) -> None:
+        self.frames = frames
+        self.broker: BrokerData | None = None
+        self.peer: Peer | None = None
 
 
 class SendAttempts:
@@ -83,153 +87,130 @@ class SendAttempts:
         self._rules = rules
         self._faults = faults
         self._hooks = hooks
-        self._frames: dict[tuple[MessageQueue, int, bool], client_api.SendFrames] = {}
+        self._targets: dict[TargetKey, Target] = {}
         self._turns: dict[str, int] = {}
-        # True if one attempt may go without `deliver`: latency faults are off, and no stored message is sent again.
+        self.timeout_s = rules.timeout_ms / 1000
+        self.retry_not_stored = rules.retry_not_stored
+        # True if `post` may write: latency faults are off, and no stored message is sent again.
         self._plain = faults is None and not rules.retry_not_stored
 
     def end_s(self, timeout_ms: float | None, began_s: float | None = None) -> float:
         """Return the monotonic time at which the budget of a send ends that begins now, or began at `began_s`."""
         began_s = time.monotonic() if began_s is None else began_s
         if timeout_ms is None:
-            return began_s + self._rules.timeout_ms / 1000
+            return began_s + self.timeout_s
         if not math.isfinite(timeout_ms):
             raise UsageError(f"timeout_ms={timeout_ms}: a number of milliseconds is needed, or None")
         return began_s + timeout_ms / 1000
 
     # -- one send ------------------------------------------------------------------------------------------------
 
-    def post(self, out: PreparedMessage, end_s: float, waiting: ReplyWaiter) -> MessageQueue | None:
-        """Send it at once, if nothing has to be waited for; `waiting` gets the reply to this one attempt.
-
-        Returns the queue it went to; None if `deliver` is needed, with nothing sent.
-        """
-        if not self._plain or self._hooks.sends or self._instance.rpc_hooks is not None:
-            return None
-        queues = self._routes.write_queues(out.topic)
-        if not queues:
-            return None
-        queue = self._choose(out.topic, queues)
-        peer = self.open_peer(queue)
-        if peer is None or not peer.is_writable:
-            # `deliver` has this turn.
-            self._turns[out.topic] -= 1
-            return None
-        frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
-        opaque = peer.next_opaque()
-        try:
-            frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
-        except FrameError:
-            self._turns[out.topic] -= 1
-            return None
-        peer.ask_for(waiting, opaque, frame, out.code, max((end_s - time.monotonic()) * 1000, 1))
-        return queue
-
-    async def deliver(
+    def post(
         self,
         out: PreparedMessage,
         sharding_key: str | None,
-        chosen: MessageQueue | None,
+        queue: MessageQueue | None,
         end_s: float,
-        attempts: int,
-        *,
-        tried: FailedAttempt | None = None,
-        codes: Collection[int] | None = None,
-    ) -> SendResult:
-        """Send it, within a budget of attempts and time. `tried`: the first of them was made by `post`, and failed.
+        waiting: ReplyWaiter | None,
+    ) -> MessageQueue | None:
+        """Write it at once, if nothing has to be waited for; `waiting` gets the reply, None: there is none.
 
-        `codes`: after which responses it is tried again, if not those of the rules.
-
-        Raises RouteNotFound, NotSent if no queue can be had; SendFailed if all attempts failed.
+        Returns the queue it went to; None if nothing was sent, and `attempt` is needed.
         """
-        started_s = time.monotonic() if tried is None else tried.began_s
-        brokers: list[str] = []
-        cause: RocketSparkError | None = None
-        if tried is None:
-            queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
-        else:
-            queue, cause, _ = tried
-            brokers.append(queue.broker_name)
-            again = attempts > 1 and self._may_retry(cause, codes)
-            if again:
-                queue = await self._next_queue(out.topic, queue, chosen, cause, 0, end_s)
-            if not again or time.monotonic() >= end_s:
-                raise _failed(out.topic, cause, brokers, started_s)
-        if self._routes.master(queue.broker_name) is None and chosen is None and not sharding_key:
-            # A queue of an order topic, whose broker is away: others take its turn.
-            others = [q for q in self._routes.write_queues(out.topic) if self._routes.master(q.broker_name) is not None]
-            queue = self._choose(out.topic, tuple(others)) if others else queue
-        # Without a broker nothing can be tried: what hinders that is raised as it is.
-        if self._routes.master(queue.broker_name) is None:
-            await self.within(end_s, self._routes.find_master(queue), f"route of topic {out.topic!r}")
-        in_hand: SendResult | None = None
-        for attempt in range(len(brokers), attempts):
-            brokers.append(queue.broker_name)
-            began_s = time.monotonic()
+        if not self._plain or self._hooks.sends or self._instance.rpc_hooks is not None:
+            return None
+        in_turn = queue is None and not sharding_key
+        if queue is None:
+            queues = self._routes.write_queues(out.topic)
+            if not queues:
+                return None
+            queue = queue_of_key(sharding_key, queues) if sharding_key else self._choose(out.topic, queues)
+        key = (queue, out.code, waiting is None)
+        target = self._targets.get(key) or self._target(key)
+        broker = self._routes.broker(queue.broker_name)
+        if target.broker is not broker or target.peer is None:
+            target.broker, target.peer = broker, self.open_peer(queue)
+        if target.peer is not None and target.peer.is_writable:
             try:
-                result = await self._attempt(out, queue, end_s)
-            except RocketSparkError as e:
-                cause = e
-                if self._faults is not None:
-                    self._note_failure(queue, began_s, e)
+                self._write(out, target, target.peer, end_s, waiting)
+                return queue
+            except NotSent:
+                target.peer = None
+            except FrameError:
+                pass  # `attempt` raises it.
+        if in_turn:
+            # `attempt` has this turn.
+            self._turns[out.topic] -= 1
+        return None
+
+    async def attempt(self, send: InFlightSend, queue: MessageQueue) -> SendResult:
+        """Send it once, to a queue, and wait for the reply. Raises what this attempt failed with."""
+        began_s = time.monotonic()
+        try:
+            if self._hooks.sends or self._instance.rpc_hooks is not None:
+                result = await self._attempt_hooked(send, queue)
             else:
-                if self._faults is not None:
-                    now_s = time.monotonic()
-                    self._faults.sent(queue.broker_name, (now_s - began_s) * 1000, now_s)
-                if result.status is SendStatus.SEND_OK or not self._rules.retry_not_stored:
-                    return result
-                in_hand, cause = result, None
-            if attempt + 1 == attempts or not self._may_retry(cause, codes):
-                break
-            fixed = chosen or (queue if sharding_key else None)
-            if fixed is not None and cause is None:
-                break
-            queue = await self._next_queue(out.topic, queue, fixed, cause, attempt, end_s)
-            if time.monotonic() >= end_s:
-                break
-        if in_hand is not None:
-            return in_hand
-        assert cause is not None
-        raise _failed(out.topic, cause, brokers, started_s)
+                peer = self.open_peer(queue) or await self.connect(queue, send.end_s)
+                if not peer.is_writable:
+                    await self.within(send.end_s, peer.writable(), f"{peer.address} does not read")
+                waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+                self._write(send.out, self._target((queue, send.out.code, False)), peer, send.end_s, waiting)
+                send.state = AFTER_WRITE[send.state]
+                reply = await waiting
+                send.state = AFTER_REPLY[send.state]
+                result = result_of(send.out, queue, reply)
+        except RocketSparkError as e:
+            if self._faults is not None:
+                now_s = time.monotonic()
+                unreachable = isinstance(e, TransportError)
+                self._faults.failed(queue.broker_name, (now_s - began_s) * 1000, now_s, unreachable=unreachable)
+            raise
+        if self._faults is not None:
+            now_s = time.monotonic()
+            self._faults.sent(queue.broker_name, (now_s - began_s) * 1000, now_s)
+        return result
 
-    def _may_retry(self, cause: RocketSparkError | None, codes: Collection[int] | None) -> bool:
-        if isinstance(cause, ServerError):
-            return cause.code in (self._rules.retry_codes if codes is None else codes)
-        return cause is None or cause.retriable
-
-    def _note_failure(self, queue: MessageQueue, began_s: float, cause: RocketSparkError) -> None:
-        assert self._faults is not None
-        now_s = time.monotonic()
-        unreachable = isinstance(cause, TransportError)
-        self._faults.failed(queue.broker_name, (now_s - began_s) * 1000, now_s, unreachable=unreachable)
-
-    async def _attempt(self, out: PreparedMessage, queue: MessageQueue, end_s: float) -> SendResult:
-        if self._hooks.sends or self._instance.rpc_hooks is not None:
-            return await self._attempt_hooked(out, queue, end_s)
-        peer = self.open_peer(queue) or await self.connect(queue, end_s)
-        frames = self._frames.get((queue, out.code, False)) or self._frames_to(queue, out.code)
-        opaque = peer.next_opaque()
-        frame = frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
-        left_ms = max((end_s - time.monotonic()) * 1000, 1)
-        code, reply = await client_api.send_frame(peer, opaque, frame, timeout_ms=left_ms)
-        return result_of(out, queue, code, reply)
-
-    async def _attempt_hooked(self, out: PreparedMessage, queue: MessageQueue, end_s: float) -> SendResult:
+    async def _attempt_hooked(self, send: InFlightSend, queue: MessageQueue) -> SendResult:
+        out, end_s = send.out, send.end_s
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
         sending = self._begin(out, queue, peer)
         began_s = time.monotonic()
         try:
             header = self._header(out, sending)
-            left_ms = max((end_s - began_s) * 1000, 1)
-            code, reply = await client_api.send(peer, header, out.body, code=out.code, timeout_ms=left_ms)
-            sending.result = result_of(out, queue, code, reply)
-            sending.region, sending.trace_on = reply.region, reply.trace_on is not False
+            send.state = AFTER_WRITE[send.state]
+            reply = await peer.request(out.code, header, out.body, timeout_ms=max((end_s - began_s) * 1000, 1))
+            send.state = AFTER_REPLY[send.state]
+            told = stored(reply)
+            sending.result = result_of(out, queue, reply, told)
+            sending.region, sending.trace_on = told.region, told.trace_on is not False
             return sending.result
         except BaseException as e:
             sending.error = e
             raise
         finally:
             self._end(sending, began_s)
+
+    def _write(
+        self, out: PreparedMessage, target: Target, peer: Peer, end_s: float, waiting: ReplyWaiter | None
+    ) -> None:
+        """Write it; `waiting` gets the reply, None: there is none.
+
+        Raises NotSent if the connection ended, FrameError if it is over 16 MiB.
+        """
+        opaque = peer.next_opaque()
+        frame = target.frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
+        if waiting is None:
+            if not peer.is_open:
+                raise NotSent(f"no connection to {peer.address}: the message was not sent", address=peer.address)
+            peer.send(frame)
+        else:
+            peer.ask_for(waiting, opaque, frame, out.code, max((end_s - time.monotonic()) * 1000, 1))
+
+    def may_retry(self, cause: RocketSparkError | None, codes: Collection[int] | None) -> bool:
+        """Tell whether a send may be tried again after `cause`; None: it is stored, but not safely."""
+        if isinstance(cause, ServerError):
+            return cause.code in (self._rules.retry_codes if codes is None else codes)
+        return cause is None or cause.retriable
 
     def _begin(self, out: PreparedMessage, queue: MessageQueue, peer: Peer, *, oneway: bool = False) -> Sending:
         sending = Sending(
@@ -279,26 +260,19 @@ class SendAttempts:
             broker_name=queue.broker_name,
         )
 
-    async def send_oneway(
-        self, out: PreparedMessage, sharding_key: str | None, chosen: MessageQueue | None, end_s: float
-    ) -> None:
+    async def send_oneway(self, send: InFlightSend, queue: MessageQueue) -> None:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
-        queue = chosen or await self._first_queue(out.topic, sharding_key, end_s)
+        out, end_s = send.out, send.end_s
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
+        if not peer.is_writable:
+            await self.within(end_s, peer.writable(), f"{peer.address} does not read")
         if self._hooks.sends or self._instance.rpc_hooks is not None:
-            if not peer.is_writable:
-                await self.within(end_s, peer.writable(), f"{peer.address} does not read")
             sending = self._begin(out, queue, peer, oneway=True)
             peer.oneway(out.code, self._header(out, sending), out.body)
             self._end(sending, time.monotonic())
-            return
-        frames = self._frames.get((queue, out.code, True)) or self._frames_to(queue, out.code, oneway=True)
-        frame = frames.frame(
-            peer.next_opaque(), out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag
-        )
-        if not peer.is_writable:
-            await self.within(end_s, peer.writable(), f"{peer.address} does not read")
-        peer.send(frame)
+        else:
+            self._write(out, self._target((queue, out.code, True)), peer, end_s, None)
+        send.state = AFTER_WRITE[send.state]
 
     # -- queues --------------------------------------------------------------------------------------------------
 
@@ -312,9 +286,24 @@ class SendAttempts:
         what = f"route of topic {topic!r}"
         return known or await self.within(end_s, self._routes.find_write_queues(topic), what)
 
-    async def _first_queue(self, topic: str, sharding_key: str | None, end_s: float) -> MessageQueue:
+    async def first_queue(self, topic: str, sharding_key: str | None, end_s: float) -> MessageQueue:
+        """Return the queue of the first attempt: the sharding key's, else the next in turn."""
         queues = self._routes.write_queues(topic) or await self.queues(topic, end_s)
         return queue_of_key(sharding_key, queues) if sharding_key else self._choose(topic, queues)
+
+    async def with_broker(self, queue: MessageQueue, fixed: bool, end_s: float) -> MessageQueue:
+        """Return the queue if its broker is known, else wait until it is; or another, if it is not `fixed`.
+
+        Raises BrokerNotFound, NotSent: without a broker nothing can be tried.
+        """
+        if self._routes.master(queue.broker_name) is None and not fixed:
+            # A queue of an order topic, whose broker is away: others take its turn.
+            queues = self._routes.write_queues(queue.topic)
+            others = tuple(q for q in queues if self._routes.master(q.broker_name) is not None)
+            queue = self._choose(queue.topic, others) if others else queue
+        if self._routes.master(queue.broker_name) is None:
+            await self.within(end_s, self._routes.find_master(queue), f"route of topic {queue.topic!r}")
+        return queue
 
     def _choose(self, topic: str, queues: tuple[MessageQueue, ...], avoid: str | None = None) -> MessageQueue:
         """Return the next queue in turn, of a broker that is available and not `avoid`, as far as there is one."""
@@ -343,7 +332,7 @@ class SendAttempts:
                 return of_it[turn % len(of_it)]
         return spare or queues[turn % len(queues)]
 
-    async def _next_queue(
+    async def next_queue(
         self,
         topic: str,
         last: MessageQueue,
@@ -352,6 +341,7 @@ class SendAttempts:
         attempt: int,
         end_s: float,
     ) -> MessageQueue:
+        """Return the queue of the next attempt, after a pause if it is at the same broker; `fixed`: the only one."""
         code = cause.code if isinstance(cause, ServerError) else None
         if isinstance(cause, NotSent) or (code is not None and verdict(code).refresh_route):
             try:
@@ -409,11 +399,11 @@ class SendAttempts:
         except TimeoutError:
             raise NotSent(f"{what}: not had in time, nothing was sent") from None
 
-    def _frames_to(self, queue: MessageQueue, code: int, oneway: bool = False) -> client_api.SendFrames:
-        key = (queue, code, oneway)
-        frames = self._frames.get(key)
-        if frames is None:
-            frames = self._frames[key] = client_api.SendFrames(
+    def _target(self, key: TargetKey) -> Target:
+        target = self._targets.get(key)
+        if target is None:
+            queue, code, oneway = key
+            frames = client_api.SendFrames(
                 queue,
                 group=self._group,
                 code=code,
@@ -422,7 +412,8 @@ class SendAttempts:
                 default_queue_count=self._rules.default_queue_count,
                 unit_mode=self._instance.unit_mode,
             )
-        return frames
+            target = self._targets[key] = Target(frames)
+        return target
 
 
 def _keys_of_batch(body: bytes) -> str:
@@ -430,19 +421,23 @@ def _keys_of_batch(body: bytes) -> str:
     return " ".join(keys.decode() for keys in found if keys)
 
 
-def _failed(topic: str, cause: RocketSparkError, brokers: list[str], started_s: float) -> SendFailed:
-    cost_ms = (time.monotonic() - started_s) * 1000
-    return SendFailed(topic, cause, attempts=len(brokers), brokers=tuple(brokers), cost_ms=cost_ms)
+def stored(reply: Reply) -> SendReply:
+    """Read the reply to a send. Raises ServerError if the message is not stored."""
+    if reply.code not in STATUS:
+        reply.raise_for_code("send")
+    return decode_ext(SendReply, reply.ext)
 
 
-def result_of(out: PreparedMessage, queue: MessageQueue, code: int, reply: SendReply) -> SendResult:
-    """Make the result of a send from its reply."""
+def result_of(out: PreparedMessage, queue: MessageQueue, reply: Reply, told: SendReply | None = None) -> SendResult:
+    """Make the result of a send from its reply, and what `stored` read. Raises ServerError if it is not stored."""
+    if told is None:
+        told = decode_ext(SendReply, reply.ext) if reply.code in STATUS else stored(reply)
     return SendResult(
-        STATUS[code],
+        STATUS[reply.code],
         out.message_id,
-        reply.message_id,
+        told.message_id,
         queue,
-        reply.queue_offset,
-        reply.transaction_id,
-        reply.recall_handle,
+        told.queue_offset,
+        told.transaction_id,
+        told.recall_handle,
     )

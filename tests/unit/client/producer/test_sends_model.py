@@ -1,4 +1,5 @@
-"""The sending half under a scheduler: whatever happens to sends, each caller is told once, and a key keeps its order.
+"""The sending half under a scheduler: whatever happens to sends, each moves as the table of states says, each caller is
+told once, and a key keeps its order.
 
 A loop with a clock of its own runs a producer whose broker is the test: connections take requests, and the machine
 decides which is answered, how, in what order, what is cancelled, when time passes and when the producer is closed.
@@ -20,16 +21,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection.topic_routes import RouteCache
+from rocketspark.client.hooks import Hooks, Sending
+from rocketspark.client.producer.accumulator import Accumulator, Batch
+from rocketspark.client.producer.in_flight_send import AwaitedSend, InFlightSend
 from rocketspark.client.producer.prepared_message import pack
-from rocketspark.client.producer.thread_sends import ThreadSend
+from rocketspark.client.producer.send_states import TRANSITIONS, State
+from rocketspark.client.producer.thread_sends import FutureSend, SendFuture, ThreadInFlightLimit, WaitingSend
 from rocketspark.client.results import SendResult
-from rocketspark.errors import ConnectionLost, NotSent, RocketSparkError
+from rocketspark.client.selectors import by_hash
+from rocketspark.errors import ConnectionLost, NoReply, NotSent
 from rocketspark.model import BrokerData, Message, MessageQueue, QueueData, TopicRoute
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch
 from rocketspark.transport.request_frames import Reply
+from rocketspark.transport.request_frames import request as request_frame
 
 ROUTE = TopicRoute("t", (BrokerData("c", "a", {0: "a:1"}),), (QueueData("a", 2, 2, 6),))
 
@@ -81,6 +88,16 @@ class Wire:
         self.ask_for(future, opaque, frame, code, timeout_ms)
         return future
 
+    async def request(self, code: int, header: Any, body: bytes = b"", *, timeout_ms: float = 0) -> Reply:
+        opaque = self.next_opaque()
+        return await self.ask_encoded(opaque, request_frame(code, header, body, opaque=opaque))
+
+    def send(self, frame: bytes) -> None:
+        """One-way: it is lost."""
+
+    def oneway(self, code: int, header: Any, body: bytes = b"") -> None:
+        """One-way: it is lost."""
+
     def end(self) -> None:
         self.is_open = False
         asked, self.asked = self.asked, {}
@@ -89,19 +106,50 @@ class Wire:
                 waiting.set_exception(ConnectionLost("lost", address=self.address))
 
 
-class Told(ThreadSend):
-    """A send of a thread, as the loop sees it: counts how often it was told."""
+class Watch:
+    """Sees each move and each end of the sends of one run."""
 
-    def __init__(self, core: AsyncProducer, message: Message, timeout_ms: float | None) -> None:
-        super().__init__(core, message, pack(message, core.packing), None, timeout_ms, core.attempts)
-        self.outcomes: list[SendResult | BaseException | None] = []
+    def __init__(self) -> None:
+        self.moves: set[tuple[State, State]] = set()
+        self.wrong: list[str] = []
+        self.told: dict[int, int] = {}
+        self.kept: list[InFlightSend] = []
 
-    def done(self) -> bool:
-        return bool(self.outcomes)
+    def watched(self, kind: type) -> type:
+        """A kind of sends that are seen."""
+        watch = self
 
-    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
-        self.task = None
-        self.outcomes.append(result or self.told(error))
+        def setattr_seen(send: InFlightSend, name: str, value: Any) -> None:
+            if name == "state":
+                watch.moves.add((send.state, value))
+                if value not in TRANSITIONS[send.state].values():
+                    watch.wrong.append(f"{type(send).__name__}: {send.state} -> {value}")
+            super(seen, send).__setattr__(name, value)
+
+        def tell(send: InFlightSend, result: SendResult | None, error: BaseException | None) -> None:
+            if id(send) not in watch.told:
+                watch.kept.append(send)  # No other gets its id.
+            watch.told[id(send)] = watch.told.get(id(send), 0) + 1
+            if isinstance(error, KeyError | AttributeError | AssertionError | TypeError):
+                watch.wrong.append(f"{type(send).__name__}: {error!r}")
+            super(seen, send).tell(result, error)
+
+        seen: Any = type(kind)(kind.__name__, (kind,), {"__setattr__": setattr_seen, "tell": tell})
+        return seen
+
+
+class Ended(BaseException):
+    """No Exception."""
+
+
+class Raising(Hooks):
+    """Raises before a send leaves."""
+
+    error: BaseException | None = None
+
+    def check_forbidden(self, sending: Sending) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 class Sends(RuleBasedStateMachine):
@@ -111,14 +159,19 @@ class Sends(RuleBasedStateMachine):
         super().__init__()
         self.loop = Clocked()
         self.patch = pytest.MonkeyPatch()
-        for module in ("producer", "send_attempts", "in_flight_limit", "thread_sends", "accumulator"):
+        self.watch = Watch()
+        self.waiting, self.future = self.watch.watched(WaitingSend), self.watch.watched(FutureSend)
+        self.patch.setattr("rocketspark.client.producer.producer.AwaitedSend", self.watch.watched(AwaitedSend))
+        self.patch.setattr("rocketspark.client.producer.accumulator.Batch", self.watch.watched(Batch))
+        for module in ("producer", "send_attempts", "in_flight_limit", "thread_sends", "in_flight_send"):
             self.patch.setattr(f"rocketspark.client.producer.{module}.time", _Time(self.loop))
         self.wire = Wire()
         self.stored: list[bytes] = []
         self.numbers = itertools.count()
-        self.told: list[Told] = []
+        self.of_threads: list[WaitingSend | FutureSend] = []
+        self.room = ThreadInFlightLimit(1 << 30)
+        self.raising = Raising()
         self.tasks: list[asyncio.Task[SendResult]] = []
-        self.given_up: set[int] = set()
         self.closing: asyncio.Task[None] | None = None
         self.routed = asyncio.Event()
         self.run(self.begin())
@@ -162,28 +215,60 @@ class Sends(RuleBasedStateMachine):
     def message(self, key: str | None, size: int) -> Message:
         return Message(topic="t", body=b"%05d" % next(self.numbers) + b"z" * size, sharding_key=key, tag=key)
 
-    @precondition(lambda self: len(self.told) + len(self.tasks) < 40)
+    def runs(self, send: WaitingSend | FutureSend) -> None:
+        """Begin it as LoopThread does."""
+
+        def run() -> None:
+            try:
+                send.run(self.loop)
+            except BaseException as e:
+                send.refuse(e)
+
+        self.loop.call_soon(run)
+
+    @precondition(lambda self: len(self.of_threads) + len(self.tasks) < 40)
     @rule(
         key=st.sampled_from([None, "x", "y"]),
         size=st.sampled_from([0, 5000]),
         timeout_ms=st.sampled_from([None, 2000.0]),
-        thread=st.booleans(),
+        how=st.sampled_from(["coroutine", "thread", "future", "packed"]),
     )
-    def send(self, key: str | None, size: int, timeout_ms: float | None, thread: bool) -> None:
-        message = self.message(key, size)
-        if thread:
-            told = Told(self.core, message, timeout_ms)
-            self.told.append(told)
-
-            def run() -> None:
-                try:
-                    told.run(self.loop)
-                except RocketSparkError as e:
-                    told.refuse(e)  # As LoopThread does.
-
-            self.loop.call_soon(run)
+    def send(self, key: str | None, size: int, timeout_ms: float | None, how: str) -> None:
+        message, core = self.message(None if how == "packed" else key, size), self.core
+        out = pack(message, core.packing)
+        fields: Any = (core.send_path, out, key, None, timeout_ms, core.attempts, message)
+        if how == "thread":
+            self.of_threads.append(self.waiting(*fields))
+            self.runs(self.of_threads[-1])
+        elif how == "future":
+            self.of_threads.append(self.future(*fields, future=SendFuture(self.room, None)))
+            self.runs(self.of_threads[-1])
+        elif how == "packed":
+            # As transactions and Spark send: past the accumulator.
+            self.tasks.append(self.loop.create_task(core.send_packed(out, None, None, timeout_ms)))
         else:
-            self.tasks.append(self.loop.create_task(self.core.send(message, timeout_ms=timeout_ms)))
+            self.tasks.append(self.loop.create_task(core.send(message, timeout_ms=timeout_ms)))
+
+    @precondition(lambda self: len(self.of_threads) + len(self.tasks) < 40)
+    @rule(way=st.sampled_from(["queue", "selector", "batch", "oneway", "retry not"]))
+    def send_elsewhere(self, way: str) -> None:
+        message, core, queue = self.message("q", 0), self.core, MessageQueue("t", "a", 1)
+        message.sharding_key = None
+        sends: dict[str, Callable[[], Any]] = {
+            "queue": lambda: core.send(message, queue=queue),
+            "selector": lambda: core.send(message, selector=by_hash, argument=1),
+            "batch": lambda: core.send_batch([self.message(None, 0), self.message(None, 0)]),
+            "oneway": lambda: core.send_oneway(message),
+            "retry not": lambda: core.send_packed(pack(message, core.packing), None, queue, None, 1),
+        }
+        if way in ("oneway", "retry not"):
+            message.tag = "any"
+        self.tasks.append(self.loop.create_task(sends[way]()))
+
+    @rule(error=st.sampled_from([None, ValueError("no"), Ended("no")]), on=st.booleans())
+    def hook(self, error: BaseException | None, on: bool) -> None:
+        self.raising.error = error
+        self.core._hooks.sends[:] = [self.raising] if on else []
 
     @rule(turns=st.integers(0, 5))
     def turn(self, turns: int) -> None:
@@ -195,6 +280,8 @@ class Sends(RuleBasedStateMachine):
             return
         opaque = list(self.wire.asked)[at % len(self.wire.asked)]
         waiting, frame = self.wire.asked.pop(opaque)
+        if waiting.done():
+            return  # Nobody waits for it: it was lost.
         first = len(self.stored)
         if code in (0, 10):
             self.stored += _bodies(frame)
@@ -204,12 +291,27 @@ class Sends(RuleBasedStateMachine):
             self.loop.call_soon(lambda: waiting.done() or waiting.set_result(answer))
             self.loop.turns(1)
 
-    @rule()
-    def lose(self) -> None:
-        """The connection ends, after what it carried was not stored; another is there."""
-        ended, self.wire = self.wire, Wire()
+    @rule(at=st.integers(0, 5))
+    def no_reply(self, at: int) -> None:
+        """A request ends without a reply, and was not stored."""
+        if self.wire.asked:
+            waiting, _ = self.wire.asked.pop(list(self.wire.asked)[at % len(self.wire.asked)])
+            if not waiting.done():
+                waiting.set_exception(NoReply("late", address="a:1"))
+
+    @rule(another=st.booleans())
+    def lose(self, another: bool) -> None:
+        """The connection ends, and what it carried was not stored; another is there, or comes later."""
+        ended = self.wire
         self.loop.call_soon(ended.end)
+        if another:
+            self.wire = Wire()
         self.loop.turns(1)
+
+    @rule()
+    def come_back(self) -> None:
+        if not self.wire.is_open:
+            self.wire = Wire()
 
     @rule(seconds=st.sampled_from([0.02, 0.3, 4.0]))
     def pass_time(self, seconds: float) -> None:
@@ -225,15 +327,14 @@ class Sends(RuleBasedStateMachine):
     def cancel(self, at: int) -> None:
         self.tasks[at % len(self.tasks)].cancel()
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.of_threads)
     @rule(at=st.integers(0, 40))
     def interrupt(self, at: int) -> None:
-        told = self.told[at % len(self.told)]
-        told.given_up = True
-        if told.task is not None:
-            told.task.cancel()
+        send = self.of_threads[at % len(self.of_threads)]
+        if isinstance(send, WaitingSend):
+            send.cancel()
 
-    @precondition(lambda self: self.closing is None and len(self.told) + len(self.tasks) > 4)
+    @precondition(lambda self: self.closing is None and len(self.of_threads) + len(self.tasks) > 4)
     @rule()
     def close(self) -> None:
         self.closing = self.loop.create_task(self.core.close())
@@ -242,12 +343,16 @@ class Sends(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_told_twice(self) -> None:
-        assert all(len(t.outcomes) <= 1 for t in self.told)
-        assert self.core._in_flight_limit.count >= 0
+        assert set(self.watch.told.values()) <= {1}
+        assert self.core.send_path.limit.count >= 0
+
+    @invariant()
+    def no_send_leaves_the_table(self) -> None:
+        assert self.watch.wrong == []
 
     @invariant()
     def a_key_keeps_its_order(self) -> None:
-        for key in (b"x", b"y"):
+        for key in (b"x", b"y", b"q"):
             # What is stored twice was tried again; its first place counts.
             of_key = list(dict.fromkeys(b for k, b in map(_split, self.stored) if k == key))
             assert of_key == sorted(of_key)
@@ -255,32 +360,32 @@ class Sends(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self.routed.set()
+            self.core._hooks.sends.clear()
             for _ in range(60):
                 for _ in range(len(self.wire.asked)):
                     self.answer(0, 0)
+                self.come_back()
                 self.loop.turns(3)
                 self.loop.now_s += 0.5
             if self.closing is None:
                 self.close_now()
             self.loop.turns(50)
-            assert [t.outcomes for t in self.told if len(t.outcomes) != 1] == []
+            assert [send for send in self.of_threads if self.watch.told.get(id(send)) != 1] == []
             assert [t for t in self.tasks if not t.done()] == []
             for task in self.tasks:
                 task.cancelled() or task.exception()  # Looked at: asyncio would complain.
             assert self.closing is not None
             assert self.closing.done()
-            core = self.core
-            assert (
-                core._in_flight_limit.count,
-                core._in_flight_limit._bytes,
-                len(core._key_gate),
-                len(core._retrying),
-            ) == (0, 0, 0, 0)
-            assert not core._in_flight_limit._waiting
-            if core._batcher is not None:
-                assert not (core._batcher._tasks)
-                assert not (core._batcher._last)
-                assert not (core._batcher._unrouted)
+            path = self.core.send_path
+            assert (path.limit.count, path.limit._bytes, path.oneway_limit.count) == (0, 0, 0)
+            assert (len(path.gate), path.newest, len(path.limit._waiting)) == (0, {}, 0)
+            if path.accumulator is not None:
+                assert isinstance(path.accumulator, Accumulator)
+                assert not path.accumulator._waiting
+                assert not path.accumulator._routing
+                assert not path.accumulator._unrouted
+            self.no_send_leaves_the_table()
+            self.nobody_is_told_twice()
         finally:
             self.patch.undo()
             for task in asyncio.all_tasks(self.loop):
@@ -341,6 +446,17 @@ class TestSends(Sends.TestCase):  # type: ignore[misc,name-defined]
 
 class TestGathered(Gathered.TestCase):  # type: ignore[misc,name-defined]
     settings = MODEL
+
+
+def test_the_table_has_one_beginning_and_one_end() -> None:
+    """Every state is reached from the first, and the end from every state; nothing leaves the end."""
+    reached, found = {State.PREPARED}, {State.PREPARED}
+    while found:
+        found = {to for state in found for to in TRANSITIONS[state].values()} - reached
+        reached |= found
+    assert reached == set(State) == set(TRANSITIONS)
+    assert [state for state in State if State.DONE not in TRANSITIONS[state].values()] == [State.DONE]
+    assert TRANSITIONS[State.DONE] == {}
 
 
 def test_queue_of_the_model() -> None:

@@ -131,7 +131,7 @@ async def test_a_local_transaction_that_a_close_overtakes_is_told_so() -> None:
             first = asyncio.create_task(producer.send_in_transaction("t", b"x"))
             await until(lambda: len(bank.messages) == 1)
             second = asyncio.create_task(producer.send_in_transaction("t", b"y"))
-            await until(lambda: len(fake.broker.sends) == 2 and not producer._is_busy)
+            await until(lambda: len(fake.broker.sends) == 2 and not producer.send_path.is_busy)
             await asyncio.sleep(0)
             await producer.close()
             # It never ran: that is its error, not a cancellation of who waits.

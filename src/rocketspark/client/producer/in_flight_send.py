@@ -1,0 +1,392 @@
+"""One send, from its message to its end: the states, what moves between them, and the one exit.
+
+Rule: every send is an InFlightSend, whoever waits for it; it moves only as TRANSITIONS says, and `finish`, the only way
+to its end, tells its caller once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rocketspark.client import validators
+from rocketspark.client.producer.prepared_message import PreparedMessage
+from rocketspark.client.producer.send_attempts import result_of
+from rocketspark.client.producer.send_states import AFTER_END, AFTER_FAIL, AFTER_REPLY, AFTER_WAIT, AFTER_WRITE, State
+from rocketspark.client.results import SendResult, SendStatus
+from rocketspark.errors import RocketSparkError, SendFailed, StateError
+from rocketspark.model import Message, MessageQueue
+from rocketspark.transport.request_frames import Reply
+
+if TYPE_CHECKING:
+    from rocketspark.client.producer.send_path import Gatherer, SendPath
+
+# Finds the queue of one message among its topic's.
+Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
+
+
+_DONE = State.DONE
+
+
+class InFlightSend(msgspec.Struct, eq=False):
+    """A send in flight. A subclass says how its caller is told (`tell`) and what runs it where it waits (`drive`).
+
+    Args:
+        sharding_key, queue: what says where to, if anything does; `queue` with its namespace or without.
+        timeout_ms: the budget over all attempts, if not the producer's.
+        in_order: what goes to a queue given is not overtaken there, also by being tried again.
+        codes: after which responses it is tried again, if not those of the producer.
+        message: what was packed, if it may go by the accumulator.
+        choose: finds its queue, from the topic's queues.
+        oneway: no reply is wanted.
+    """
+
+    path: SendPath
+    out: PreparedMessage
+    sharding_key: str | None
+    queue: MessageQueue | None
+    timeout_ms: float | None
+    attempts: int
+    message: Message | None = None
+    choose: Choose | None = None
+    codes: Collection[int] | None = None
+    in_order: bool = True
+    oneway: bool = False
+
+    state: State = State.PREPARED
+    # Monotonic.
+    began_s: float = 0.0
+    end_s: float = 0.0
+    # No caller waits any more.
+    given_up: bool = False
+    # Of those with the same key one is in flight at a time; or, if `_in_line`, one is tried again at a time.
+    key: Hashable | None = None
+    _in_line: bool = False
+    _holds_key: bool = False
+    _turn: asyncio.Future[None] | None = None
+    _has_room: bool = False
+    # Of the last attempt: where it went, and its error, if it failed; of all that failed: their brokers.
+    _went_to: MessageQueue | None = None
+    _cause: RocketSparkError | None = None
+    _brokers: tuple[str, ...] = ()
+    _task: asyncio.Task[None] | None = None
+    accumulator: Gatherer | None = None
+    # It may go in one request with others: then `item` is its part of the body.
+    gathers: bool = False
+    wait_store_ok: bool = True
+    item: bytes = b""
+
+    def __post_init__(self) -> None:
+        path, out = self.path, self.out
+        self.began_s = time.monotonic()
+        if self.timeout_ms is None:
+            self.end_s = self.began_s + path.timeout_s
+        else:
+            self.end_s = path.attempts.end_s(self.timeout_ms, self.began_s)
+        if self.sharding_key and not self.oneway:
+            self.key = (out.topic, self.sharding_key)
+        if self.queue is not None:
+            self._fix_queue(self.queue, self.in_order)
+        message = self.message
+        if path.accumulator is not None and message is not None:
+            self.accumulator = path.accumulator
+            self.wait_store_ok = message.wait_store_ok
+            self.gathers = self.timeout_ms is None and not (
+                out.sys_flag
+                or message.delay_level
+                or message.delay_ms
+                or message.deliver_at_ms
+                or out.topic.startswith(validators.RETRY_PREFIX)
+            )
+
+    def _fix_queue(self, queue: MessageQueue, in_order: bool = True) -> None:
+        self.queue = queue = self.path.full_queue(self.out.topic, queue)
+        if self.key is None and in_order and self.attempts > 1:
+            self.key, self._in_line = queue, True
+
+    def follow(self, queue: MessageQueue) -> None:
+        """Go to a queue, behind all that went there before: one at a time."""
+        self.queue = self.key = queue
+        self.sharding_key, self._in_line = None, False
+
+    # -- to the socket -------------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Write it, or give it to the accumulator. False if it waits for something: `proceed` must run then.
+
+        Called on the loop. Raises StateError if the producer is not started.
+        """
+        self.path.check_started()
+        if self.choose is not None:
+            self.state = AFTER_WAIT[self.state]
+            return False
+        if self.accumulator is not None and (self.gathers or self.sharding_key or self.queue is not None):
+            self.state = AFTER_WAIT[self.state]
+            if self.accumulator.add(self):
+                return True
+        return self.write()
+
+    def write(self) -> bool:
+        """Write it, if it need not wait: False then, with its place behind its key taken."""
+        path, out = self.path, self.out
+        if self.key is not None and not self._holds_key:
+            self._turn = path.gate.take_place(self.key)
+            self._holds_key = True
+        if self._turn is None and (path.oneway_limit if self.oneway else path.limit).try_enter(len(out.body)):
+            self._has_room = True
+            queue = path.attempts.post(out, self.sharding_key, self.queue, self.end_s, None if self.oneway else self)
+            if queue is not None:
+                self.state = AFTER_WRITE[self.state]
+                self._went_to = queue
+                if self._in_line:
+                    self._let_follow()
+                if self.oneway:
+                    self.finish(None, None)
+                return True
+        self.state = AFTER_WAIT[self.state]
+        return False
+
+    def begin_now(self) -> None:
+        """Write it, or have it go on as soon as it can; its caller waits already."""
+        try:
+            if not self.write():
+                self.drive()
+        except BaseException as e:
+            self.finish(None, e)
+            if not isinstance(e, Exception):
+                raise
+
+    def _let_follow(self) -> None:
+        """Let the next send to its queue be written, as this one is."""
+        assert self.queue is not None
+        self.path.newest[self.queue] = self
+        self.path.gate.leave(self.queue)
+        self._holds_key = False
+
+    def drive(self) -> None:
+        """Have `proceed` run."""
+        self._task = task = asyncio.get_running_loop().create_task(self.proceed())
+        task.add_done_callback(self._look_at)
+
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        """End the send of a task that was cancelled before it began: it ran nothing of `proceed`."""
+        if task.cancelled():
+            self.finish(None, asyncio.CancelledError())
+
+    async def proceed(self) -> None:
+        """Wait for what `begin` could not have at once, and make what attempts are left; whatever is raised ends it."""
+        try:
+            if self.choose is not None:
+                choose, self.choose = self.choose, None
+                queues = await self.path.attempts.queues(self.out.topic, self.end_s)
+                self._fix_queue(choose([self.path.bare_queue(queue) for queue in queues]))
+                if self.accumulator is not None and self.accumulator.add(self):
+                    return
+            result = await (self._send_oneway() if self.oneway else self._make_attempts())
+        except BaseException as e:
+            # Its caller was interrupted, or the client's thread ends: only the last attempt's failure is known.
+            self.finish(None, self._cause or e if isinstance(e, asyncio.CancelledError) else e)
+            if not isinstance(e, Exception):
+                raise
+        else:
+            self.finish(result, None)
+
+    async def _enter(self) -> None:
+        """Wait for its turn behind its key and for room: in this order, else what waits for room is overtaken."""
+        path, end_s = self.path, self.end_s
+        if self.key is not None and not self._holds_key:
+            self._turn = path.gate.take_place(self.key)
+            self._holds_key = True
+        if self._turn is not None:
+            text = f"topic {self.out.topic!r}: what goes before to the same key or queue took too long"
+            await path.attempts.within(end_s, self._turn, text)
+            self._turn = None
+        if not self._has_room:
+            await (path.oneway_limit if self.oneway else path.limit).enter(len(self.out.body), end_s)
+            self._has_room = True
+
+    async def _send_oneway(self) -> None:
+        await self._enter()
+        attempts = self.path.attempts
+        queue = self.queue or await attempts.first_queue(self.out.topic, self.sharding_key, self.end_s)
+        await attempts.send_oneway(self, queue)
+
+    async def _make_attempts(self) -> SendResult:
+        """Make attempts until one has a result, or none is left. `begin` may have made the first.
+
+        Raises RouteNotFound, NotSent if no queue can be had; SendFailed if all attempts failed.
+        """
+        out, end_s, attempts = self.out, self.end_s, self.path.attempts
+        queue: MessageQueue | None
+        in_hand: SendResult | None = None
+        if self._went_to is None:
+            await self._enter()
+            queue = self.queue or await attempts.first_queue(out.topic, self.sharding_key, end_s)
+            if self._in_line and await attempts.is_ready(queue, end_s):
+                # It is written before anything else runs: the next send need not wait any longer.
+                self._let_follow()
+        else:
+            queue = await self._next_queue(self._went_to)
+        if queue is not None:
+            queue = await attempts.with_broker(queue, self.queue is not None or bool(self.sharding_key), end_s)
+        while queue is not None:
+            self._went_to = queue
+            try:
+                result = await attempts.attempt(self, queue)
+            except RocketSparkError as e:
+                self._note_failure(e)
+            else:
+                if result.status is SendStatus.SEND_OK or not attempts.retry_not_stored:
+                    return result
+                in_hand, self._cause = result, None
+                self._brokers += (queue.broker_name,)
+            queue = await self._next_queue(queue)
+        if in_hand is not None:
+            return in_hand
+        assert self._cause is not None
+        cost_ms = (time.monotonic() - self.began_s) * 1000
+        brokers = self._brokers
+        raise SendFailed(out.topic, self._cause, attempts=len(brokers), brokers=brokers, cost_ms=cost_ms)
+
+    async def _next_queue(self, last: MessageQueue) -> MessageQueue | None:
+        """Return the queue of the next attempt, after a pause if it is at the same broker. None: there is no other."""
+        attempts, made = self.path.attempts, len(self._brokers)
+        if made >= self.attempts or not attempts.may_retry(self._cause, self.codes):
+            return None
+        fixed = self.queue or (last if self.sharding_key else None)
+        if fixed is not None and self._cause is None:
+            return None
+        if self.state is not State.RETRIED:
+            self.state = AFTER_FAIL[self.state]
+        queue = await attempts.next_queue(self.out.topic, last, fixed, self._cause, made - 1, self.end_s)
+        return queue if time.monotonic() < self.end_s else None
+
+    # -- back from the socket ------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Tell whether the send has ended: then a reply is no longer of use."""
+        return self.state is _DONE
+
+    def cancelled(self) -> bool:
+        """Tell whether no caller waits any more: it is not sent again."""
+        return self.given_up
+
+    def set_result(self, reply: Reply, /) -> None:
+        """Take the reply to the attempt that `write` made."""
+        assert self._went_to is not None
+        self.state = AFTER_REPLY[self.state]
+        try:
+            result = result_of(self.out, self._went_to, reply)
+        except BaseException as e:
+            self.set_exception(e)
+        else:
+            self.finish(result, None)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Note that the attempt that `write` made failed."""
+        try:
+            if isinstance(error, RocketSparkError) and not self.cancelled():
+                self._note_failure(error)
+                self.state = AFTER_FAIL[self.state]
+                self.drive()
+                return
+        except BaseException as e:
+            error = e
+        self.finish(None, error)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _note_failure(self, cause: RocketSparkError) -> None:
+        """Keep the error. A send to a chosen queue behind which others went is not tried again."""
+        self._cause = cause
+        assert self._went_to is not None
+        self._brokers += (self._went_to.broker_name,)
+        if self._in_line and not self._holds_key:
+            assert self.queue is not None
+            if self.path.newest.get(self.queue) is not self or self.queue in self.path.gate:
+                self.attempts = len(self._brokers)
+            else:
+                self.path.gate.take_place(self.queue)
+                self._holds_key = True
+
+    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
+        """End the send: give back what it holds, and tell its caller. Every way ends here; a second end is none."""
+        if self.state is _DONE:
+            return
+        self.state = AFTER_END[self.state]
+        if error is not None and isinstance(error, asyncio.CancelledError) and not self.given_up:
+            error = StateError("the client was closed before a broker had answered: the message may have been stored")
+        path = self.path
+        try:
+            if self._has_room:
+                (path.oneway_limit if self.oneway else path.limit).leave(len(self.out.body))
+            if self.key is not None:
+                if self._holds_key:
+                    path.gate.leave(self.key, self._turn)
+                if self._in_line and self.queue is not None and path.newest.get(self.queue) is self:
+                    del path.newest[self.queue]
+            if path.closing:
+                path.note_end()
+            if result is not None and path.namespace:
+                result = path.shown(result)
+        finally:
+            self.tell(result, error)
+
+    def refuse(self, error: BaseException) -> None:
+        """Fail the send, as its loop has ended or it could not begin."""
+        self.finish(None, error)
+
+    def tell(self, result: SendResult | None, error: BaseException | None) -> None:
+        """Tell the caller the outcome; called once."""
+        raise NotImplementedError
+
+
+class AwaitedSend(InFlightSend):
+    """A send that a coroutine waits for, which also runs `proceed`: a task for it would cost more than a send."""
+
+    result: SendResult | None = None
+    error: BaseException | None = None
+    _waiter: asyncio.Future[None] | None = None
+
+    async def outcome(self) -> SendResult:
+        """Send it, and return its result. Raises as AsyncProducer.send does; if it is cancelled, nothing is left."""
+        try:
+            if not self.begin():
+                await self.proceed()
+            while self.state is not _DONE:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+                if self.state is not _DONE:
+                    await self.proceed()
+        except BaseException as e:
+            self.given_up = True
+            self.finish(None, e)
+            raise
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
+        return self.result  # type: ignore[return-value]
+
+    def cancelled(self) -> bool:
+        """Tell whether the coroutine was cancelled; it need not have run since."""
+        return self.given_up or (self._waiter is not None and self._waiter.cancelled())
+
+    def drive(self) -> None:
+        """Wake the coroutine."""
+        assert self._waiter is not None
+        if not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def tell(self, result: SendResult | None, error: BaseException | None) -> None:
+        """Wake the coroutine."""
+        self.result = result
+        self.error = error
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
