@@ -142,12 +142,13 @@ def head_type(*names: str) -> np.dtype[Any]:
 
 def v6_bytes(sys_flags: NDArray[Any], hosts: int = HOST_FLAGS) -> NDArray[np.int64] | int:
     """Return the bytes by which IPv6 hosts move on what stands behind them, for each sys flag; 0 if there are none."""
+    found: NDArray[np.int64] | int = 0
     if not (sys_flags & hosts).any():
-        return 0
-    found = np.zeros(len(sys_flags), np.int64)
+        return found
     for host in (sysflags.BORN_HOST_V6, sysflags.STORE_HOST_V6):
-        if hosts & host:
-            found += np.where(sys_flags & host, _V6_ADDS_BYTES, 0)
+        v6 = (sys_flags & (hosts & host)) != 0
+        if v6.any():
+            found = found + np.where(v6, _V6_ADDS_BYTES, 0)
     return found
 
 
