@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import msgspec
 
@@ -38,6 +38,7 @@ class Reply(NamedTuple):
 SHARED_BYTES_MIN = 128 << 10
 
 
+@final
 class Parts:
     """A reply's frame whose body is written from where it lies: a large one is not copied behind its header.
 
@@ -57,7 +58,7 @@ class Parts:
 def buffers(replies: Iterable[bytes | Parts]) -> Iterator[bytes | memoryview]:
     """Return what is to be written of frames, each part where it lies."""
     for each in replies:
-        if isinstance(each, Parts):
+        if type(each) is Parts:
             yield each.head
             yield from each.body
         else:
