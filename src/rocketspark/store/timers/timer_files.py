@@ -75,6 +75,8 @@ class TimerFiles:
         self._roll_slots = roll_slots if 2 <= roll_slots <= widest else widest
         self._log_file_bytes = log_file_bytes
         self._remade = f"{root}/timerremade"
+        # True while remade files count and are not opened yet: those that are open here are no more.
+        self._unopened = False
         self.wheel = TimerWheel(f"{root}/timerwheel", precision_ms, self._files)
         self.log = TimerLog(f"{root}/timerlog", log_file_bytes, self._files)
         self._checkpoint_path = f"{root}/config/timercheck"
@@ -144,21 +146,20 @@ class TimerFiles:
         """Make wheel and log on the grid that they should be on, piece by piece; nothing may be added meanwhile.
 
         `checkpoint`: how far delivering and reading came. What waits keeps its order and comes no earlier than on the
-        grid before. Raises StoreError: all is as it was then, as it is after a kill.
+        grid before. Raises StoreError: what was done counts for the next call, as it does after a kill.
         """
+        if not self._unopened:
+            yield from self._make_remade(checkpoint, now_ms)
+        self._open_remade()
+
+    def _make_remade(self, checkpoint: TimerCheckpoint, now_ms: int) -> Iterator[None]:
         building, step = f"{self._remade}.tmp", self.precision_ms
         try:
             shutil.rmtree(building, ignore_errors=True)
             self._files.make_directory(f"{building}/config")
         except OSError as e:
             raise failure(e, "create", building) from e
-        made = TimerFiles(
-            building,
-            precision_ms=step,
-            log_file_bytes=self._log_file_bytes,
-            roll_slots=self._roll_slots,
-            files=self._files,
-        )
+        made = self._same_in(building)
         made.wheel.make()
         made.used = True
         try:
@@ -199,14 +200,30 @@ class TimerFiles:
                 if os.path.isdir(path):
                     self._files.sync_directory(path)
             os.rename(building, self._remade)
-            self._files.sync_directory(self._root)
+            self._unopened = True
         except OSError as e:
             raise failure(e, "rename", building) from e
+
+    def _open_remade(self) -> None:
+        """Open the remade files; until that works those before them are open, and nothing is written."""
+        try:
+            self._files.sync_directory(self._root)
+        except OSError as e:
+            raise failure(e, "rename", self._remade) from e
+        opened = self._same_in(self._root)
+        opened.open()
         self.close()
-        self.wheel = TimerWheel(f"{self._root}/timerwheel", step, self._files)
-        self.log = TimerLog(f"{self._root}/timerlog", self._log_file_bytes, self._files)
-        self.misfit = False
-        self.open()
+        self.wheel, self.log, self.checkpoint = opened.wheel, opened.log, opened.checkpoint
+        self.used, self.misfit, self._unopened = opened.used, opened.misfit, False
+
+    def _same_in(self, root: str) -> TimerFiles:
+        return TimerFiles(
+            root,
+            precision_ms=self.precision_ms,
+            log_file_bytes=self._log_file_bytes,
+            roll_slots=self._roll_slots,
+            files=self._files,
+        )
 
     def _waiting(self, read_time_ms: int) -> tuple[array[int], array[int], array[int]]:
         """Return (positions, times, grids) of the units of all slots that are not done, 20 bytes each.
@@ -342,7 +359,7 @@ class TimerFiles:
 
     def flush(self, checkpoint: TimerCheckpoint) -> None:
         """Put everything on the disk and then the checkpoint. May run beside `add`. Raises StoreError."""
-        if not self.used:
+        if not self.used or self._unopened:
             return
         self.log.flush()
         self.wheel.flush()

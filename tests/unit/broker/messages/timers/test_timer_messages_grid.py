@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections import Counter
@@ -17,6 +18,7 @@ from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Ri
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.store.files.system_calls import OsFiles
 
 __all__ = ["clock", "rig"]
 
@@ -213,6 +215,59 @@ def test_a_kill_in_the_midst_of_the_remaking_loses_and_doubles_nothing(
             break
         moments += 1
     assert moments >= 8
+
+
+@pytest.mark.parametrize("call", ["rename", "replace", "fsync", "rmtree", "map"])
+@pytest.mark.parametrize("later", ["killed", "restarted", "runs on"])
+def test_an_error_that_passes_after_the_remade_files_count_holds_nothing_up(
+    rig: Callable[..., Rig], clock: Clock, monkeypatch: pytest.MonkeyPatch, call: str, later: str
+) -> None:
+    broker = rig(precision_ms=1000)
+    for n in range(10):
+        broker.send(key=f"K{n}", TIMER_DELAY_MS=5000 + 100 * n)
+    broker.settle()
+    broker = broker.restarted(precision_ms=100)
+    failed = 0
+    renamed = working = False
+
+    def failing(real: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            nonlocal failed, renamed
+            if working and renamed and name == call and not options.get("ignore_errors") and failed < 3:
+                failed += 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            done = real(*args, **options)
+            renamed |= name == "rename" and str(args[0]).endswith(".tmp")
+            return done
+
+        return run
+
+    with monkeypatch.context() as patch:
+        for module, name in [(os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree")]:
+            patch.setattr(module, name, failing(getattr(module, name), name))
+        patch.setattr(OsFiles, "map", failing(OsFiles.map, "map"))
+        for _ in range(50):
+            assert broker.timers._files.misfit
+            broker.store.flush_log()
+            working = True
+            broker.timers.work()
+            working = False
+            # Counting and saving go on meanwhile.
+            broker.timers.progress()
+            broker.timers.save()
+            broker.timers.finish()
+            if failed == 1:
+                broker.send(key="new", TIMER_DELAY_MS=3000)
+            if failed == 3:
+                break
+        assert failed == 3
+        if later != "runs on":
+            broker = broker.killed() if later == "killed" else broker.restarted()
+    run_out(broker)
+    assert delivered(broker).keys() == {f"K{n}" for n in range(10)} | {"new"}
+    assert all(delivered(broker)[f"K{n}"] >= NOW + 5000 + 100 * n for n in range(10))
+    assert broker.quarantine.entries() == []
+    broker.stop()
 
 
 STEPS = st.one_of(
