@@ -18,7 +18,15 @@ from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.record_layout import FIXED_BYTES_V4, HOST_FLAGS, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.commitlog.dispatch import unit_code_of
-from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, UNIT_TYPE, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue import (
+    GAP_SIZE,
+    SHARED,
+    UNIT,
+    UNIT_BYTES,
+    UNIT_TYPE,
+    ConsumeQueue,
+    belongs,
+)
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
 # Bytes of the log that are searched for one record.
@@ -29,10 +37,7 @@ AHEAD_COUNT = 512
 AHEAD_BYTES = 256 << 10
 _GIVEN_UP_MAX = 10_000
 _NEWS_MAX = 100
-# Queues of RocketMQ whose units point to records of other topics.
-_SHARED = b"%LMQ%"
 _HEAD = record_layout.head_type("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes")
-_IDENTITY = record_layout.only("queue_id", "queue_offset").unpack_from
 _POSITION = record_layout.only("position").unpack_from
 
 
@@ -61,7 +66,7 @@ class UnitRepair:
 
     def _right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
         looked_at = 0
-        while looked_at < count and not queue.topic.startswith(_SHARED):
+        while looked_at < count and not queue.topic.startswith(SHARED):
             view, at, here = queue.place(offset + looked_at, count - looked_at)
             units = np.frombuffer(view, UNIT_TYPE, here, at)
             ends = np.clip(units["size"].astype(np.int64), 0, GAP_SIZE).cumsum()
@@ -107,9 +112,9 @@ class UnitRepair:
     def is_right(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
         """Tell whether a record of the queue with this offset and size is there."""
         found = self._log.record_at(position)
-        if queue.topic.startswith(_SHARED):
+        if queue.topic.startswith(SHARED):
             return found is not None
-        return found is not None and len(found) == size and _belongs(found, queue, offset)
+        return found is not None and len(found) == size and belongs(found, queue, offset)
 
     def mend(self, queue: ConsumeQueue, offset: int) -> bool:
         """Make the unit of a message anew from the log; False if no record of it was found. Raises StoreError."""
@@ -118,7 +123,7 @@ class UnitRepair:
             return False
         name = f"the unit of offset {offset} of queue {queue.queue_id} of topic {topic_of(queue)}"
         for found in self._between(queue, offset):
-            if _belongs(found, queue, offset):
+            if belongs(found, queue, offset):
                 (position,) = _POSITION(found)
                 queue.mapped_files.write(
                     offset * UNIT_BYTES, UNIT.pack(position, len(found), self._code(queue, offset, found))
@@ -170,11 +175,3 @@ class UnitRepair:
 def topic_of(queue: ConsumeQueue) -> str:
     """Return the topic of a queue as it may be shown."""
     return shown(queue.topic.decode("utf-8", "replace"))
-
-
-def _belongs(found: memoryview, queue: ConsumeQueue, offset: int) -> bool:
-    """Tell whether a whole record is that of the queue's message with this offset."""
-    if _IDENTITY(found) != (queue.queue_id, offset):
-        return False
-    at = record_layout.topic_at(found)
-    return found[at : at + len(queue.suffix)] == queue.suffix

@@ -93,6 +93,7 @@ def recover(
     """
     oldest = log.min_position
     queues.min_position = queues.expired_position = oldest
+    log.set_end(log.mapped_files.end())  # So that records can be looked at; the scan finds the end.
     for topic, position in deleted.items():
         queues.finish_deletion(topic.decode(), position)
     safe = _replay_start(log, queues, index, at)

@@ -91,7 +91,7 @@ class Store(MessageAppender, MessageReader):
         self.log = CommitLog(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
         self.log.verifies_record_crc = s.verify_record_crc
         inventory = QueueFileInventory(s.root, self._files)
-        self.consume_queues = ConsumeQueueStore(s, maps, share, inventory)
+        self.consume_queues = ConsumeQueueStore(s, maps, share, inventory, self.log.record_at, lambda: self.log.written)
         self.consume_queues.simple_topics = self.simple_topics
         self.consume_queues.batch_topics.update(topic.encode() for topic in self.batch_topics)
         self.index_service = (
@@ -182,6 +182,7 @@ class Store(MessageAppender, MessageReader):
         try:
             self.flush_log()
             self.flush_queues()
+            self.consume_queues.note_ends()
             self.flush_indexes()
             self.write_checkpoint()
             try:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rocketspark.protocol.message import properties, sysflags
-from rocketspark.store.consumequeue.consume_queue import ActiveQueues, ConsumeQueue
+from rocketspark.protocol.message import properties, record_layout, sysflags
+from rocketspark.store.consumequeue.consume_queue import ActiveQueues, ConsumeQueue, RecordAt, is_of_topic
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
+from rocketspark.store.consumequeue.queue_files import NotedEnd
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
 from rocketspark.store.index.key_hashes import TopicKeys
 
@@ -29,6 +30,8 @@ assert BATCH_UNIT_TYPE.itemsize == BATCH_UNIT_BYTES
 _TIME_BASE_COUNT = struct.Struct(f">{struct.calcsize('>qiq')}xqqh")
 _INNER_COUNT = properties.INNER_COUNT.encode()
 INNER_COUNT_MAX = 0x7FFF
+_QUEUE_ID = record_layout.only("queue_id").unpack_from
+_QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 
 BatchUnit = tuple[int, int, int, int, int]
 
@@ -45,6 +48,7 @@ class BatchConsumeQueue(ConsumeQueue):
     """One batch consume queue, with the methods of ConsumeQueue; queue offsets count messages here too."""
 
     unit_bytes = BATCH_UNIT_BYTES
+    unit_type = BATCH_UNIT_TYPE
     is_batch = True
 
     __slots__ = ("_written",)
@@ -57,11 +61,12 @@ class BatchConsumeQueue(ConsumeQueue):
         active: ActiveQueues,
         keys: TopicKeys,
         delay_ms: int | None,
+        record_at: RecordAt,
         *,
         rare: bool = False,
         ext: ConsumeQueueExt | None = None,
     ) -> None:
-        super().__init__(name, queue_id, mapped_files, active, keys, delay_ms, rare=rare, ext=ext)
+        super().__init__(name, queue_id, mapped_files, active, keys, delay_ms, record_at, rare=rare, ext=ext)
         # The byte after the last unit.
         self._written = 0
 
@@ -75,13 +80,13 @@ class BatchConsumeQueue(ConsumeQueue):
         self.release()
         last = end // BATCH_UNIT_BYTES - 1
         if last >= self._first():
-            _, base, count = self._stated(last)
+            base, count = self._messages(last)
             self.next = base + count
         else:
             self.next = 0
 
-    def _written_units(self, view: memoryview, below: int | None, units_max: int) -> int:
-        low, high = 0, units_max
+    def _written_units(self, view: memoryview, below: int | None, known: int, units_max: int) -> int:
+        low, high = known, units_max
         while low < high:
             middle = (low + high) // 2
             position, size, _, _, base, count, _, _ = _UNIT.unpack_from(view, middle * BATCH_UNIT_BYTES)
@@ -113,6 +118,22 @@ class BatchConsumeQueue(ConsumeQueue):
         """Return (store time in ms, first queue offset, messages) of a unit."""
         return _TIME_BASE_COUNT.unpack_from(*self._at(index))
 
+    def _messages(self, index: int) -> tuple[int, int]:
+        """Return (first queue offset, messages) of a unit: by its record, if that is there."""
+        view, at = self._at(index)
+        found = self.record_at(_UNIT.unpack_from(view, at)[0])
+        if found is None or not self._has(found):
+            return self._stated(index)[1:]
+        count = inner_count(record_layout.sys_flag_of(found), record_layout.properties_of(found))
+        return _QUEUE_OFFSET(found)[0], count
+
+    def _has(self, found: memoryview) -> bool:
+        return bool(_QUEUE_ID(found)[0] == self.queue_id) and is_of_topic(found, self)
+
+    def _is_of(self, index: int, position: int) -> bool:
+        found = self.record_at(position)
+        return found is not None and self._has(found)
+
     def _index_of(self, offset: int) -> int:
         """Return the index of the unit that holds a message, which must be in the queue."""
         low, high = self._first(), self._written // BATCH_UNIT_BYTES
@@ -128,13 +149,14 @@ class BatchConsumeQueue(ConsumeQueue):
         """Set `min`: the first message of the first unit at or after physical offset `min_position`."""
         low, high = self._first(), self._written // BATCH_UNIT_BYTES
         end = high
-        while low < high:
+        # While nothing is removed from the log, all units count.
+        while min_position > 0 and low < high:
             middle = (low + high) // 2
-            if _UNIT.unpack_from(*self._at(middle))[0] < min_position:
+            if 0 <= _UNIT.unpack_from(*self._at(middle))[0] < min_position:
                 low = middle + 1
             else:
                 high = middle
-        self.min = self._stated(low)[1] if low < end else self.next
+        self.min = self._messages(low)[0] if low < end else self.next
 
     def expire(self, min_position: int) -> None:
         """Remove the files whose units all lie before physical offset `min_position`, but never the last."""
@@ -219,6 +241,11 @@ class BatchConsumeQueue(ConsumeQueue):
                 high = middle
         index = max(low - 1, first) if upper else min(low, end - 1)
         return self._stated(index)[1]
+
+    def flushed_end(self, position: int) -> NotedEnd | None:
+        """Return the end if all units are on the disk: how many messages those have that are is known of no others."""
+        following = self.next
+        return NotedEnd(self.flushed, following, position) if self.flushed == self._written else None
 
     def _end(self) -> int:
         return self._written

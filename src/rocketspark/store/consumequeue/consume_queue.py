@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.record_layout import TOPIC_BYTES_MAX_V1
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
+from rocketspark.store.consumequeue.queue_files import NOTHING_NOTED, NotedEnd
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
+from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.key_hashes import TopicKeys
 
 UNIT = struct.Struct(">qiq")
@@ -34,6 +36,13 @@ UNITS_WITHOUT_FILE = 32
 _NO_MAP = memoryview(bytearray())
 # Queues in use that are passed over in search of an unused one.
 _SPARED_MAX = 16
+# Oldest units that are looked at for one that is right.
+_OLDEST_MAX = 1000
+# Queues of RocketMQ whose units point to records of other topics.
+SHARED = b"%LMQ%"
+_IDENTITY = record_layout.only("queue_id", "queue_offset").unpack_from
+# Tells the whole record at a physical offset; None if none begins there.
+RecordAt = Callable[[int], memoryview | None]
 
 
 @cache
@@ -58,6 +67,7 @@ class ConsumeQueue:
     """
 
     unit_bytes: ClassVar[int] = UNIT_BYTES
+    unit_type: ClassVar[np.dtype[Any]] = UNIT_TYPE
     is_batch: ClassVar[bool] = False
 
     __slots__ = (
@@ -82,6 +92,7 @@ class ConsumeQueue:
         "proven",
         "queue_id",
         "rare",
+        "record_at",
         "reserved",
         "start",
         "stored_bytes",
@@ -97,6 +108,7 @@ class ConsumeQueue:
         active: ActiveQueues,
         keys: TopicKeys,
         delay_ms: int | None,
+        record_at: RecordAt,
         *,
         rare: bool = False,
         ext: ConsumeQueueExt | None = None,
@@ -107,6 +119,7 @@ class ConsumeQueue:
         self.mapped_files = mapped_files
         self.keys = keys
         self.delay_ms = delay_ms
+        self.record_at = record_at
         self._active = active
         self.ext = ext
         self.rare = rare or len(self.topic) > TOPIC_BYTES_MAX_V1 or (ext is not None and ext.writes) or self.is_batch
@@ -130,23 +143,29 @@ class ConsumeQueue:
         # The begins of the first and the last file in the inventory.
         self.listed = (-1, -1)
 
-    def load(self, below: int | None, min_position: int, *, cut: bool) -> None:
+    def load(self, below: int | None, min_position: int, *, cut: bool, noted: NotedEnd | None = None) -> None:
         """Find the queue's end: the last unit that is written and lies before physical offset `below`.
 
         `cut`: the rest of the files is searched and made zero, as after a power cut pages may be missing.
+        `noted`: an end it had once. Up to there all units were written, whatever stands in the files now.
         """
+        if noted is None or (below is not None and noted.position > below):
+            noted = NOTHING_NOTED
         mapped_files = self.mapped_files
         mapped_files.scan()
         end = mapped_files.starts[0] if mapped_files.starts else 0
         for start in reversed(mapped_files.starts):
             units_max = mapped_files.readable(start) // self.unit_bytes
-            count = self._written_units(mapped_files.get(start).view, below, units_max) if units_max else 0
+            known = min(max((noted.end - start) // self.unit_bytes, 0), units_max)
+            count = self._written_units(mapped_files.get(start).view, below, known, units_max) if units_max else 0
+            count += self._more_units(start, count, units_max, below)
             if count:
                 end = start + count * self.unit_bytes
                 break
         if mapped_files.starts and (cut or self._anything_at(end)):
             mapped_files.cut(end)
         self._set_end(end)
+        self.next = max(self.next, noted.next)
         self.loaded_next, self.proven = self.next, (0, 0)
         self.flushed = end
         self.find_min(min_position)
@@ -167,8 +186,12 @@ class ConsumeQueue:
         self.limit = 0
         self.map = _NO_MAP
 
-    def _written_units(self, view: memoryview, below: int | None, units_max: int) -> int:
-        low, high = 0, units_max
+    def _written_units(self, view: memoryview, below: int | None, known: int, units_max: int) -> int:
+        """Return the number of units of a file that are written, by a search that damage may end too early.
+
+        `known`: so many are.
+        """
+        low, high = known, units_max
         while low < high:
             middle = (low + high) // 2
             position, size, _ = UNIT.unpack_from(view, middle * UNIT_BYTES)
@@ -177,6 +200,40 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def _more_units(self, start: int, count: int, units_max: int, below: int | None) -> int:
+        """Return the number of units behind the first `count` of a file up to the last whose record is in the log."""
+        mapped_files = self.mapped_files
+        if count >= units_max:
+            return 0
+        try:
+            units_max = min(units_max, mapped_files.files.data_end(mapped_files.path(start)) // self.unit_bytes)
+        except OSError as e:
+            raise failure(e, "read", mapped_files.path(start)) from e
+        if count >= units_max:
+            return 0
+        units = np.frombuffer(mapped_files.get(start).view, self.unit_type, units_max - count, count * self.unit_bytes)
+        positions = units["position"].astype(np.int64)
+        likely = (units["size"] != 0) & (positions >= 0)
+        if below is not None:
+            likely &= positions < below
+        first = start // self.unit_bytes + count
+        for row in np.flatnonzero(likely)[::-1].tolist():
+            if self._is_of(first + row, positions[row].item()):
+                return int(row) + 1
+        # The last unit may be the damaged one: by the place it has but for one bit.
+        position = positions[0].item()
+        if below is None:
+            below = 1 << 62
+        if units[0].tobytes().strip(b"\0") and (position < below or not self._is_of(first, position)):
+            places = (position ^ (-1 << 63 if bit == 63 else 1 << bit) for bit in range(64))
+            return int(any(0 <= place < below and self._is_of(first, place) for place in places))
+        return 0
+
+    def _is_of(self, index: int, position: int) -> bool:
+        """Tell whether the record of the queue's unit with this index is at a physical offset."""
+        found = self.record_at(position)
+        return found is not None and (self.topic.startswith(SHARED) or belongs(found, self, index))
 
     def _anything_at(self, end: int) -> bool:
         start = end - end % self.mapped_files.size
@@ -188,17 +245,46 @@ class ConsumeQueue:
         """Set `min`: the first unit that is no gap and lies at or after physical offset `min_position`."""
         # In memory are units from the queue's begin on.
         first = 0 if self._early is not None else self._end()
-        low = (self.mapped_files.starts[0] if self.mapped_files.starts else first) // UNIT_BYTES
+        first = low = (self.mapped_files.starts[0] if self.mapped_files.starts else first) // UNIT_BYTES
         high = end = self.next
-        while low < high:
+        # While nothing is removed from the log, all units count.
+        while min_position > 0 and low < high:
             middle = (low + high) // 2
-            # A gap counts as the unit after it.
-            following = self.after_gap(middle, high)
+            # A gap or a damaged unit counts as the unit after it.
+            following = self._in_order(middle, first, high)
             if following == high or self.unit(following)[0] >= min_position:
                 high = middle
             else:
                 low = following + 1
+        # What is damaged before it may be of a message that is there.
+        while low > first and self.unit(low - 1)[1] != GAP_SIZE and self._in_order(low - 1, first, low) == low:
+            low -= 1
         self.min = self.after_gap(low, end)
+
+    def _in_order(self, offset: int, first: int, end: int) -> int:
+        """Return the first of the messages [offset, end) whose place in the log is between its neighbours'; else `end`.
+
+        A unit whose place is not is damaged, or beside one that is. `first`: the oldest message there is.
+        """
+        while offset < end:
+            view, at, here = self.place(offset, end - offset)
+            position, size, _ = UNIT.unpack_from(view, at)
+            if size <= 0 or size == GAP_SIZE:
+                sizes = np.frombuffer(view, UNIT_TYPE, here, at)["size"]
+                written = (sizes > 0) & (sizes != GAP_SIZE)
+                offset += int(written.argmax()) if written.any() else here
+                continue
+            before = self._place_of(offset - 1) if offset > first else None
+            after = self._place_of(offset + 1) if offset + 1 < self.next else None
+            if (-1 if before is None else before) < position and (after is None or position < after):
+                return offset
+            offset += 1
+        return end
+
+    def _place_of(self, offset: int) -> int | None:
+        """Return where a unit says that its record is; None if it says nothing, as it is a gap or damaged."""
+        position, size, _ = self.unit(offset)
+        return position if 0 < size < GAP_SIZE and position >= 0 else None
 
     def after_gap(self, offset: int, end: int) -> int:
         """Return the first of the messages [offset, end) that is no gap; `end` if all are."""
@@ -208,6 +294,14 @@ class ConsumeQueue:
             first = int(whole.argmax())
             offset += first if whole[first] else here
         return offset
+
+    def begins_before(self, position: int) -> bool:
+        """Tell whether the oldest record that a unit rightly points to lies before a physical offset."""
+        for offset in range(self.min, min(self.next, self.min + _OLDEST_MAX)):
+            place = self.unit(offset)[0]
+            if self._is_of(offset, place):
+                return place < position
+        return False
 
     def expire(self, min_position: int) -> None:
         """Remove the files whose units all lie before physical offset `min_position`, but never the last."""
@@ -407,6 +501,10 @@ class ConsumeQueue:
         """Return the byte after the last unit."""
         return self.next * UNIT_BYTES
 
+    def flushed_end(self, position: int) -> NotedEnd | None:
+        """Return the end up to which units are on the disk; None if not known. `position`: the log's end by now."""
+        return NotedEnd(self.flushed, self.flushed // UNIT_BYTES, position)
+
     def flush(self) -> None:
         """Put the units written so far on the disk. Safe beside appends. Raises OSError, StoreError."""
         mapped_files = self.mapped_files
@@ -425,6 +523,17 @@ class ConsumeQueue:
                 except FileNotFoundError:
                     pass  # The topic was deleted meanwhile.
         self.flushed = end
+
+
+def belongs(found: memoryview, queue: ConsumeQueue, offset: int) -> bool:
+    """Tell whether a whole record is that of the queue's message with this offset."""
+    return _IDENTITY(found) == (queue.queue_id, offset) and is_of_topic(found, queue)
+
+
+def is_of_topic(found: memoryview, queue: ConsumeQueue) -> bool:
+    """Tell whether a whole record is of the queue's topic."""
+    at = record_layout.topic_at(found)
+    return found[at : at + len(queue.suffix)] == queue.suffix
 
 
 class ActiveQueues:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from rocketspark.errors import MessageIllegal, StoreError
+from rocketspark.errors import MessageIllegal, StoreError, StoreFull
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
-from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ActiveQueues, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ActiveQueues, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
-from rocketspark.store.consumequeue.queue_files import QueueFileInventory
+from rocketspark.store.consumequeue.queue_files import NotedEnd, QueueFileInventory
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles, SizeEvidence
 from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.key_hashes import TopicKeys
@@ -31,8 +31,15 @@ class ConsumeQueueStore:
     """
 
     def __init__(
-        self, settings: StoreSettings, maps: MappedFiles, active_max: int, inventory: QueueFileInventory
+        self,
+        settings: StoreSettings,
+        maps: MappedFiles,
+        active_max: int,
+        inventory: QueueFileInventory,
+        record_at: RecordAt,
+        log_end: Callable[[], int],
     ) -> None:
+        """`record_at`, `log_end`: see `CommitLog.record_at` and `CommitLog.written`."""
         self.directory = f"{settings.root}/consumequeue"
         self._batch_directory = f"{settings.root}/batchconsumequeue"
         self._ext_directory = f"{settings.root}/consumequeue_ext"
@@ -48,6 +55,10 @@ class ConsumeQueueStore:
         # Set before the store is opened: topics that are known to have simple queues.
         self.simple_topics: Collection[str] = ()
         self.inventory = inventory
+        self._record_at = record_at
+        self._log_end = log_end
+        # The log's end when the ends of queues were noted last.
+        self._noted_at = 0
         self._listing_due = False
         self._size_shown = False
         self._name_bytes_max = 255
@@ -110,18 +121,20 @@ class ConsumeQueueStore:
         """Read every queue and remove its units at or after physical offset `below`."""
         for topic, ids in self._known.items():
             for queue_id in ids:
-                queue = self._make(topic, queue_id)
-                queue.load(below, self.min_position, cut=True)
-                self._enter(queue)
+                self._load(topic, queue_id, below, cut=True)
 
     def find(self, topic: str, queue_id: int, below: int | None = None) -> ConsumeQueue | None:
         """Return the queue, or None if there is none."""
         found = self._by_name.get((topic, queue_id))
         if found is None and queue_id in self._known.get(topic, ()):
-            found = self._make(topic, queue_id)
-            found.load(below, self.min_position, cut=False)
-            self._enter(found)
+            found = self._load(topic, queue_id, below, cut=False)
         return found
+
+    def _load(self, topic: str, queue_id: int, below: int | None, *, cut: bool) -> ConsumeQueue:
+        queue = self._make(topic, queue_id)
+        queue.load(below, self.min_position, cut=cut, noted=self.inventory.ends.get((topic, queue_id)))
+        self._enter(queue)
+        return queue
 
     def make(self, topic: bytes, queue_id: int, below: int | None = None) -> ConsumeQueue:
         """Return the queue to append to, made if there is none (its first file comes with its first unit).
@@ -185,7 +198,7 @@ class ConsumeQueueStore:
         """Remove the topic if it still has a message from before a physical offset: a kill fell into its deletion."""
         for queue_id in list(self._known.get(topic, ())):
             queue = self.find(topic, queue_id)
-            if queue is not None and queue.min < queue.next and queue.unit(queue.min)[0] < position:
+            if queue is not None and queue.begins_before(position):
                 self.delete_topic(topic)
                 return
 
@@ -231,7 +244,8 @@ class ConsumeQueueStore:
             if ends != queue.listed:
                 queue.listed = ends
                 self._listing_due = True
-        if self._listing_due:
+        # Beyond that recovery finds the newest records of queues in the log.
+        if self._listing_due or self._log_end() - self._noted_at >= self._settings.log_file_bytes:
             self._list()
 
     def _list(self) -> None:
@@ -244,8 +258,27 @@ class ConsumeQueueStore:
                 starts.pop((queue.name, queue.queue_id), None)
                 if start >= 0:
                     starts[queue.name, queue.queue_id] = start
-        self.inventory.write(self.sizes(), lasts, firsts, self.min_position)
+        ends = {name: noted for name, noted in list(self.inventory.ends.items()) if name in known}
+        self._noted_at = self._log_end()
+        ends.update(self._new_ends())
+        self.inventory.write(self.sizes(), lasts, firsts, ends, self.min_position)
         self._listing_due = False
+
+    def _new_ends(self) -> Iterator[tuple[tuple[str, int], NotedEnd]]:
+        position, noted = self._log_end(), self.inventory.ends
+        for queue in self.loaded():
+            name = queue.name, queue.queue_id
+            found = queue.flushed_end(position)
+            if found is not None and (name not in noted or found[:2] != noted[name][:2]):
+                yield name, found
+
+    def note_ends(self) -> None:
+        """Note where the queues end, after the last flush: then no damage makes one shorter. Not on a full disk."""
+        if any(self._new_ends()):
+            try:
+                self._list()
+            except StoreFull:
+                pass
 
     def note_files(self) -> None:
         """Note the sizes of files if they are not; on a full disk a flush does it later."""
@@ -295,6 +328,7 @@ class ConsumeQueueStore:
             self._active,
             self.keys_of(topic),
             delay_ms,
+            self._record_at,
             rare=settings.append_record_crc,
             ext=ext,
         )

@@ -6,18 +6,31 @@ RocketMQ has no such file and passes it over. Without it (a store of RocketMQ's,
 from __future__ import annotations
 
 import json
+from typing import NamedTuple, TypeVar
 
 from rocketspark.model.text import whole_number
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 
 
+class NotedEnd(NamedTuple):
+    """Where a queue ended: the byte after its last unit, its next queue offset, and the log's end at that time."""
+
+    end: int
+    next: int
+    position: int
+
+
+_T = TypeVar("_T", int, NotedEnd)
+NOTHING_NOTED = NotedEnd(0, 0, 0)
+
+
 class QueueFileInventory:
     """The file config/storeFiles.json.
 
     `sizes`: of files in bytes, by the setting's name; `queues`, `firsts`: where the last and the first file of each
-    queue begins; `log_begin`: the physical offset at which the log began then. Once files of the log were removed,
-    nothing is known of the first files.
+    queue begins; `ends`: where each queue ended when it was noted last; `log_begin`: the physical
+    offset at which the log began then. Once files of the log were removed, nothing is known of the first files.
     """
 
     def __init__(self, root: str, files: OsFiles) -> None:
@@ -26,6 +39,7 @@ class QueueFileInventory:
         self.sizes: dict[str, int] = {}
         self.queues: dict[tuple[str, int], int] = {}
         self.firsts: dict[tuple[str, int], int] = {}
+        self.ends: dict[tuple[str, int], NotedEnd] = {}
         self.log_begin = 0
 
     def read(self) -> None:
@@ -35,26 +49,39 @@ class QueueFileInventory:
             self.sizes = {name: _number(size) for name, size in table.get("sizes", {}).items()}
             self.queues, self.firsts = _starts(table.get("queues", {})), _starts(table.get("firsts", {}))
             self.log_begin = _number(table.get("logBegin", 0))
+            self.ends = {
+                (topic, _number(queue_id)): NotedEnd(*map(_number, noted))
+                for topic, queues in table.get("ends", {}).items()
+                for queue_id, noted in queues.items()
+            }
         except (ValueError, TypeError, AttributeError, RecursionError):
-            self.sizes, self.queues, self.firsts = {}, {}, {}
+            self.sizes, self.queues, self.firsts, self.ends = {}, {}, {}, {}
 
     def write(
         self,
         sizes: dict[str, int],
         queues: dict[tuple[str, int], int],
         firsts: dict[tuple[str, int], int],
+        ends: dict[tuple[str, int], NotedEnd],
         log_begin: int,
     ) -> None:
         """Replace the file. Raises StoreFull, StoreUnwritable."""
-        table = {"sizes": sizes, "queues": _table(queues), "firsts": _table(firsts), "logBegin": log_begin}
+        table = {
+            "sizes": sizes,
+            "queues": _table(queues),
+            "firsts": _table(firsts),
+            "ends": _table(ends),
+            "logBegin": log_begin,
+        }
         config_files.write(self._path, json.dumps(table, ensure_ascii=False, separators=(",", ":")), self._files)
         self.sizes, self.queues, self.firsts, self.log_begin = dict(sizes), dict(queues), dict(firsts), log_begin
+        self.ends = dict(ends)
 
 
-def _table(starts: dict[tuple[str, int], int]) -> dict[str, dict[str, int]]:
-    table: dict[str, dict[str, int]] = {}
-    for (topic, queue_id), start in sorted(starts.items()):
-        table.setdefault(topic, {})[str(queue_id)] = start
+def _table(values: dict[tuple[str, int], _T]) -> dict[str, dict[str, _T]]:
+    table: dict[str, dict[str, _T]] = {}
+    for (topic, queue_id), value in sorted(values.items()):
+        table.setdefault(topic, {})[str(queue_id)] = value
     return table
 
 
