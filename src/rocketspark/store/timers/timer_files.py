@@ -10,18 +10,20 @@ import os
 import shutil
 import struct
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from rocketspark.store.files.system_calls import OsFiles, failure
-from rocketspark.store.timers.timer_log import DELETE, NORMAL, ROLL, TimerLog, TimerLogUnit
+from rocketspark.store.timers.timer_log import DELETE, NORMAL, ROLL, UNIT_BYTES, TimerLog, TimerLogUnit
 from rocketspark.store.timers.timer_wheel import GRIDS_MS, SLOT_COUNT, TimerWheel, TimerWheelSlot, grid_of, moved
 
 CHECKPOINT_BYTES = 4096
 _CHECKPOINT = struct.Struct(">qqqqqqq")
 _PIECE_COUNT = 1000
+_NEWS_MAX = 100
 
 
 class TimerCheckpoint(NamedTuple):
@@ -82,6 +84,8 @@ class TimerFiles:
         self._checkpoint_path = f"{root}/config/timercheck"
         self.used = False
         self.checkpoint = TimerCheckpoint()
+        # A line for each repair, the newest only; the broker takes and logs them.
+        self.news: deque[str] = deque(maxlen=_NEWS_MAX)
 
     def open(self) -> None:
         """Read what is there: after a kill the slots are made to fit the log again.
@@ -104,15 +108,19 @@ class TimerFiles:
                 for time_ms in self.wheel.slots(0)[0]:
                     self.wheel.put(time_ms, TimerWheelSlot(-1, -1, 0))
             return
-        if self.used:
+        if self.used and len(self.wheel.numbered(emptied=True)[0]):
             self._find_grid()
         else:
             self._guess_grid()
-            self.wheel.make()
+            if self.used:
+                self.news.append("the timer wheel is empty and is made again from the log: check the disk")
+            else:
+                self.wheel.make()
             self.used = True
             known = self.log.start
         step = self.wheel.precision_ms
         self._mend({unit.time_ms // step * step: unit.position for unit in self.log.units(known)})
+        self._find_lost_slots()
 
     def _find_grid(self) -> None:
         """Look on which grid the slots are: each has to be that of its newest unit."""
@@ -134,9 +142,9 @@ class TimerFiles:
                     self.wheel.precision_ms = grid_ms
 
     def _guess_grid(self) -> None:
-        """Take times without a slot of their own as written on another grid; for a wheel that is lost."""
+        """Take the widest grid on which all times are, so that nothing comes early; for a wheel that is lost."""
         times = [unit.time_ms for unit in self.log.units(self.log.start)]
-        for grid_ms in (self.precision_ms, *GRIDS_MS):
+        for grid_ms in GRIDS_MS:
             if not any(time_ms % grid_ms for time_ms in times):
                 self.wheel.precision_ms = grid_ms
                 self.misfit = grid_ms != self.precision_ms
@@ -234,14 +242,16 @@ class TimerFiles:
         positions, times, grids = array("q"), array("q"), array("i")
         for number, last in zip(*(column.tolist() for column in self.wheel.numbered()), strict=True):
             unit = self.log.unit_at(last)
-            grid_ms = grid_of(number, unit.time_ms) if unit is not None else None
-            if grid_ms is None or (number + 1) * grid_ms <= second_ms:
+            # A time that fits no grid is damaged.
+            grid_ms = (grid_of(number, unit.time_ms) if unit is not None else None) or self.wheel.precision_ms
+            if (number + 1) * grid_ms <= second_ms:
                 continue
             done = (number + 1) * grid_ms <= read_time_ms
             before = len(positions)
-            positions.extend(
-                u.position for u in self._chain_at(last) if not done or u.magic & (DELETE | ROLL) == DELETE
-            )
+            for position in self._positions(number, grid_ms):
+                u = self.log.unit_at(position)
+                if u is not None and (not done or u.magic & (DELETE | ROLL) == DELETE):
+                    positions.append(position)
             count = len(positions) - before
             times.extend([number * grid_ms] * count)
             grids.extend([grid_ms] * count)
@@ -284,14 +294,74 @@ class TimerFiles:
             for time_ms, position in lost.items():
                 self._relink(time_ms, position)
 
+    def _find_lost_slots(self) -> None:
+        """Make slots that the wheel does not know, though the log has units of them, and no other slot has these."""
+        there = self.wheel.numbered(emptied=True)[0]
+        step = self.wheel.precision_ms
+        low = max(1, self.checkpoint.read_time_ms // step)
+        newest: dict[int, int] = {}
+        for start, table in self.log.tables():
+            times = table["write"].astype(np.int64) + table["delay"]
+            rows = np.flatnonzero(times // step >= low)
+            for grid_ms in GRIDS_MS if self.misfit else (step,):
+                rows = rows[~np.isin(times[rows] // grid_ms, there)]
+            newest |= dict(zip((times[rows] // step).tolist(), (start + rows * UNIT_BYTES).tolist(), strict=True))
+        if not newest:
+            return
+        # The place of an old slot may be that of a newer one by now.
+        places = dict(zip((there % SLOT_COUNT).tolist(), there.tolist(), strict=True))
+        newest = {n: at for n, at in newest.items() if places.get(n % SLOT_COUNT, -1) < n}
+        # A unit that a chain of another slot leads to has a damaged time, its slot is not lost.
+        linked = set(self.wheel.numbered()[1].tolist())
+        for _, table in self.log.tables():
+            previous = table["previous"].astype(np.int64)
+            linked.update(previous[np.isin(previous, list(newest.values()))].tolist())
+        for number, position in newest.items():
+            if position not in linked and self.log.unit_at(position) is not None:
+                self.news.append(
+                    f"the timer wheel lost the slot of {number * step} ms, made again from the log: check the disk"
+                )
+                self._relink(number * step, position)
+
     def _relink(self, time_ms: int, position: int) -> None:
+        """Set a slot by its newest unit: what its chain leads to, or if that is broken, its units in the log."""
         first, count, at = -1, 0, position
         while (unit := self.log.unit_at(at)) is not None:
             first = at
             count += -1 if unit.magic & DELETE else 1
             # Always backwards, as in `chain`.
-            at = unit.previous if unit.previous < at else -1
-        self.wheel.put(time_ms, TimerWheelSlot(first, position, count))
+            at = unit.previous if unit.previous < at else -2
+        if position == -1 or at == -1 or 0 <= at < self.log.start:
+            self.wheel.put(time_ms, TimerWheelSlot(first, position, count))
+        else:
+            self._link_anew(time_ms // self.wheel.precision_ms, self.wheel.precision_ms)
+
+    def _positions(self, number: int, grid_ms: int) -> array[int]:
+        """Return the timer log positions of a slot's units, oldest first; a chain that is broken is made anew."""
+        slot = self.wheel.at(number)
+        if slot is None or slot.first == slot.last == -1:
+            return array("q")
+        found = array("q", (unit.position for unit in self._chain_at(slot.last)))
+        oldest = self.log.unit_at(found[-1]) if found else None
+        cleaned = oldest is not None and 0 <= slot.first < self.log.start and oldest.previous < self.log.start
+        if oldest is None or (oldest.position != slot.first and not cleaned):
+            return array("q", self._link_anew(number, grid_ms))
+        found.reverse()
+        return found
+
+    def _link_anew(self, number: int, grid_ms: int) -> list[int]:
+        found = self.log.in_slot(number, grid_ms)
+        self.news.append(
+            f"the chain of the timer slot of {number * grid_ms} ms was broken and is made again from the log,"
+            f" {len(found)} units: check the disk"
+        )
+        self.log.link(found)
+        if grid_ms == self.wheel.precision_ms:
+            units = [unit for at in found if (unit := self.log.unit_at(at)) is not None]
+            count = sum(-1 if unit.magic & DELETE else 1 for unit in units)
+            ends = (found[0], found[-1]) if found else (-1, -1)
+            self.wheel.put(number * grid_ms, TimerWheelSlot(*ends, count))
+        return found
 
     def add(
         self,
@@ -343,9 +413,7 @@ class TimerFiles:
 
     def positions(self, time_ms: int) -> array[int]:
         """Return the timer log positions of a slot's units, oldest first: 8 bytes each, however many there are."""
-        found = array("q", (unit.position for unit in self.chain(time_ms)))
-        found.reverse()
-        return found
+        return self._positions(time_ms // self.wheel.precision_ms, self.wheel.precision_ms)
 
     def pending(self, from_ms: int | None = None) -> list[int]:
         """Times of the slots that are not done and hold units, ascending; done is what is before the checkpoint."""

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rocketspark.protocol.message.record_layout import MAGIC_BLANK
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles
@@ -16,6 +19,10 @@ from rocketspark.store.files.system_calls import OsFiles, failure
 NORMAL, ROLL, DELETE = 1, 2, 4
 UNIT_BYTES = 52
 _UNIT = struct.Struct(">iqiqiqiiq")
+_UNIT_TYPE = np.dtype(
+    [("size", ">i4"), ("previous", ">i8"), ("magic", ">i4"), ("write", ">i8"), ("delay", ">i4"), ("physical", ">i8"),
+     ("bytes", ">i4"), ("hash", ">i4"), ("grid", ">i8")]
+)  # fmt: skip
 _UNIT_HEAD = struct.Struct(">iqi")
 _BLANK = struct.Struct(">iqi")
 _RESERVE_STEP_BYTES = 1 << 20
@@ -72,6 +79,7 @@ class TimerLog:
             return 0
         at = min(known_end, mapped_files.end())
         at -= (at % self._size) % UNIT_BYTES
+        self.end = at
         if at < self.start or (at % self._size and self.unit_at(at - UNIT_BYTES) is None):
             at = self.start
         self.end = self._reserved = self._flushed = self._find_end(at)
@@ -137,13 +145,22 @@ class TimerLog:
         self._reserved = start + min(_RESERVE_STEP_BYTES, self._size)
 
     def unit_at(self, position: int) -> TimerLogUnit | None:
-        """Return the unit at a position; None if none is there (any more)."""
+        """Return the unit at a position; None if none is there (any more).
+
+        One with a damaged size or magic is a unit as well: before the end there is nothing else.
+        """
         start = position - position % self._size
         place = position - start
-        if position < 0 or place + UNIT_BYTES > self._size or start not in self._mapped_files.starts:
+        if not 0 <= position < self.end or place % UNIT_BYTES or place + UNIT_BYTES + _BLANK.size > self._size:
+            return None
+        if start not in self._mapped_files.starts:
             return None
         size, previous, magic, *rest = _UNIT.unpack_from(self._mapped_files.get(start).view, place)
-        if size != UNIT_BYTES or not _is_magic(magic):
+        if not _is_magic(magic):
+            magic &= NORMAL | ROLL | DELETE
+            if size != UNIT_BYTES:
+                return None
+        elif size != UNIT_BYTES and not magic & NORMAL:
             return None
         return TimerLogUnit(position, previous, magic, *rest)
 
@@ -152,11 +169,42 @@ class TimerLog:
         position = max(position, self.start)
         while position < self.end:
             found = self.unit_at(position)
-            if found is None:
+            if found is not None:
+                yield found
+            elif position % self._size + 2 * UNIT_BYTES + _BLANK.size > self._size:
                 position += self._size - position % self._size
                 continue
-            yield found
             position += UNIT_BYTES
+
+    def tables(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield (position of the first, fields of all) for the units of each file, as they stand there."""
+        for start in list(self._mapped_files.starts):
+            count = (min(self.end - start, self._size - _BLANK.size)) // UNIT_BYTES
+            if count > 0:
+                yield start, np.frombuffer(self._mapped_files.get(start).view, _UNIT_TYPE, count)
+
+    def in_slot(self, number: int, grid_ms: int) -> list[int]:
+        """Return the positions of all units of a slot since it was empty last, oldest first, whatever links them."""
+        found: list[int] = []
+        for start, table in self.tables():
+            rows = np.flatnonzero((table["write"].astype(np.int64) + table["delay"]) // grid_ms == number)
+            first = np.flatnonzero(table["previous"][rows] == -1)
+            if len(first):
+                found, rows = [], rows[first[-1] :]
+            found += [at for at in (start + rows * UNIT_BYTES).tolist() if self.unit_at(at) is not None]
+        return found
+
+    def link(self, positions: list[int]) -> None:
+        """Make a chain of units that lost their links; what is damaged of their size and magic is mended as well."""
+        previous = -1
+        for position in positions:
+            unit = self.unit_at(position)
+            assert unit is not None
+            start = position - position % self._size
+            _UNIT_HEAD.pack_into(
+                self._mapped_files.get(start).view, position - start, UNIT_BYTES, previous, unit.magic | NORMAL
+            )
+            previous = position
 
     def flush(self) -> None:
         """Put what was written on the disk. May run beside appends."""

@@ -98,13 +98,16 @@ class TimerWheel:
 
     def get(self, time_ms: int) -> TimerWheelSlot | None:
         """Return the slot of a time; None if it has none yet."""
+        return self.at(time_ms // self.precision_ms)
+
+    def at(self, number: int) -> TimerWheelSlot | None:
+        """Return the slot of a number; None if it has none yet."""
         assert self._view is not None
-        number = time_ms // self.precision_ms
         at = number % SLOT_COUNT * _SLOT.size
         if not self._present[at // PAGE]:
             return None
-        time, *rest = _SLOT.unpack_from(self._view, at)
-        return TimerWheelSlot(*rest) if time == number else None
+        there, *rest = _SLOT.unpack_from(self._view, at)
+        return TimerWheelSlot(*rest) if there == number else None
 
     def put(self, time_ms: int, slot: TimerWheelSlot) -> None:
         """Write the slot of a time. Raises StoreFull or StoreUnwritable."""
@@ -127,8 +130,11 @@ class TimerWheel:
         numbers, lasts = self.numbered(from_ms // self.precision_ms)
         return (numbers * self.precision_ms).tolist(), lasts.tolist()
 
-    def numbered(self, from_number: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (numbers, last positions) of all slots from a number on, whatever grid they are on, ascending."""
+    def numbered(self, from_number: int = 1, *, emptied: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (numbers, last positions) of all slots from a number on, whatever grid they are on, ascending.
+
+        `emptied`: those too that held units once.
+        """
         numbers, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -144,7 +150,8 @@ class TimerWheel:
                     number = table[:, 0]
                     place = at // _SLOT.size + np.arange(len(number))
                     wanted = (number > 0) & (number >= from_number) & (number % SLOT_COUNT == place)
-                    wanted &= table[:, 2] >= 0
+                    # One of both may be damaged.
+                    wanted &= emptied | (table[:, 1] >= 0) | (table[:, 2] >= 0)
                     numbers.append(number[wanted].astype(np.int64))
                     lasts.append(table[wanted, 2].astype(np.int64))
                     at += len(content)

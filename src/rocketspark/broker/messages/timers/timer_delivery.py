@@ -59,6 +59,7 @@ class TimerDelivery:
         self._statistics = statistics
         self._clock = clock
         self._looked_back: int | None = None
+        self._slot_end_ms = 0
         self.delivered: DeliveryRecovery | None = None
 
     def recover(self, since_ms: int) -> None:
@@ -93,6 +94,7 @@ class TimerDelivery:
         positions = self._files.positions(time_ms)
         recalled: set[bytes] = set()
         self._looked_back = None
+        self._slot_end_ms = time_ms + self._precision_ms
         for step in (self._recall_unit, self._deliver_unit):
             for number, position in enumerate(positions, 1):
                 while True:
@@ -145,14 +147,19 @@ class TimerDelivery:
 
     def _deliver_unit(self, position: int, recalled: set[bytes]) -> None:
         unit = self._files.log.unit_at(position)
-        if unit is None or unit.magic & (DELETE | ROLL) == DELETE:
+        if unit is None:
             return
         found = self._record(unit)
         if found is None:
             return
         stored, pairs, topic = found
-        roll = bool(unit.magic & ROLL)
-        change = 1 if unit.magic & DELETE else -1
+        # The record decides, as the unit's magic may be damaged: what is a recall, and what is not due yet.
+        delete = b"TIMER_DEL_UNIQKEY" in pairs
+        out_ms = whole_number(pairs.get(b"TIMER_OUT_MS"), high=OUT_MS_MAX) or 0
+        roll = bool(unit.magic & ROLL) or (not delete and out_ms >= self._slot_end_ms)
+        if delete and not roll:
+            return
+        change = 1 if delete else -1
         try:
             if roll or pairs.get(b"UNIQ_KEY") not in recalled:
                 if roll and unit.grid_ms:

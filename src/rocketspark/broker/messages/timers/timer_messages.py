@@ -177,6 +177,8 @@ class TimerMessages:
     def work(self) -> float | None:
         """Do the next bounded piece; returns s until there is more to do, None if nothing is pending."""
         try:
+            while self._files.news:
+                log.error("timer messages: %s", self._files.news.popleft())
             wait_s = self._work()
         except StoreError as e:
             self._saves.failed("timerwheel", e)

@@ -158,6 +158,19 @@ def test_a_lost_wheel_and_another_grid(rig: Callable[..., Rig], clock: Clock) ->
     assert delivered(broker) == {f"K{n}": slot_end(NOW + 5000 + n * 100, 1000) for n in range(20)}
 
 
+@pytest.mark.parametrize(("before", "after"), [(1000, 100), (500, 100), (1000, 500), (1000, 200)])
+def test_a_lost_wheel_and_a_finer_grid_bring_nothing_early(rig: Callable[..., Rig], before: int, after: int) -> None:
+    broker = rig(precision_ms=before)
+    for n in range(10):
+        broker.send(key=f"K{n}", TIMER_DELAY_MS=5000 + n * 130)
+    broker.settle()
+    broker.stop()
+    (broker.root / "timerwheel").unlink()
+    broker = rig(precision_ms=after)
+    run_out(broker)
+    assert delivered(broker) == {f"K{n}": slot_end(slot_end(NOW + 5000 + n * 130, before), after) for n in range(10)}
+
+
 def test_on_the_same_grid_no_byte_is_changed(rig: Callable[..., Rig], clock: Clock) -> None:
     broker = rig(precision_ms=100)
     for n in range(20):

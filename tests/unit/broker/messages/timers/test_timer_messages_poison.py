@@ -10,6 +10,7 @@ from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Ri
 from rocketspark.broker import topic_names
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import record, record_layout
+from rocketspark.store.timers.timer_wheel import SLOT_COUNT
 
 __all__ = ["clock", "rig"]
 
@@ -75,6 +76,88 @@ def test_an_error_nobody_thought_of_loses_nothing_of_a_slot(
     monkeypatch.undo()
     broker.quarantine.retry(entry.name)
     assert broker.keys() == ["A", "C", "B"]
+
+
+UNIT, SLOT = 52, 32
+WHEEL, LOG = "timerwheel", f"timerlog/{0:020d}"
+
+
+def slot_at(out_ms: int) -> int:
+    return out_ms // 1000 % SLOT_COUNT * SLOT
+
+
+# (file, byte, bit): of the newest of 20 units of a slot, of its unit 10, of the slot itself.
+FLIPS = [
+    (LOG, 19 * UNIT + 3, 0),
+    (LOG, 19 * UNIT + 11, 0),
+    (LOG, 0 * UNIT + 11, 0),
+    (LOG, 10 * UNIT + 3, 2),
+    (LOG, 10 * UNIT + 7, 5),
+    (LOG, 10 * UNIT + 13, 2),
+    (LOG, 10 * UNIT + 15, 1),
+    (LOG, 10 * UNIT + 15, 2),
+    (LOG, 10 * UNIT + 21, 5),
+    (LOG, 19 * UNIT + 26, 3),
+    (LOG, 24 * UNIT + 3, 2),
+    (WHEEL, slot_at(NOW + 4000) + 6, 0),
+    (WHEEL, slot_at(NOW + 4000) + 15, 0),
+    (WHEEL, slot_at(NOW + 4000) + 16, 7),
+    (WHEEL, slot_at(NOW + 4000) + 22, 4),
+    (WHEEL, slot_at(NOW + 4000) + 23, 0),
+    (WHEEL, slot_at(NOW + 4000) + 27, 0),
+]
+
+
+@pytest.mark.parametrize("precision_ms", [1000, 100])
+@pytest.mark.parametrize(("name", "byte", "bit"), FLIPS)
+def test_a_flipped_bit_in_log_or_wheel_loses_no_message(
+    rig: Callable[..., Rig], name: str, byte: int, bit: int, precision_ms: int
+) -> None:
+    broker = with_a_full_slot(rig)
+    broker.stop()
+    with open(broker.root / name, "r+b") as file:
+        file.seek(byte)
+        flipped = file.read(1)[0] ^ 1 << bit
+        file.seek(byte)
+        file.write(bytes([flipped]))
+    delivers_all(rig(precision_ms=precision_ms))
+
+
+@pytest.mark.parametrize("part", ["page", "whole"])
+def test_a_zeroed_wheel_loses_no_message(rig: Callable[..., Rig], part: str) -> None:
+    broker = with_a_full_slot(rig)
+    broker.send(key="far", TIMER_DELAY_SEC=86_400)
+    broker.settle()
+    broker.stop()
+    at = slot_at(NOW + 4000)
+    with open(broker.root / WHEEL, "r+b") as wheel:
+        wheel.seek(at - at % 4096 if part == "page" else 0)
+        wheel.write(bytes(4096) if part == "page" else bytes(SLOT_COUNT * SLOT))
+    broker = rig()
+    delivers_all(broker)
+    broker.at(NOW + 90_000_000)
+    assert broker.keys()[-1] == "far"
+
+
+def with_a_full_slot(rig: Callable[..., Rig]) -> Rig:
+    broker = rig()
+    for n in range(20):
+        broker.send(key=f"K{n}", TIMER_DELAY_MS=5000)
+    for n in range(5):
+        broker.send(key=f"L{n}", TIMER_DELAY_MS=9000)
+    broker.settle()
+    return broker
+
+
+def delivers_all(broker: Rig) -> None:
+    expected = [f"K{n}" for n in range(20)]
+    broker.at(NOW + 4000)
+    assert broker.keys() == []
+    broker.at(NOW + 7000)
+    assert sorted(broker.keys()) == sorted(expected)
+    broker.at(NOW + 30_000)
+    assert sorted(broker.keys()) == sorted(expected + [f"L{n}" for n in range(5)])
+    assert broker.quarantine.entries() == []
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
