@@ -18,9 +18,9 @@ from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.admin_broker import AdminHandler
 from rocketspark.broker.handlers.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin_topics import TopicHandler
-from rocketspark.broker.handlers.broker_to_client import ConsumerHandler
+from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
-from rocketspark.broker.handlers.consumer_manage import OffsetHandler
+from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
 from rocketspark.broker.handlers.pull_message import PullHandler
 from rocketspark.broker.handlers.quarantine import QuarantineHandler
@@ -28,7 +28,7 @@ from rocketspark.broker.handlers.query_message import QueryHandler
 from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
 from rocketspark.broker.handlers.send_message import SendHandler
-from rocketspark.broker.messages import batch_queue_topics, deliver_delayed
+from rocketspark.broker.messages import batch_queue_topics, unpark_message
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine
@@ -246,7 +246,7 @@ class BrokerServer:
             saves=self._saves,
         )
         put_message.timer_arrived = self._wheel.arrived
-        self._deliver = deliver_delayed.delivery(put_message, self._stats)
+        self._deliver = unpark_message.delivery(put_message, self._stats)
         self._transactions = Transactions(
             self.store,
             put_message,
@@ -268,7 +268,7 @@ class BrokerServer:
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks)
         yield self._client_handler
-        yield OffsetHandler(store, tables.offsets, tables.topics, tables.groups)
+        yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups)
         yield TopicHandler(
             s.broker_name, store, tables, stats, settled=self._settled, long_scans=long_scans, beside=beside
         )
@@ -278,7 +278,7 @@ class BrokerServer:
         yield GroupHandler(
             s, self.address, store, tables, self._long_polling, stats, long_scans=long_scans, beside=beside
         )
-        yield ConsumerHandler(s.broker_name, store, tables.clients)
+        yield BrokerToClientHandler(s.broker_name, store, tables.clients)
         yield AdminHandler(
             s,
             self._live_settings(put_message),

@@ -1,4 +1,6 @@
-"""Removal of expired files. Rule: whole files, oldest first, never the one being written; planned before any goes.
+"""Removal of expired files; when, and at what use of the disk, the broker's `storage/clean_files` decides.
+
+Rule: whole files, oldest first, never the one being written; planned before any goes.
 
 Oldest offsets rise before a file goes: no queue ever leads to a removed record.
 """

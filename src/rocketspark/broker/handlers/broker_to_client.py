@@ -15,7 +15,7 @@ from rocketspark.transport.request_frames import Reply, reply
 TIMEOUT_MS = 10_000
 
 
-class ConsumerHandler:
+class BrokerToClientHandler:
     """Passes requests on to consumers."""
 
     def __init__(self, broker_name: str, store: Store, clients: ConnectedClients) -> None:

@@ -24,7 +24,7 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
 
-class OffsetHandler:
+class ConsumerManageHandler:
     """Serves the requests about committed offsets and the bounds of queues."""
 
     def __init__(self, store: Store, offsets: ConsumerOffsets, topics: Topics, groups: SubscriptionGroups) -> None:

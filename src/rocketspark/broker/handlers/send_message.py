@@ -236,9 +236,7 @@ class SendHandler:
     def _retry_target(self, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]) -> tuple[str, int]:
         """Return topic and queue for a consumer's resent message: after its last attempt, the dead letter queue."""
         group = topic[len(topic_names.RETRY_PREFIX) :]
-        config = self._group(group)
-        max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
-        if h.reconsume_times <= max_times:
+        if not retry_and_dead_letter.is_dead_letter(h, self._group(group).retry_max_times):
             return topic, queue_id
         pairs.pop(b"DELAY", None)
         return self._topics.ensure(topic_names.dead_letter_topic(group)).topic_name, 0

@@ -1,7 +1,8 @@
 """The target of a message whose consumption failed: retry topic or dead letter queue. Pure: decides, stores nothing.
 
 Rules (wire.md 9.6; AbstractSendMessageProcessor 5.x): %RETRY%group with the delay level 3 + times failed so far, and
-%DLQ%group once the attempts are used up or the consumer asks for it with a level below 0.
+%DLQ%group once the attempts are used up or the consumer asks for it with a level below 0. Consumers send messages back
+(`route`), or store them anew in the retry topic (`is_dead_letter`), as those of ordered consumers are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rocketspark.broker import topic_names
+from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.message.record import Record
@@ -31,6 +33,15 @@ class RetryMessage(NamedTuple):
     def properties(self) -> dict[str, str]:
         """The properties, decoded."""
         return properties.decode(self.stored.decode("utf-8", "replace"))
+
+
+def is_dead_letter(resent: SendHeader, retry_max_times: int) -> bool:
+    """Tell whether a message that its consumer stores in the retry topic goes to the dead letter queue instead.
+
+    `retry_max_times`: of the group; the header may state another.
+    """
+    max_times = resent.max_reconsume_times if resent.max_reconsume_times is not None else retry_max_times
+    return resent.reconsume_times > max_times
 
 
 def route(record: Record, group: str, *, delay_level: int, max_times: int) -> RetryMessage:

@@ -1,4 +1,6 @@
-"""Cleaning of old files: by age at a set hour, by disk usage at any hour. Rule: `decide` is pure.
+"""Cleaning of old files: by age at a set hour, by disk usage at any hour; the store's `retention` removes them.
+
+Rule: `decide` is pure.
 
 Rules (CleanCommitLogService, 5.5.0): at `deleteWhen` o'clock files older than `fileReservedTime` go; above
 `diskMaxUsedSpaceRatio` they go at any hour, above `diskSpaceCleanForciblyRatio` the oldest go whatever their age, above

@@ -17,9 +17,9 @@ from tests.unit.broker.messages.test_schedule_messages import BORN, LEVELS_MS, N
 from tests.unit.broker.offline import quarantine_in
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import deliver_delayed
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages import schedule_messages as delays_module
+from rocketspark.broker.messages import unpark_message
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.send_rules import MessageSettings
 from rocketspark.broker.statistics.stats import Stats
@@ -35,7 +35,7 @@ class Broker(Rig):
     def __init__(self, root: Path, now_ms: list[int]) -> None:
         super().__init__(root, now_ms)
         self.root = root
-        self.deliver = deliver_delayed.delivery(self.put_message, Stats("C", self.store.take_stored, 0))  # type: ignore[method-assign]
+        self.deliver = unpark_message.delivery(self.put_message, Stats("C", self.store.take_stored, 0))  # type: ignore[method-assign]
 
     def position(self, level: int, offset: int) -> int:
         ((position, _, _),) = self.store.queue_units(topic_names.SCHEDULE_TOPIC, level - 1, offset, 1)

@@ -1,4 +1,7 @@
-"""Delivery of a parked message that is due, under its real topic. Rule: wire.md 9.8."""
+"""The last step of a delayed message: it is stored under its real topic. Rule: wire.md 9.8.
+
+`schedule_messages` (delay levels) and `timers/` (timer messages) find what is due and call this.
+"""
 
 from __future__ import annotations
 
