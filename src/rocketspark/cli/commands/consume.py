@@ -16,7 +16,7 @@ from rocketspark.cli.streams import write
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
-    from rocketspark.client.consumer.consumer_offsets import ConsumeFrom
+    from rocketspark.client.consumer.offset_commits import ConsumeFrom
     from rocketspark.model import ReceivedMessage
 
 # A reader without a group commits nothing; brokers still need a name.

@@ -17,10 +17,10 @@ from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection.queue_watches import QueueWatches
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
-from rocketspark.client.consumer.consumer_offsets import ConsumeFrom
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.message_iterator import MessageIterator, Run
+from rocketspark.client.consumer.offset_commits import ConsumeFrom
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.rebalance import END_S, Rebalance

@@ -20,10 +20,10 @@ from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import INNER_GROUP
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
-from rocketspark.client.consumer.consumer_offsets import ConsumeFrom
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.offset_commits import ConsumeFrom
 from rocketspark.client.consumer.offset_stores import LocalOffsets
 from rocketspark.client.consumer.ordered_listeners import OrderedListeners
 from rocketspark.client.consumer.puller import Puller, PullSettings

@@ -16,7 +16,7 @@ from rocketspark.client.callbacks import end_all, every, passes_on
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.allocate_queues import Strategy, average
-from rocketspark.client.consumer.consumer_offsets import ConsumeFrom, ConsumerOffsets
+from rocketspark.client.consumer.offset_commits import ConsumeFrom, OffsetCommits
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
@@ -88,7 +88,7 @@ class Rebalance:
         self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
         self._strategy = strategy
         self._broadcast = broadcast
-        self.offsets = ConsumerOffsets(
+        self.offsets = OffsetCommits(
             instance,
             group,
             offsets or BrokerOffsets(instance, group),

@@ -14,7 +14,7 @@ from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Consuming, Ending, Hooks, HookSet, Sending
 from rocketspark.client.producer.in_flight_send import AwaitedSend
 from rocketspark.client.producer.prepared_message import PackingSettings, pack
-from rocketspark.client.producer.send_attempts import SendAttempts, SendRules
+from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendStatus
 from rocketspark.errors import RocketSparkError
@@ -49,7 +49,7 @@ class Tracer(Hooks):
     def __init__(self, instance: Instance, topic: str, group: str, what: str) -> None:
         self._topic = topic
         # No hook sees its own sends.
-        attempts = SendAttempts(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendRules(), HookSet())
+        attempts = SendAttempts(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendSettings(), HookSet())
         # It sends as long as it runs.
         self._send_path = SendPath(attempts, lambda: None)
         self._waiting: deque[tuple[str, str]] = deque()

@@ -27,7 +27,7 @@ from rocketspark.client.producer.prepared_message import (
     pack_reply,
     request_text,
 )
-from rocketspark.client.producer.send_attempts import SendAttempts, SendRules
+from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
@@ -84,7 +84,7 @@ class AsyncProducer(Queries):
         self._detector = (
             FaultDetector(self._instance, faults) if faults is not None and settings.fault_detector else None
         )
-        self._rules = SendRules(
+        self._rules = SendSettings(
             settings.send_timeout_ms,
             frozenset(settings.retry_codes),
             settings.retry_not_stored,

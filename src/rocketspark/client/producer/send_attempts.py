@@ -1,7 +1,6 @@
-"""Send attempts: where each goes and how it is written, what its reply says, and whether another may follow.
+"""One attempt of a send: where it goes, how it is written, what its reply says, whether another may follow and where.
 
-Rule: nothing here waits for a turn or tries again, as in_flight_send does; a queue that was chosen is never left for
-another.
+The loop of retries is `in_flight_send`'s. Rule: a queue that was chosen is never left for another.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PAUSE_S = (0.25, 0.75, 1.0)
 RETRY_CODES = frozenset(code for code, row in RESPONSES.items() if row.retriable)
 
 
-class SendRules(NamedTuple):
+class SendSettings(NamedTuple):
     """The rules by which a send is tried again (rule: DefaultMQProducer, 5.x).
 
     `retry_codes`: response codes after which it is; `retry_not_stored`: also after a status other than SEND_OK.
@@ -77,7 +76,7 @@ class SendAttempts:
         self,
         instance: Instance,
         group: str,
-        rules: SendRules,
+        rules: SendSettings,
         hooks: HookSet,
         faults: LatencyFaults | None = None,
     ) -> None:

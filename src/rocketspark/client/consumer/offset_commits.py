@@ -22,7 +22,7 @@ log = logging.getLogger("rocketspark.client")
 ConsumeFrom = Literal["last", "first"] | int
 
 
-class ConsumerOffsets:
+class OffsetCommits:
     """The offsets of one consumer. `store` keeps them; `pullers`: who reads each queue now.
 
     `consume_from`: where a queue without a committed offset begins; `to_commit`: how far a puller's queue was read for
