@@ -1,4 +1,4 @@
-"""The states of a send, and what moves it from one to another. A table only; in_flight_send and send_attempts move by it."""
+"""The states of a send, and what moves it from one to another: a table; in_flight_send and send_attempts move by it."""
 
 from __future__ import annotations
 
