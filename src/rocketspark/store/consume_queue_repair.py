@@ -7,7 +7,7 @@ it. Units that were written since the start, into the file that is written to, a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,9 @@ from rocketspark.store.consumequeue.consume_queue import (
 )
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
-# Bytes of the log that are searched for one record.
+# Bytes of the log that are searched for the next record of a queue; so many times, if nothing is known before it.
 SEARCH_BYTES_MAX = 64 << 20
+WINDOWS_MAX = 8
 NEIGHBOURS_MAX = 64
 # A reader of old messages reads on: so many, or so many bytes of records, are checked together.
 AHEAD_COUNT = 512
@@ -38,18 +39,22 @@ AHEAD_BYTES = 256 << 10
 _GIVEN_UP_MAX = 10_000
 _NEWS_MAX = 100
 _HEAD = record_layout.head_type("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes")
+_QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 _POSITION = record_layout.only("position").unpack_from
 
 
 class UnitRepair:
     """Looks at units before their records are given out."""
 
-    def __init__(self, log: CommitLog) -> None:
+    def __init__(self, log: CommitLog, deleted: Callable[[bytes], int] = lambda topic: 0) -> None:
+        """`deleted`: before which physical offset the records of a topic are in no queue."""
         self._log = log
+        self._deleted = deleted
         self.mended = self.lost = 0
         # A line for each repair, the newest only; the broker takes and logs them.
         self.news: deque[str] = deque(maxlen=_NEWS_MAX)
         self._given_up: set[tuple[bytes, int, int]] = set()
+        self._told: set[tuple[bytes, int, int]] = set()
 
     def right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
         """Return how many of the next messages have a right unit or a gap: `count`, or up to the first that has none.
@@ -121,37 +126,109 @@ class UnitRepair:
         key = queue.topic, queue.queue_id, offset
         if key in self._given_up:
             return False
-        name = f"the unit of offset {offset} of queue {queue.queue_id} of topic {topic_of(queue)}"
-        for found in self._between(queue, offset):
-            if belongs(found, queue, offset):
-                (position,) = _POSITION(found)
-                queue.mapped_files.write(
-                    offset * UNIT_BYTES, UNIT.pack(position, len(found), self._code(queue, offset, found))
-                )
-                self.mended += 1
-                self.news.append(f"{name} was damaged and is made anew from the log: check the disk")
-                return True
-        self.lost += 1
-        self.news.append(f"{name} is damaged and the log has no record of it: consumers pass it over; check the disk")
-        if len(self._given_up) < _GIVEN_UP_MAX:
-            self._given_up.add(key)
+        found = self._search(queue, offset)
+        for at, (position, size, code) in found.items():
+            queue.mapped_files.write(at * UNIT_BYTES, UNIT.pack(position, size, code))
+            self.mended += 1
+        place = f"queue {queue.queue_id} of topic {topic_of(queue)}"
+        if found:
+            # What was not found before may be found between nearer neighbours.
+            self._given_up = {known for known in self._given_up if known[:2] != key[:2]}
+            which = f"the unit of offset {offset} of {place} was damaged and is"
+            if len(found) > 1:
+                which = f"{len(found)} units of offsets {min(found)} to {max(found)} of {place} were damaged and are"
+            self.news.append(f"{which} made anew from the log: check the disk")
+        if offset in found:
+            return True
+        if key not in self._told:
+            self.lost += 1
+            self.news.append(
+                f"the unit of offset {offset} of {place} is damaged and the log has no record of it:"
+                " consumers pass it over; check the disk"
+            )
+        for known in (self._given_up, self._told):
+            if len(known) < _GIVEN_UP_MAX:
+                known.add(key)
         return False
 
-    def _between(self, queue: ConsumeQueue, offset: int) -> Iterator[memoryview]:
-        """Yield the records of the log between those of the messages before and after one."""
+    def _search(self, queue: ConsumeQueue, offset: int) -> dict[int, tuple[int, int, int]]:
+        """Return units by offset, from the log: of a message and of those beside it whose units are wrong."""
+        before = self._neighbour_before(queue, offset)
+        after = self._neighbour_after(queue, offset, NEIGHBOURS_MAX if before is not None else queue.next)
+        stop = self._log.written if after is None else queue.unit(after)[0]
+        oldest = max(self._log.min_position, self._deleted(queue.topic))
+        found: dict[int, tuple[int, int, int]] = {}
+        if before is not None:
+            position, size, _ = queue.unit(before)
+            begin = position + size
+            for at, unit in self._units_of(queue, begin, stop):
+                if before < at <= offset:
+                    found.setdefault(at, unit)
+                if at >= offset:
+                    break
+        # Else: the records are nearer to the message after them than to the log's begin.
+        end, searched = stop, 0 if before is None else WINDOWS_MAX
+        while oldest < end and offset not in found and searched < WINDOWS_MAX:
+            begin = oldest
+            if end - SEARCH_BYTES_MAX > oldest:
+                begin = self._log.boundary(end - SEARCH_BYTES_MAX)
+            units = {at: unit for at, unit in self._units_of(queue, begin, end) if at >= offset}
+            found = {at: unit for at, unit in units.items() if after is None or at < after} | found
+            end, searched = min(begin, end - 1), searched + 1
+        return {at: unit for at, unit in found.items() if queue.unit(at)[1] != GAP_SIZE}
+
+    def _units_of(self, queue: ConsumeQueue, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """Yield (offset, unit) of the queue's records in a part of the log, up to one too far from the one before."""
+        last = begin
+        for found in self._records(begin, end):
+            (position,) = _POSITION(found)
+            if position - last > SEARCH_BYTES_MAX:
+                return
+            (offset,) = _QUEUE_OFFSET(found)
+            if 0 <= offset < queue.next and belongs(found, queue, offset):
+                last = position
+                yield offset, (position, len(found), self._code(queue, offset, found))
+
+    def _neighbour_before(self, queue: ConsumeQueue, offset: int) -> int | None:
+        """Return the nearest message before one whose unit is right."""
+        first = max(queue.min, 0)
+        while offset > first:
+            begin = max(first, offset - AHEAD_COUNT, (offset - 1) // self._file_units(queue) * self._file_units(queue))
+            right = self._right_ones(queue, begin, offset - begin)
+            if len(right):
+                return begin + int(right[-1])
+            offset = begin
+        return None
+
+    def _neighbour_after(self, queue: ConsumeQueue, offset: int, count_max: int) -> int | None:
+        """Return the nearest message after one, of `count_max`, whose unit is right."""
+        offset += 1
+        end = min(queue.next, offset + count_max)
+        while offset < end:
+            _, _, here = queue.place(offset, min(AHEAD_COUNT, end - offset))
+            right = self._right_ones(queue, offset, here)
+            if len(right):
+                return offset + int(right[0])
+            offset += here
+        return None
+
+    @staticmethod
+    def _file_units(queue: ConsumeQueue) -> int:
+        return queue.mapped_files.size // UNIT_BYTES
+
+    def _right_ones(self, queue: ConsumeQueue, offset: int, count: int) -> NDArray[np.intp]:
+        view, at, here = queue.place(offset, count)
+        units = np.frombuffer(view, UNIT_TYPE, here, at)
+        stated = self._right(queue, offset, units) & (units["size"] != GAP_SIZE)
+        # Where the log is damaged all count as right: not here.
+        return np.array(
+            [row for row in np.flatnonzero(stated) if self.is_right(queue, offset + int(row), *units[row].item()[:2])],
+            np.intp,
+        )
+
+    def _records(self, at: int, stop: int) -> Iterator[memoryview]:
+        """Yield the records of a part of the log."""
         log = self._log
-        at, stop = log.min_position, log.written
-        for near in range(offset - 1, max(queue.min, offset - NEIGHBOURS_MAX) - 1, -1):
-            position, size, _ = queue.unit(near)
-            if size != GAP_SIZE and self.is_right(queue, near, position, size):
-                at = position + size
-                break
-        for near in range(offset + 1, min(queue.next, offset + NEIGHBOURS_MAX)):
-            position, size, _ = queue.unit(near)
-            if size != GAP_SIZE and self.is_right(queue, near, position, size):
-                stop = position
-                break
-        stop = min(stop, at + SEARCH_BYTES_MAX)
         while at < stop:
             if at - at % log.file_bytes not in log.mapped_files.starts:
                 return

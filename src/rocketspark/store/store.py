@@ -99,7 +99,7 @@ class Store(MessageAppender, MessageReader):
             if s.index_enabled
             else None
         )
-        self.mender = UnitRepair(self.log)
+        self.mender = UnitRepair(self.log, lambda topic: self._deletions.positions.get(topic, 0))
         self._queues_by_bytes = self.consume_queues.by_bytes
         self._pending = self.index_service.pending if self.index_service else None
         self._deletions = DeletedTopics(s.root, self._files)

@@ -10,7 +10,7 @@ from tests.unit.store.readonly.test_read_only_store import Lost, read_all
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import record, record_layout
-from rocketspark.store import GetStatus, Store
+from rocketspark.store import GetStatus, Store, consume_queue_repair
 
 UNIT_BYTES = 20
 FILE_UNITS = 50
@@ -160,3 +160,43 @@ def test_a_reader_of_the_files_tells_of_it_and_gives_no_other_record(make_store:
         assert found["t0", 0] == whole["t0", 0][:20] + whole["t0", 0][21:]
         assert found["t1", 0] == whole["t1", 0]
         unit_file(root, 20)[0].write_bytes(kept)
+
+
+def test_a_reader_that_begins_within_a_zeroed_page_loses_nothing(
+    make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbours are far, and before them lies more of the log than is searched at once."""
+    monkeypatch.setattr(consume_queue_repair, "SEARCH_BYTES_MAX", 65536)
+    sizes = {"queue_file_units": 1200, "log_file_bytes": 1 << 20}
+    store = make_store(**sizes)
+    for _ in range(40):
+        send(store, "other", 0, bytes(50_000))
+    for n in range(1000):
+        send(store, "t0", 0, b"t0 %04d" % n)
+    store.close()
+    (path,) = Path(store.settings.root).glob("consumequeue/t0/0/*")
+    for first, reader in ((205, 300), (0, 150), (795, 900), (205, 409)):
+        content = bytearray(path.read_bytes())
+        content[first * UNIT_BYTES : (first + 205) * UNIT_BYTES] = bytes(205 * UNIT_BYTES)
+        path.write_bytes(content)
+        store = make_store(**sizes)
+        read = store.read("t0", 0, reader, 1, 1 << 20)
+        assert [r.queue_offset for piece in read.records for r in record.decode_all(piece)] == [reader]
+        assert walk(store, 32, "t0") == (list(range(1000)), [])
+        assert store.mender.lost == 0
+        store.close()
+
+
+def test_what_was_given_up_is_found_between_nearer_neighbours(
+    make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = filled(make_store, send)
+    for offset in range(20, 40):
+        put(root, offset, lambda unit: bytes(UNIT_BYTES))
+    store = make_store()
+    with monkeypatch.context() as less:
+        less.setattr(consume_queue_repair, "SEARCH_BYTES_MAX", 0)
+        assert store.read("t0", 0, 30, 1, 1 << 20).status is GetStatus.REMOVED
+    assert store.mender.lost == 1
+    assert walk(store, 32) == (list(range(COUNT)), [])
+    assert store.mender.lost == 1

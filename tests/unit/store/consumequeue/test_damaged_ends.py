@@ -154,3 +154,16 @@ def test_ends_are_noted_when_they_change(make_store: Any, send: Any, monkeypatch
     assert len(written) == 1
     store.close()
     assert len(written) == 2
+
+
+def test_a_flipped_first_unit_is_no_deleted_topic(make_store: Any, send: Any) -> None:
+    store = make_store(**SIZES)
+    send(store, "t", 0, b"old")
+    store.delete_topic("t")
+    for n in range(COUNT):
+        send(store, "t", 0, b"%d" % n)
+    idle(store, send)
+    store.close()
+    flip(0, 7)(file_of(Path(store.settings.root)))
+    again = make_store(**SIZES)
+    assert read_all(again) == [b"%d" % n for n in range(COUNT)]
