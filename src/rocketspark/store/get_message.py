@@ -305,14 +305,27 @@ class MessageReader:
         return False
 
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
-        """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue."""
+        """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue.
+
+        Damaged units are mended first. Raises StoreError if that cannot be written.
+        """
         queue = self.consume_queues.find(topic, queue_id)
         assert queue is not None
         assert queue_offset + count <= queue.next
+        if not isinstance(queue, BatchConsumeQueue):
+            self._mend_units(queue, queue_offset, count)
         return [
             (position, size, self._code(queue, code, position) if is_address(code) else code)
             for position, size, code in queue.units(queue_offset, count)
         ]
+
+    def _mend_units(self, queue: ConsumeQueue, offset: int, count: int) -> None:
+        end = offset + count
+        while offset < end and (offset < queue.loaded_next or offset * UNIT_BYTES < queue.start):
+            right = self.mender.right_until(queue, offset, end - offset, 0)
+            if not right:
+                self.mender.mend(queue, offset)
+            offset += max(right, 1)
 
     def record_sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
         """Record sizes of `count` messages, which must be in the queue, piece by piece; none of a batch queue."""
@@ -351,7 +364,11 @@ class MessageReader:
             if following == high:
                 high = middle
                 continue
-            stored = self.log.store_time_at(queue.unit(following)[0])
+            position, size, _ = queue.unit(following)
+            if following < queue.loaded_next and not self.mender.is_right(queue, following, position, size):
+                self.mender.mend(queue, following)
+                position = queue.unit(following)[0]
+            stored = self.log.store_time_at(position)
             if stored < time_ms or (upper and stored == time_ms):
                 low = middle + 1
             else:

@@ -222,8 +222,16 @@ class ScheduleMessages:
 
     def _retry(self, entry: Quarantined) -> None:
         """Deliver a message that was set aside."""
-        if self._deliver is not None:
-            self._deliver(self._record(entry.queue_id + 1, entry.queue_offset, entry.physical_offset))
+        if self._deliver is None:
+            return
+        level, position = entry.queue_id + 1, entry.physical_offset
+        low, high = self._store.queue_range(topic_names.SCHEDULE_TOPIC, entry.queue_id)
+        if low <= entry.queue_offset < high:
+            # Its unit may have been mended since.
+            ((position, _, _),) = self._store.queue_units(
+                topic_names.SCHEDULE_TOPIC, entry.queue_id, entry.queue_offset, 1
+            )
+        self._deliver(self._record(level, entry.queue_offset, position))
 
     # -- progress -------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,27 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+def test_a_flipped_bit_of_a_unit_sets_nothing_aside(tmp_path: Path, now: Clock) -> None:
+    rig = Broker(tmp_path, now)
+    for key in "ABCDE":
+        rig.park(key, 1)
+    right = rig.position(1, 1)
+    rig.store.close()
+    with open(tmp_path / "consumequeue" / topic_names.SCHEDULE_TOPIC / "0" / f"{0:020d}", "r+b") as queue:
+        queue.seek(20)
+        queue.write((right ^ 1).to_bytes(8, "big"))
+    rig = Broker(tmp_path, now)
+    now[0] += 5000
+    assert rig.wait_ms(1) is None
+    assert dict(rig.delivered()) == {f"{key} 0": 1 for key in "ABCDE"}
+    assert rig.aside() == []
+    # What was set aside for its unit is found where the unit says now.
+    name = rig.delays._quarantine.add("delay", topic_names.SCHEDULE_TOPIC, 0, 1, right ^ 1, "x").name
+    rig.delays._deliver = rig.deliver
+    rig.delays._quarantine.retry(name)
+    assert dict(rig.delivered()) == {f"{key} 0": 1 + (key == "B") for key in "ABCDE"}
+
+
 @pytest.mark.parametrize(
     "at", [88, record_layout.AT["position"] + 6, 5, CRC_AT], ids=["body", "position", "magic", "crc"]
 )

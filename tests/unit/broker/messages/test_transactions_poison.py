@@ -75,6 +75,24 @@ async def test_a_broker_starts_whatever_its_half_messages_say(tmp_path: Path) ->
 
 
 @alone
+async def test_a_flipped_bit_of_a_half_message_s_unit_refuses_no_commit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    halves = [prepare(rig, key) for key in "ABCD"]
+    rig.store.flush_log()
+    rig.store.close()
+    with open(tmp_path / "consumequeue" / topic_names.HALF_TOPIC / "0" / f"{0:020d}", "r+b") as queue:
+        queue.seek(20)
+        queue.write((halves[1].position ^ 1).to_bytes(8, "big"))
+    rig = Rig(tmp_path)
+    assert list(rig.open) == list("ABCD")
+    assert rig.quarantine.entries() == []
+    rig.end(halves[1], COMMIT)
+    assert rig.delivered() == Counter({"B": 1})
+    rig.transactions.stop()
+    rig.kill()
+
+
+@alone
 async def test_one_without_room_for_a_count_is_asked_about_and_ends(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     prepare(rig, "A")

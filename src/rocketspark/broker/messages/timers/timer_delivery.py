@@ -77,8 +77,11 @@ class TimerDelivery:
     def _precision_ms(self) -> int:
         return self._files.wheel.precision_ms
 
-    def stored(self, position: int) -> Record:
-        """Return the record of a timer message. Raises RecordError if it is not there or is no timer message."""
+    def stored(self, position: int, queue_offset: int = -1) -> Record:
+        """Return the record of a timer message, with a queue offset if one is given.
+
+        Raises RecordError if it is not there or is another.
+        """
         found = self._store.record_at(position)
         if found is None:
             raise RecordError(
@@ -87,6 +90,8 @@ class TimerDelivery:
         stored = record.decode(found)
         if stored.topic != topic_names.TIMER_TOPIC.encode():
             raise RecordError(f"the record at physical offset {position} is another: of topic {stored.topic[:200]!r}")
+        if queue_offset not in (-1, stored.queue_offset):
+            raise RecordError(f"the record at physical offset {position} is another: offset {stored.queue_offset}")
         return stored
 
     def slot(self, time_ms: int) -> Iterator[float]:
@@ -186,7 +191,12 @@ class TimerDelivery:
 
     def retry(self, entry: Quarantined) -> bool:
         """Deliver one that was set aside; True if it is not due, and was stored for the wheel again."""
-        stored = self.stored(entry.physical_offset)
+        position = entry.physical_offset
+        low, high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)
+        if low <= entry.queue_offset < high:
+            # Its unit may have been mended since.
+            ((position, _, _),) = self._store.queue_units(topic_names.TIMER_TOPIC, 0, entry.queue_offset, 1)
+        stored = self.stored(position, entry.queue_offset)
         pairs = pairs_of(stored.properties)
         target = topic_names.target_of(pairs)
         if target is None:

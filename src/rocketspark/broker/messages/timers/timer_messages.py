@@ -288,7 +288,7 @@ class TimerMessages:
             if size != GAP_SIZE and position >= self._store.min_position and position not in self._logged:
                 left -= size
                 try:
-                    self._take(self._delivery.stored(position), now)
+                    self._take(self._delivery.stored(position, offset), now)
                 except Exception as e:
                     if not fails_again(e):
                         raise

@@ -78,6 +78,50 @@ def test_an_error_nobody_thought_of_loses_nothing_of_a_slot(
     assert broker.keys() == ["A", "C", "B"]
 
 
+def test_a_flipped_bit_of_a_queue_s_unit_sets_nothing_aside(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    broker.send(key="on", TIMER_DELAY_SEC=5)
+    broker.settle()
+    broker.checkpoint()
+    for key in "ABCDE":
+        broker.send(key=key, TIMER_DELAY_SEC=5)
+    flip_unit_after(broker, 2)
+    broker = rig()
+    broker.at(NOW + 9000)
+    assert sorted(broker.keys()) == [*"ABCDE", "on"]
+    assert broker.quarantine.entries() == []
+    assert broker.store.mender.mended == 1
+
+
+def test_what_was_set_aside_for_its_unit_is_found_where_the_unit_says_now(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    for key in ("A", "B"):
+        broker.send(key=key, TIMER_DELAY_SEC=5)
+    broker.at(NOW + 9000)
+    ((right, _, _),) = broker.store.queue_units(topic_names.TIMER_TOPIC, 0, 1, 1)
+    ((other, _, _),) = broker.store.queue_units(topic_names.TIMER_TOPIC, 0, 0, 1)
+    for wrong in (right + 1024, other):
+        name = broker.quarantine.add("timer", topic_names.TIMER_TOPIC, 0, 1, wrong, "x").name
+        broker.quarantine.retry(name)
+        assert broker.keys()[-1] == "B"
+
+
+def flip_unit_after(broker: Rig, offset: int) -> None:
+    """Stop the store as it is; then a bit of a unit of the timers' queue flips."""
+    broker.store.flush_log()
+    broker.store.flush_queues()
+    broker.store.flush_indexes()
+    broker.store.write_checkpoint()
+    broker.timers.close()
+    broker.store.close()
+    queue = broker.root / "consumequeue" / topic_names.TIMER_TOPIC / "0" / f"{0:020d}"
+    with open(queue, "r+b") as file:
+        file.seek(offset * 20 + 6)
+        flipped = file.read(1)[0] ^ 4
+        file.seek(offset * 20 + 6)
+        file.write(bytes([flipped]))
+
+
 UNIT, SLOT = 52, 32
 WHEEL, LOG = "timerwheel", f"timerlog/{0:020d}"
 
