@@ -5,11 +5,13 @@ Rule: only this file makes, finds and removes queues; the content of a queue is 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from rocketspark.errors import MessageIllegal, StoreError, StoreFull
+from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
+from rocketspark.model.text import shown
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ActiveQueues, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
@@ -19,6 +21,7 @@ from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.key_hashes import TopicKeys
 from rocketspark.store.settings import StoreSettings
 
+_log = logging.getLogger("rocketspark.store")
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Half messages, timers: what is parked there keeps the flags it came with.
 _SYSTEM_PREFIX = "RMQ_SYS_"
@@ -59,6 +62,8 @@ class ConsumeQueueStore:
         self._log_end = log_end
         # The log's end when the ends of queues were noted last.
         self._noted_at = 0
+        # Queues that could not be read, each logged once.
+        self._unread: set[tuple[str, int]] = set()
         self._listing_due = False
         self._size_shown = False
         self._name_bytes_max = 255
@@ -136,6 +141,16 @@ class ConsumeQueueStore:
         self._enter(queue)
         return queue
 
+    def _find_if_whole(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """`find`, for what goes on without a queue whose files cannot be read."""
+        try:
+            return self.find(topic, queue_id)
+        except (ConfigError, StoreUnwritable) as e:
+            if (topic, queue_id) not in self._unread:
+                self._unread.add((topic, queue_id))
+                _log.error("queue %s of topic %s is left out when old files are removed: %s", queue_id, shown(topic), e)
+            return None
+
     def make(self, topic: bytes, queue_id: int, below: int | None = None) -> ConsumeQueue:
         """Return the queue to append to, made if there is none (its first file comes with its first unit).
 
@@ -187,8 +202,10 @@ class ConsumeQueueStore:
         self.batch_topics.discard(topic.encode())
         self._listing_due = True
         for directory in (self.directory, self._batch_directory, self._ext_directory):
+            path = f"{directory}/{topic}"
             try:
-                shutil.rmtree(f"{directory}/{topic}")
+                # What a link leads to is not the store's to remove.
+                os.unlink(path) if os.path.islink(path) else shutil.rmtree(path)
             except FileNotFoundError:
                 pass
             except OSError as e:
@@ -197,9 +214,12 @@ class ConsumeQueueStore:
     def finish_deletion(self, topic: str, position: int) -> None:
         """Remove the topic if it still has a message from before a physical offset: a kill fell into its deletion."""
         for queue_id in list(self._known.get(topic, ())):
-            queue = self.find(topic, queue_id)
+            queue = self._find_if_whole(topic, queue_id)
             if queue is not None and queue.begins_before(position):
-                self.delete_topic(topic)
+                try:
+                    self.delete_topic(topic)
+                except StoreUnwritable as e:
+                    _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
                 return
 
     def outdate(self, min_position: int, step_count: int) -> Iterator[None]:
@@ -209,7 +229,7 @@ class ConsumeQueueStore:
         """
         self.min_position = max(self.min_position, min_position)
         for done, (topic, queue_id) in enumerate(self._names(), 1):
-            queue = self.find(topic, queue_id)
+            queue = self._find_if_whole(topic, queue_id)
             if queue is not None:
                 queue.find_min(self.min_position)
             if done % step_count == 0:
@@ -219,7 +239,7 @@ class ConsumeQueueStore:
         """Remove queue files after the log was cut to `min_position`, `step_count` queues at a time."""
         self.min_position = max(self.min_position, min_position)
         for done, (topic, queue_id) in enumerate(self._names(), 1):
-            queue = self.find(topic, queue_id)
+            queue = self._find_if_whole(topic, queue_id)
             if queue is not None:
                 queue.expire(self.min_position)
             if done % step_count == 0:

@@ -126,10 +126,17 @@ class MappedFileQueue:
             names = []
         return sorted(int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit())
 
+    def _length(self, start: int) -> int:
+        try:
+            return os.path.getsize(self.path(start))
+        except OSError as e:
+            raise failure(e, "read", self.path(start)) from e
+
     def look(self, evidence: SizeEvidence) -> None:
         """Gather evidence of the files' size from their names and lengths; changes nothing."""
         starts = self._names()
-        lengths = [os.path.getsize(self.path(start)) for start in starts]
+        # One that cannot be looked at is no evidence.
+        lengths = [self._length(start) for start in starts if os.path.exists(self.path(start))]
         spacing = min((b - a for a, b in pairwise(starts)), default=0)
         longest = max(lengths, default=0)
         if self.certain or self.size in (spacing, longest):
@@ -148,15 +155,27 @@ class MappedFileQueue:
         """
         starts = self._names()
         spacing = min((b - a for a, b in pairwise(starts)), default=self.size)
-        if spacing < self.size or any(start % self.size for start in starts):
+        lengths = {start: self._length(start) for start in starts}
+        stray = [start for start in starts if start % self.size]
+        if stray and spacing in lengths.values() and not any(start % spacing for start in starts):
             raise ConfigError(f"files in {self.directory} are not {self.size} bytes each: set {self.option}={spacing}")
+        if stray:
+            raise ConfigError(
+                f"{self.path(stray[0])} does not belong to files of {self.size} bytes each: move it away, or set "
+                f"{self.option} to the size of the others"
+            )
         # Files after a gap belong to no log: only the last unbroken row counts.
         self.missing = [(a + self.size, b) for a, b in pairwise(starts) if b - a != self.size]
         if self.missing:
             starts = [start for start in starts if start >= self.missing[-1][1]]
         self.short = {}
         for start in starts:
-            found = os.path.getsize(self.path(start))
+            found = lengths[start]
+            if found > self.size and self.certain:
+                raise ConfigError(
+                    f"{self.path(start)} has {found} bytes, not {self.size} as the others: mend it "
+                    f"(truncate -s {self.size}) or move it away"
+                )
             if found > self.size:
                 raise ConfigError(f"{self.path(start)} has {found} bytes: set {self.option}={found}")
             if found < self.size:
