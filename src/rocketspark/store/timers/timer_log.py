@@ -17,6 +17,7 @@ from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFil
 from rocketspark.store.files.system_calls import OsFiles, failure
 
 NORMAL, ROLL, DELETE = 1, 2, 4
+MAGIC_MAX = 15
 UNIT_BYTES = 52
 _UNIT = struct.Struct(">iqiqiqiiq")
 _UNIT_TYPE = np.dtype(
@@ -227,10 +228,15 @@ class TimerLog:
         """
         removed = 0
         while len(self._mapped_files.starts) > 1:
-            start = self._mapped_files.starts[0]
-            last = start + (self._size - _BLANK.size) // UNIT_BYTES * UNIT_BYTES - UNIT_BYTES
-            found = self.unit_at(last)
-            if found is None or found.physical_offset >= min_physical_offset:
+            tables = self.tables()
+            (start, table), (_, following) = next(tables), next(tables, (0, None))
+            if following is None:
+                break
+            # One of them may be damaged; they ascend, so that none here is beyond all that follow.
+            here, after = _readable(table)[-3:], _readable(following)[:3]
+            plain = here[here <= after.max()] if len(after) else here
+            here = plain if len(plain) else here
+            if not len(here) or here.max() >= min_physical_offset:
                 break
             self._mapped_files.remove(start)
             removed += 1
@@ -241,5 +247,12 @@ class TimerLog:
         self._mapped_files.maps.clear()
 
 
+def _readable(table: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the physical offsets of the units that have a size and a magic."""
+    right = (table["size"] == UNIT_BYTES) & (table["magic"] >= 0) & (table["magic"] <= MAGIC_MAX)
+    offsets: NDArray[np.int64] = table["physical"][right].astype(np.int64)
+    return offsets
+
+
 def _is_magic(magic: int) -> bool:
-    return 0 <= magic <= 15
+    return 0 <= magic <= MAGIC_MAX

@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 from rocketspark.broker.statistics.histograms import DELAY_BOUNDS, Histogram
 from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.timers import TimerCount, TimerCounts
+
+log = LimitedLog("rocketspark.broker")
 
 SAVE_MS = 10_000
 
@@ -29,7 +33,11 @@ class TimerStatistics:
 
     def open(self) -> None:
         """Read what the last run counted."""
-        self._counts = self._file.load() or TimerCounts()
+        try:
+            self._counts = self._file.load() or TimerCounts()
+        except ConfigError as e:
+            # Counts must not keep the broker from starting.
+            log.error("the counts of timer messages cannot be read and begin empty: %s", e)
         self._saved_ms = self._clock()
 
     def count(self, topic: str, change: int) -> None:

@@ -93,6 +93,18 @@ def test_a_flipped_bit_of_a_queue_s_unit_sets_nothing_aside(rig: Callable[..., R
     assert broker.store.mender.mended == 1
 
 
+def test_torn_counts_do_not_keep_the_broker_from_starting(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    broker.send(key="A", TIMER_DELAY_SEC=5)
+    broker.settle()
+    broker.stop()
+    (broker.root / "config/timermetrics").write_bytes(b'{"torn":')
+    (broker.root / "config/timermetrics.bak").unlink(missing_ok=True)
+    broker = rig()
+    broker.at(NOW + 9000)
+    assert broker.keys() == ["A"]
+
+
 def test_what_was_set_aside_for_its_unit_is_found_where_the_unit_says_now(rig: Callable[..., Rig]) -> None:
     broker = rig()
     for key in ("A", "B"):
