@@ -277,6 +277,9 @@ class _Replay:
         offset = found.queue_offset
         if offset == queue.next:
             return True
+        if self._from_start and offset < queue.next and queue.lost_before(offset):
+            queue.cut(offset)
+            return True
         reborn = self._reborn.get(queue)
         if reborn is not None:
             request = dispatch_request(reborn.sys_flag, reborn.properties)

@@ -470,6 +470,11 @@ class ConsumeQueue:
         self.flushed = min(self.flushed, end)
         self._load_ext()
 
+    def lost_before(self, offset: int) -> bool:
+        """Tell whether the queue has no units, and its files begin after this offset: those before them are lost."""
+        starts = self.mapped_files.starts
+        return bool(starts) and self._end() == starts[0] > offset * self.unit_bytes and not self.is_batch
+
     def unit(self, offset: int) -> tuple[int, int, int]:
         """Return (physical offset, record size, tags code) of one message; the offset must be in the queue."""
         byte = offset * UNIT_BYTES

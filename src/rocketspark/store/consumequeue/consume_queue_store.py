@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import pairwise
 
 from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
@@ -104,7 +105,18 @@ class ConsumeQueueStore:
             place = f"{topic}/{queue_id}/{start:020d}"
             if not any(os.path.exists(f"{directory}/{place}") for directory in (self.directory, self._batch_directory)):
                 return True
-        return False
+        return any(
+            self._lacks_one_within(topic, queue_id)
+            for topic, queue_id in self._names()
+            if self.inventory.queues.get((topic, queue_id), 0) != self.inventory.firsts.get((topic, queue_id), -1)
+        )
+
+    def _lacks_one_within(self, topic: str, queue_id: int) -> bool:
+        """Tell whether a file of a queue is missing between the first and the last that are known."""
+        mapped_files = self._make(topic, queue_id).mapped_files
+        first = self.inventory.firsts.get((topic, queue_id), 0)
+        starts = [start for start in mapped_files.names() if start >= first and start % mapped_files.size == 0]
+        return any(b - a != mapped_files.size for a, b in pairwise(starts))
 
     def may_be_batch(self, topic: bytes) -> bool:
         """Tell whether a topic without queues may have been made with batch queues, if its records say so."""

@@ -119,7 +119,8 @@ class MappedFileQueue:
         # The file asked for last: most are asked for many times in a row. Only `maps` sets it, under its lock.
         self.recent: tuple[int, MappedFile] | None = None
 
-    def _names(self) -> list[int]:
+    def names(self) -> list[int]:
+        """Return where the files there begin, by their names."""
         try:
             names = os.listdir(self.directory)
         except (FileNotFoundError, NotADirectoryError):
@@ -134,7 +135,7 @@ class MappedFileQueue:
 
     def look(self, evidence: SizeEvidence) -> None:
         """Gather evidence of the files' size from their names and lengths; changes nothing."""
-        starts = self._names()
+        starts = self.names()
         # One that cannot be looked at is no evidence.
         lengths = [self._length(start) for start in starts if os.path.exists(self.path(start))]
         spacing = min((b - a for a, b in pairwise(starts)), default=0)
@@ -153,7 +154,7 @@ class MappedFileQueue:
 
         Raises ConfigError if the files are of another size than `size`; no file was changed then.
         """
-        starts = self._names()
+        starts = self.names()
         spacing = min((b - a for a, b in pairwise(starts)), default=self.size)
         lengths = {start: self._length(start) for start in starts}
         stray = [start for start in starts if start % self.size]

@@ -1,0 +1,55 @@
+"""A file of a queue that somebody removed: the queue is made anew from the log, whichever file it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.store.conftest import expire
+
+from rocketspark.protocol.message import record
+from rocketspark.store import GetStatus, Store
+
+
+def read_all(store: Store) -> list[int]:
+    at, end = store.queue_range("t", 0)
+    found: list[int] = []
+    while at < end:
+        read = store.read("t", 0, at, 32, 1 << 20)
+        assert read.status is GetStatus.FOUND
+        found += [r.queue_offset for piece in read.records for r in record.decode_all(piece)]
+        at = read.next_offset
+    return found
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("expires", [False, True])
+@pytest.mark.parametrize("which", [0, 1, 2, 3])
+def test_no_message_is_missed(make_store: Any, send: Any, which: int, expires: bool, noted: bool) -> None:
+    store = make_store()
+    for n in range(230):
+        send(store, "t", 0, b"%0200d" % n, now_ms=n)
+    store.flush_log()
+    if expires:
+        expire(store, 100)
+    oldest = store.queue_range("t", 0)[0]
+    assert (oldest > 0) is expires
+    for _ in range(450):
+        send(store, "busy", 0, bytes(12_000), now_ms=1000)
+    store.close()
+    root = Path(store.settings.root)
+    files = sorted((root / "consumequeue/t/0").iterdir())
+    if not noted:
+        if files[which] in (files[0], files[-1]):
+            pytest.skip("a store that was never written by us says nowhere where its queues begin and end")
+        (root / "config/storeFiles.json").unlink()
+    files[which].unlink()
+    again = make_store()
+    assert again.recovered.remade
+    assert read_all(again) == list(range(oldest, 230))
+    assert send(again, "t", 0, b"new")[1] == 230
+    again.close()
+    last = make_store()
+    assert not last.recovered.remade
+    assert read_all(last) == list(range(oldest, 231))
