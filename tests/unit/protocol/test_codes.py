@@ -63,18 +63,15 @@ def test_flags() -> None:
         ("pull", "COMMIT_OFFSET"): sysflags.PULL_COMMIT_OFFSET,
         ("pull", "SUSPEND"): sysflags.PULL_SUSPEND,
         ("pull", "SUBSCRIPTION"): sysflags.PULL_SUBSCRIPTION,
-        ("pull", "CLASS_FILTER"): sysflags.PULL_CLASS_FILTER,
-        ("pull", "LITE_PULL"): sysflags.PULL_LITE,
-        ("rpc", "RESPONSE"): sysflags.RPC_RESPONSE,
-        ("rpc", "ONEWAY"): sysflags.RPC_ONEWAY,
+        ("rpc", "RESPONSE"): frames.RESPONSE_FLAG,
+        ("rpc", "ONEWAY"): frames.ONEWAY_FLAG,
     }
     wanted = {(row["kind"], row["name"]): int(row["bits"], 16) for row in table("sysflags")}
     assert {key: wanted[key] for key in ours} == ours
-    # Not in use: TRANSACTION_NOT is no bit, units of topics and groups are a legacy deployment.
+    # Not in use: TRANSACTION_NOT is no bit, units of topics and groups are a legacy deployment, as class filters are.
     assert {name for key in wanted.keys() - ours.keys() for name in key} == {
-        *("message", "TRANSACTION_NOT", "topic", "group", "UNIT", "UNIT_SUB"),
+        *("message", "TRANSACTION_NOT", "topic", "group", "UNIT", "UNIT_SUB", "pull", "CLASS_FILTER", "LITE_PULL"),
     }
-    assert (frames.RESPONSE_FLAG, frames.ONEWAY_FLAG) == (sysflags.RPC_RESPONSE, sysflags.RPC_ONEWAY)
 
 
 def test_permissions() -> None:

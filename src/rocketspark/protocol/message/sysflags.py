@@ -1,4 +1,4 @@
-"""Bits of the sysFlag fields of records, pull requests and frames."""
+"""Bits of the sysFlag fields of records and pull requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,3 @@ COMPRESSION_ZLIB = 0x300
 PULL_COMMIT_OFFSET = 0x1
 PULL_SUSPEND = 0x2
 PULL_SUBSCRIPTION = 0x4
-PULL_CLASS_FILTER = 0x8
-PULL_LITE = 0x10
-
-RPC_RESPONSE = 0x1
-RPC_ONEWAY = 0x2

@@ -206,7 +206,7 @@ def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSour
     options["endingOffsets"] = json.dumps(to_json(source.ends))
     rows = spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
     pairs = F.col("properties")
-    # As dlq_letters.origin_of has it.
+    # As dead_letters.origin_of has it.
     whence = F.coalesce(pairs[properties.RETRY_TOPIC], pairs[DEAD_FROM_TOPIC], F.lit(""))
     whence = F.when(whence.startswith(namespace.RETRY_PREFIX), F.lit("")).otherwise(whence)
     if where.namespace:
