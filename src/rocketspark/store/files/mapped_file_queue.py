@@ -172,7 +172,7 @@ class MappedFileQueue:
         self.short = {}
         for start in starts:
             found = lengths[start]
-            if found > self.size and self.certain:
+            if found > self.size and self.certain and self.size in lengths.values():
                 raise ConfigError(
                     f"{self.path(start)} has {found} bytes, not {self.size} as the others: mend it "
                     f"(truncate -s {self.size}) or move it away"
