@@ -10,14 +10,14 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Collection
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import HookSet, Sending, guarded
 from rocketspark.client.producer.latency_faults import LatencyFaults
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
-from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE
+from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE, State
 from rocketspark.client.results import STATUS, SendResult
 from rocketspark.errors import FrameError, NotSent, RocketSparkError, ServerError, TransportError, UsageError
 from rocketspark.model import BrokerData, MessageQueue
@@ -28,14 +28,19 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import ReplyWaiter
 from rocketspark.transport.request_frames import Reply
 
-if TYPE_CHECKING:
-    from rocketspark.client.producer.in_flight_send import InFlightSend
-
 T = TypeVar("T")
 
 # Pauses before the same broker is tried again; together they outlast a quick restart.
 PAUSE_S = (0.25, 0.75, 1.0)
 RETRY_CODES = frozenset(code for code, row in RESPONSES.items() if row.retriable)
+
+
+class Attempted(Protocol):
+    """The part of a send that an attempt sees; `end_s`: the loop's time at which its budget is used up."""
+
+    out: PreparedMessage
+    end_s: float
+    state: State
 
 
 class SendSettings(NamedTuple):
@@ -142,7 +147,7 @@ class SendAttempts:
             self._turns[out.topic] -= 1
         return None
 
-    async def attempt(self, send: InFlightSend, queue: MessageQueue) -> SendResult:
+    async def attempt(self, send: Attempted, queue: MessageQueue) -> SendResult:
         """Send it once, to a queue, and wait for the reply. Raises what this attempt failed with."""
         began_s = time.monotonic()
         try:
@@ -169,7 +174,7 @@ class SendAttempts:
             self._faults.sent(queue.broker_name, (now_s - began_s) * 1000, now_s)
         return result
 
-    async def _attempt_hooked(self, send: InFlightSend, queue: MessageQueue) -> SendResult:
+    async def _attempt_hooked(self, send: Attempted, queue: MessageQueue) -> SendResult:
         out, end_s = send.out, send.end_s
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
         sending = self._begin(out, queue, peer)
@@ -259,7 +264,7 @@ class SendAttempts:
             broker_name=queue.broker_name,
         )
 
-    async def send_oneway(self, send: InFlightSend, queue: MessageQueue) -> None:
+    async def send_oneway(self, send: Attempted, queue: MessageQueue) -> None:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
         out, end_s = send.out, send.end_s
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
