@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import (
     GROUP,
     TOPIC,
@@ -279,6 +280,22 @@ def test_a_sync_flush_broker_answers_send_backs_once_on_disk(tmp_path: Path) -> 
             (message,) = await pulled(peer)
             (await back(peer, message)).raise_for_code("back")
             assert server.store.flushed_position == server.store.written_position
+
+    run(main())
+
+
+def test_a_send_back_is_measured_as_a_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await sent(peer)
+            (message,) = await pulled(peer)
+            measured: list[float] = []
+            monkeypatch.setattr(server._send._stats, "put_took", measured.append)
+            server._send.time_puts(2)
+            (await back(peer, message)).raise_for_code("back")
+            assert await sent(peer) == 1
+            (await back(peer, message)).raise_for_code("back")
+            assert len(measured) == 2
 
     run(main())
 

@@ -56,7 +56,11 @@ class SendHandler:
         self._store = store
         self._put_message = put_message
         self._rules = put_message.rules
-        self._admit, self._accept = put_message.rules.admit, put_message.accept
+        self._admit = put_message.rules.admit
+        self._accept: Callable[..., Accepted] = put_message.accept
+        self._accept_again: Callable[..., Accepted] = put_message.accept_again
+        # Puts that are still to be timed.
+        self._untimed = 0
         self._topics = tables.topics
         self._groups = tables.groups
         self._flush_service = flush_service
@@ -96,22 +100,23 @@ class SendHandler:
 
     def time_puts(self, count_max: int) -> None:
         """Measure how long the next puts take; all others go unmeasured and cost nothing."""
-        left = count_max
-        self._plain.pause = count_max
+        self._untimed = self._plain.pause = count_max
+        self._accept = self._timed(self._put_message.accept)
+        self._accept_again = self._timed(self._put_message.accept_again)
 
+    def _timed(self, accept: Callable[..., Accepted]) -> Callable[..., Accepted]:
         def timed(*args: Any, **options: Any) -> Accepted:
-            nonlocal left
-            left -= 1
-            if left <= 0:
-                self._accept = self._put_message.accept
+            self._untimed -= 1
+            if self._untimed <= 0:
+                self._accept, self._accept_again = self._put_message.accept, self._put_message.accept_again
                 self._plain.pause = 0
             began = perf_counter()
             try:
-                return self._put_message.accept(*args, **options)
+                return accept(*args, **options)
             finally:
                 self._stats.put_took((perf_counter() - began) * 1000)
 
-        self._accept = timed
+        return timed
 
     def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
         """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
@@ -272,7 +277,7 @@ class SendHandler:
             queue_id = any_queue(min(config.retry_queue_nums, max(1, target.write_queue_nums)))
         self._rules.admit_back(target)
         pairs = pairs_of(plan.stored)
-        _, _, end = self._put_message.accept_again(
+        _, _, end = self._accept_again(
             failed, plan.topic, queue_id, plan.stored, pairs, delayed=True, reconsume_times=plan.reconsume_times
         )
         self._stats.sent_back(h.group, pairs[b"RETRY_TOPIC"].decode("utf-8", "replace"), dead=plan.dead)

@@ -237,6 +237,10 @@ class PutMessage:
         """Raise ServerError, as `accept` would, if a message asks for a time that cannot be kept."""
         if not _PARKING.isdisjoint(pairs):
             pairs = dict(pairs)
+            if b"UNIQ_KEY" not in pairs:
+                # An id is made once, when the message is stored; with this one it is as long.
+                pairs[b"UNIQ_KEY"] = b"0" * 32
+                stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
             self._park(topic, queue_id, self.marked(stored, pairs), pairs, None, int(time() * 1000))
 
     def _park(

@@ -16,6 +16,7 @@ from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK,
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import half_messages, transactions
+from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
@@ -465,7 +466,13 @@ async def test_a_time_that_a_commit_could_not_be_stored_with_is_refused_at_once(
         assert rig.transactions.open_count == 0
         half = prepare(rig, "K", TIMER_DELAY_SEC="9")
         rig.end(half, COMMIT)
-    assert rig.store.queue_range(topic_names.TIMER_TOPIC, 0) == (0, 1)
+        # One without an id gets one, when it is stored.
+        stored = b"PGROUP\x01P\x02TRAN_MSG\x01true\x02TIMER_DELAY_SEC\x019\x02"
+        with mock.patch.object(put_message_module.unique_ids, "next", side_effect=["ONE", "TWO"]):
+            rig.transactions.prepare("T", 0, b"x", stored, pairs_of(stored), 0, 4, 0, BORN)
+        assert list(rig.open) == ["ONE"]
+        rig.end_open({"ONE": COMMIT})
+    assert rig.store.queue_range(topic_names.TIMER_TOPIC, 0) == (0, 2)
     assert rig.transactions.open_count == 0
     rig.transactions.stop()
     rig.kill()
