@@ -46,6 +46,12 @@ def create_topics(namesrv: str, topics: dict[str, int]) -> None:
                 operations.create_topic(topic, queue_count=queues)
 
 
+def gist(text: str) -> str:
+    """Return the line of a Spark error that says what is wrong: a stream's first one, else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["an error without a text"]
+    return lines[0] if "=== Streaming Query ===" in lines else lines[-1]
+
+
 @contextmanager
 def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession]:
     """A Spark session on SPARK_MASTER, or in this machine; all that Spark logs goes to spark.log."""
@@ -71,8 +77,7 @@ def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession
         spark.stop()
     except PySparkException as e:
         # Here, for its text comes from the JVM, which is about to end.
-        lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-        raise RocketSparkError(f"Spark: {lines[-1]}; the rest is in {folder / 'spark.log'}") from None
+        raise RocketSparkError(f"Spark: {gist(str(e))}; the rest is in {folder / 'spark.log'}") from None
     finally:
         if jvm is not None:
             _end(jvm)

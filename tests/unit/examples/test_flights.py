@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from examples.flights import report, source
 from examples.flights.check import BY_DAY, BY_MONTH, Check, check, delays
+from examples.flights.cluster import gist
 from examples.flights.replay import Replayed
 from examples.flights.summaries import Summary
 from rich.console import Console
@@ -166,3 +167,11 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     lines = console.file.getvalue().splitlines()
     assert [line.split()[-1] for line in lines if "Dec" in line] == ["Dec"]
     assert sum(line.split()[-12:] == ["100"] * 12 for line in lines) == 16
+
+
+def test_an_error_of_spark_is_shown_by_the_line_that_says_what_is_wrong() -> None:
+    stream = "[STREAM_FAILED] Query [id = 1] terminated with exception: Python worker failed to connect back.\n"
+    state = "=== Streaming Query ===\nIdentifier: [id = 1]\n\nCurrent State: INITIALIZING\nThread State: RUNNABLE"
+    assert gist(stream + state) == stream.strip()
+    assert gist("Traceback (most recent call last):\n  ...\nValueError: no such queue\n") == "ValueError: no such queue"
+    assert gist("") == "an error without a text"
