@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -75,11 +76,16 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("ends", ["stop", "kill", "not noted"])
-@pytest.mark.parametrize("damage", DAMAGE)
+# A store that was never written by us says nowhere how long its queues are.
+CASES = [
+    (damage, ends)
+    for damage, ends in itertools.product(DAMAGE, ("stop", "kill", "not noted"))
+    if ends != "not noted" or damage not in ("a page at the end", "a shorter file")
+]
+
+
+@pytest.mark.parametrize(("damage", "ends"), CASES)
 def test_begin_and_end_stay(make_store: Any, send: Any, tmp_path: Path, damage: str, ends: str) -> None:
-    if ends == "not noted" and damage in ("a page at the end", "a shorter file"):
-        pytest.skip("a store that was never written by us says nowhere how long its queues are")
     store = make_store(**SIZES)
     bodies = [b"a%d" % n for n in range(COUNT)]
     for body in bodies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,15 @@ def read_all(store: Store) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("noted", [True, False])
-@pytest.mark.parametrize("expires", [False, True])
-@pytest.mark.parametrize("which", [0, 1, 2, 3])
+# A store that was never written by us says nowhere where its queues begin and end.
+CASES = [
+    (which, expires, noted)
+    for which, expires, noted in itertools.product(range(4), (False, True), (True, False))
+    if noted or (which, expires) not in ((0, False), (0, True), (3, True))
+]
+
+
+@pytest.mark.parametrize(("which", "expires", "noted"), CASES)
 def test_no_message_is_missed(make_store: Any, send: Any, which: int, expires: bool, noted: bool) -> None:
     store = make_store()
     for n in range(230):
@@ -41,8 +48,7 @@ def test_no_message_is_missed(make_store: Any, send: Any, which: int, expires: b
     root = Path(store.settings.root)
     files = sorted((root / "consumequeue/t/0").iterdir())
     if not noted:
-        if files[which] in (files[0], files[-1]):
-            pytest.skip("a store that was never written by us says nowhere where its queues begin and end")
+        assert files[which] not in (files[0], files[-1])
         (root / "config/storeFiles.json").unlink()
     files[which].unlink()
     again = make_store()
