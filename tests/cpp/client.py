@@ -202,8 +202,8 @@ class Scenes:
         return {"connections": connections, "running": [info.code, info.body.decode()]}
 
 
-def main(name: str, namesrv: str, broker: str) -> None:
-    print(json.dumps(getattr(Scenes(namesrv, broker), name)(f"cpp-{name}")), flush=True)
+def main(name: str, topic: str, namesrv: str, broker: str) -> None:
+    print(json.dumps(getattr(Scenes(namesrv, broker), name)(topic)), flush=True)
     # The library's threads do not all end by themselves.
     os._exit(0)
 

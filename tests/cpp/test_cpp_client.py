@@ -52,10 +52,10 @@ def make_topic(server: Any, topic: str, queues: int) -> None:
         time.sleep(0.02)
 
 
-def played(name: str, server: Any, home: Path) -> Any:
+def played(name: str, topic: str, server: Any, home: Path) -> Any:
     """What the client's process printed last, as JSON; how it ended if it printed nothing."""
-    command = [sys.executable, "-m", "tests.cpp.client", name, server.namesrv, server.broker]
-    environment = os.environ | {"HOME": str(home / name)}
+    command = [sys.executable, "-m", "tests.cpp.client", name, topic, server.namesrv, server.broker]
+    environment = os.environ | {"HOME": str(home / topic)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, env=environment)
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else f"{done.returncode}: {done.stderr}"
 
@@ -70,17 +70,24 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]
 
 def play(stage: tuple[Any, Path], names: list[str]) -> dict[str, Any]:
     """Plays scenarios side by side; what each printed."""
+    found = play_in(stage, {name: f"cpp-{name}" for name in names})
+    # The library now and then reads nothing after its start, whatever the server: its process is begun once more.
+    deaf = [name for name, what in found.items() if isinstance(what, dict) and what.get("received") == []]
+    return found | (play_in(stage, {name: f"cpp-{name}-again" for name in deaf}) if deaf else {})
+
+
+def play_in(stage: tuple[Any, Path], topics: dict[str, str]) -> dict[str, Any]:
     server, folder = stage
-    for name in names:
-        make_topic(server, f"cpp-{name}", 2)
-        settings = {"groupName": f"cpp-{name}-group", "consumeEnable": True, "retryQueueNums": 1}
+    for name, topic in topics.items():
+        make_topic(server, topic, 2)
+        settings = {"groupName": f"{topic}-group", "consumeEnable": True, "retryQueueNums": 1}
         settings["retryMaxTimes"] = 1 if name == "dead_letters" else 16
         assert ask(server.broker, GROUP_SETTINGS, json.dumps(settings).encode()).code == 0
         # The client looks for routes at its start, and then every 30 s.
-        make_topic(server, f"%RETRY%cpp-{name}-group", 1)
-    with ThreadPoolExecutor(len(names)) as runners:
-        results = runners.map(lambda name: played(name, server, folder), names)
-        return dict(zip(names, results, strict=True))
+        make_topic(server, f"%RETRY%{topic}-group", 1)
+    with ThreadPoolExecutor(len(topics)) as runners:
+        results = runners.map(lambda item: played(*item, server, folder), topics.items())
+        return dict(zip(topics, results, strict=True))
 
 
 @pytest.fixture(scope="module")
