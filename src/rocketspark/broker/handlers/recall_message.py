@@ -13,6 +13,7 @@ from rocketspark.model.route import PERM_WRITE
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
+from rocketspark.protocol.message import properties
 from rocketspark.protocol.timers import RecallHeader
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -74,6 +75,6 @@ class TimerHandler:
         }
         if h.group:
             given[b"PGROUP"] = h.group.encode()
-        stored = b"".join([b"%b\x01%b\x02" % pair for pair in given.items()])
+        stored = properties.of_pairs(given)
         _, _, end = self._put_message.accept(h.topic, 0, b"0", stored, pairs_of(stored), 0, 0, now, peer.packed_host)
         return handle.message_id, end

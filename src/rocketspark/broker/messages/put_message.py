@@ -104,7 +104,7 @@ class PutMessage:
         """Return the properties as they are stored: the broker's marks and a unique id added where they lack."""
         if stored and stored[-1] != 2:
             # Malformed pairs are dropped (rule: 5.5.0).
-            stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
+            stored = properties.of_pairs(pairs)
         if b"UNIQ_KEY" not in pairs:
             unique_id = unique_ids.next().encode()
             pairs[b"UNIQ_KEY"] = unique_id
@@ -240,7 +240,7 @@ class PutMessage:
             if b"UNIQ_KEY" not in pairs:
                 # An id is made once, when the message is stored; with this one it is as long.
                 pairs[b"UNIQ_KEY"] = b"0" * 32
-                stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
+                stored = properties.of_pairs(pairs)
             self._park(topic, queue_id, self.marked(stored, pairs), pairs, None, int(time() * 1000))
 
     def _park(
@@ -328,7 +328,7 @@ class PutMessage:
             h.topic,
             queue_id,
             body,
-            b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()]),
+            properties.of_pairs(pairs),
             pairs,
             h.flag,
             h.sys_flag | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,

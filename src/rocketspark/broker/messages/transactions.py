@@ -191,7 +191,7 @@ class Transactions:
         Also for a delivery time that its commit could not be stored with.
         """
         if stored and stored[-1] != 2:
-            stored = b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
+            stored = properties.of_pairs(pairs)
         unique_id = pairs.get(b"UNIQ_KEY")
         added = b""
         if unique_id is not None and b"__transactionId__" not in pairs:

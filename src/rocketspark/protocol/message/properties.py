@@ -88,6 +88,11 @@ def pairs_of(stored: bytes) -> dict[bytes, bytes]:
     return dict(_PAIR.findall(stored))
 
 
+def of_pairs(pairs: Mapping[bytes, bytes]) -> bytes:
+    """Return pairs as a record stores them; `pairs_of` reads them."""
+    return b"".join([b"%b\x01%b\x02" % pair for pair in pairs.items()])
+
+
 def without(stored: bytes, names: Collection[bytes]) -> bytes:
     """Return a stored text without some properties; all others as they stand, whatever they hold."""
     pieces = [piece for piece in stored.split(b"\x02") if piece and piece.partition(b"\x01")[0] not in names]

@@ -19,7 +19,7 @@ from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 from rocketspark.store.timers.timer_files import TimerFiles
@@ -224,7 +224,7 @@ class TimerDelivery:
         given.pop(b"__CRC32#", None)  # That of the other record.
         if not roll:
             given.pop(GRID_PROPERTY, None)
-        text = b"".join([b"%b\x01%b\x02" % pair for pair in given.items()])
+        text = properties.of_pairs(given)
         position, _, end = self._put_message.accept_again(stored, target, queue_id, text, given)
         if not roll:
             count(self._stats.delivered, target, end - position)
