@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.java.apache import ApacheCluster
 from tests.spark.stage import Stage, staged
 
@@ -25,6 +24,7 @@ from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.partition_discovery import QueueGone
 from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.transport.connections import dial
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.java.apache import ApacheCluster, ask
 from tests.spark.conftest import read_rows
 from tests.spark.fake_broker import FakeBroker, make_records, running
@@ -29,6 +28,7 @@ from rocketspark.spark.read import pull_records
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
 from rocketspark.spark.read.pull_records import fetch
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadMaxRows
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 

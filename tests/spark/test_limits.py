@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from tests.spark.conftest import Place
 
 from rocketspark.client import Producer
@@ -17,6 +16,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from rocketspark.testing import Cluster
 
 Load = Callable[..., dict[Place, Message]]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.java.apache import await_queues, committed_offset, max_offset
 from tests.java.mqadmin import MqAdmin
 from tests.spark.conftest import read_rows
@@ -24,6 +23,7 @@ from rocketspark.spark.options import parse_read
 from rocketspark.spark.plan.cluster_queries import ClusterQueries as Asked
 from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
 

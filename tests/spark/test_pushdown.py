@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
@@ -24,6 +23,15 @@ from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.batch_read import PushingReader
 from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.store_read import StorePartition
+from rocketspark.spark.spark_features import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
 from rocketspark.testing import Cluster
 
 SETTING = "spark.sql.python.filterPushdown.enabled"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.ports import server_ports
 from tests.spark.conftest import Place
 
@@ -22,6 +21,7 @@ from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable, ReadMaxRows
 from rocketspark.testing import Cluster
 from rocketspark.testing.process import run_server_process
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from rocketspark.arrow.columns import schema_of
 from rocketspark.errors import ConfigError
+from rocketspark.spark.spark_features import arrow_schema
 
 # The columns of a read without a schema.
 READ_SCHEMA: StructType = from_arrow_schema(schema_of())
@@ -46,7 +47,7 @@ class ReadColumns:
         self.decoded = list(dict.fromkeys(columns))
         self._places = [self.decoded.index(column) for column in columns]
         self._as_decoded = columns == schema.fieldNames()
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema: pa.Schema = arrow_schema(schema)
 
     def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch of decoded columns as PySpark expects it."""

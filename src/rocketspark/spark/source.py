@@ -21,6 +21,7 @@ from rocketspark.spark.options import parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.python_workers import settle
 from rocketspark.spark.read.batch_read import BatchReader, PushingReader
+from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.pushdown import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 
@@ -63,9 +64,9 @@ class RocketMQDataSource(DataSource):
         """
         try:
             wanted_columns(schema)
-            return StreamReader(schema, parse_read(self.options, streaming=True))
+            return for_this_spark(StreamReader(schema, parse_read(self.options, streaming=True)))
         except RocketSparkError as e:
-            return RefusedReader(e)
+            return for_this_spark(RefusedReader(e))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer for df.write. Raises ConfigError."""

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from rocketspark.spark import exactly_once
 from rocketspark.spark.exactly_once import SentAttempt, TaskAttempt
 from rocketspark.spark.options import WriteOptions
+from rocketspark.spark.spark_features import DataSourceStreamArrowWriter
 from rocketspark.spark.write.batch_sender import send_rows
 
 # Local properties that Spark's stream execution gives its tasks.

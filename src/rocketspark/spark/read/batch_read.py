@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
@@ -20,6 +20,7 @@ from rocketspark.spark.read.partitions import ends, open_cluster, plan, queues_o
 from rocketspark.spark.read.pushdown import Pushed, push
 from rocketspark.spark.read.read_filter import ReadFilter
 from rocketspark.spark.read.store_read import StorePartition, Stores
+from rocketspark.spark.spark_features import Filter
 
 
 class BatchReader(DataSourceReader):

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from pyspark.sql.datasource import (
+from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
+from rocketspark.model import MessageQueue
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.spark_features import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -24,10 +27,6 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
-
-from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
-from rocketspark.model import MessageQueue
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)

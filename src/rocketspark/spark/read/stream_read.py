@@ -12,14 +12,6 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import RocketSparkError
@@ -31,6 +23,15 @@ from rocketspark.spark.plan.offset_ranges import START_KEY, Offsets, admit, admi
 from rocketspark.spark.read.group_offsets import GroupOffsets
 from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
 from rocketspark.spark.read.partitions import open_cluster, plan, queues_of, read_partition, starts
+from rocketspark.spark.spark_features import (
+    ADMISSION_CONTROL,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -50,6 +51,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest: Offsets = {}
         self._initial: dict[str, Any] | None = None
         self._triggered_s = clock_s()
+        # The first micro-batch of a query that may have trigger AvailableNow, untold, waits for nothing.
+        self._may_wait = ADMISSION_CONTROL
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors read; they ask nothing of what the driver does.
@@ -152,6 +155,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Tell whether minMessagesPerTrigger has the micro-batch wait. With AvailableNow nothing more would come."""
         least = self._options.rows_per_trigger_min
         if not least or self._last is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if not self._may_wait:
+            self._may_wait = True
             return False
         if any(ends[queue] < begin[queue] for queue in ends):
             return False  # Made anew: that is told at once.

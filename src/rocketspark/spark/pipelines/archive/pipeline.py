@@ -169,7 +169,7 @@ class _Work:
 
     def batch(self) -> bool:
         """Archive the next messages; False if there are none."""
-        from pyspark.sql.streaming.datasource import ReadMaxRows
+        from rocketspark.spark.spark_features import ReadMaxRows
 
         offsets = self._archive.manifest.offsets or {}
         # Topics of other runs keep their place.

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from rocketspark.arrow.columns import TIME, numbers
 from rocketspark.errors import RocketSparkError
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import ReadOptions, parse_read
+from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
+from rocketspark.spark.spark_features import ReadLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,9 +55,9 @@ class SeenSource(DataSource):
             given = {name.lower(): value for name, value in self.options.items()}
             floor_ms = int(given.pop(_FLOOR, "0"))
             own = StructType([field for field in schema.fields if field.name != SEEN])
-            return SeenReader(own, parse_read(given, streaming=True), floor_ms)
+            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms))
         except RocketSparkError as e:
-            return RefusedReader(e)
+            return for_this_spark(RefusedReader(e))
 
 
 class SeenReader(StreamReader):

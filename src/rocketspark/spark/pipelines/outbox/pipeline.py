@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
@@ -29,6 +28,8 @@ from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.session import one_line_errors
 from rocketspark.spark.pipelines.streaming import run_query
 from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.read.own_limits import for_this_spark
+from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from rocketspark.spark.write.refused_rows import refused_rows
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class TableSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for spark.readStream."""
-        return TableReader({name.lower(): value for name, value in self.options.items()})
+        return for_this_spark(TableReader({name.lower(): value for name, value in self.options.items()}))
 
 
 class Batches(InputPartition):

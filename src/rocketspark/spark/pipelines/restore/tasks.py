@@ -367,7 +367,7 @@ class QueueSender:
 
 def _newest(reader: StreamReader) -> dict[str, Any]:
     """Return the next offset of every queue, as a stream's JSON."""
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from rocketspark.spark.spark_features import ReadAllAvailable
 
     return reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from rocketspark.model import MessageQueue
@@ -17,6 +16,7 @@ from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.partition_discovery import DiscoveredQueues
 from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable
 
 QUEUE = MessageQueue("T", "b", 0)
 
