@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
+from tests.spark.available_now import run_to_end
 from tests.spark.conftest import await_stored
 
 from rocketspark.admin.operations import SyncOperations
@@ -37,14 +38,13 @@ class Table:
 
     def stream(self, frame: DataFrame, topic: str, checkpoint: Path, name: str | None = None) -> None:
         """Run a stream over what is there, to its end."""
-        query = (
+        run_to_end(
             frame.writeStream.format("rocketmq")
             .options(**self.options(topic, name))
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
-            .start()
+            .start
         )
-        assert query.awaitTermination(600)
 
     def read(self, topic: str) -> DataFrame:
         return self.spark.read.format("rocketmq").option("namesrv", self.namesrv).option("topic", topic).load()

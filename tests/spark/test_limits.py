@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark.available_now import run_to_end
 from tests.spark.conftest import Place
 
 from rocketspark.client import Producer
@@ -35,7 +38,7 @@ class Reading:
     def __init__(self, cluster: Cluster, topic: str, **options: str) -> None:
         given = {"namesrv": cluster.namesrv, "topic": topic, "startingOffsets": "earliest", **options}
         self.clock = Clock()
-        self.reader = StreamReader(READ_SCHEMA, parse_read(given, streaming=True), clock_s=self.clock)
+        self.reader = StreamReader(READ_SCHEMA, parse_read(given, streaming=True), clock_s=self.clock, announced=True)
         self.at = self.reader.initialOffset()
 
     def step(self, limit: Any = None) -> int:
@@ -154,17 +157,16 @@ def test_available_now_ends_with_each(
 ) -> None:
     load(topic, 150)
     source = spark.readStream.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic)
-    query = (
+    start = (
         source.options(startingOffsets="earliest", **options)
         .schema("queueId int")
         .load()
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
+        .start
     )
-    assert query.awaitTermination(600)
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == wanted
+    assert run_to_end(start) == wanted
 
 
 def test_a_stream_s_queues_are_split(reading: Callable[..., Reading], load: Load, topic: str) -> None:
@@ -182,3 +184,42 @@ def test_a_stream_s_queues_are_split(reading: Callable[..., Reading], load: Load
             for r in b.to_pylist()
         ]
         assert len(places) == len(set(places)) == 400
+
+
+def test_limits_hold_over_restarts(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Load, tmp_path: Path
+) -> None:
+    """Micro-batches fail that Spark had planned: it runs them again."""
+    placed = load(topic, 330)
+    seen: dict[int, list[Place]] = {}
+    failed: list[int] = []
+
+    def take(frame: DataFrame, number: int) -> None:
+        rows = [(r.broker, r.queueId, r.queueOffset) for r in frame.collect()]
+        again = seen.setdefault(number, rows)
+        assert sorted(again) == sorted(rows)
+        if number % 2 and number not in failed:
+            failed.append(number)
+            raise ValueError(f"micro-batch {number} fails once")
+
+    def start(trigger: dict[str, Any]) -> Any:
+        return (
+            spark.readStream.format("rocketmq")
+            .options(namesrv=cluster.namesrv, topic=topic, startingOffsets="earliest", maxMessagesPerTrigger="70")
+            .schema("broker string, queueId int, queueOffset long")
+            .load()
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(**trigger)
+            .start()
+        )
+
+    with pytest.raises(StreamingQueryException, match="fails once"):
+        start({"processingTime": "0 seconds"}).awaitTermination(600)
+    while len(failed) < 2:
+        with suppress(StreamingQueryException):
+            start({"availableNow": True}).awaitTermination(600)
+    run_to_end(lambda: start({"availableNow": True}))
+    assert failed == [1, 3]
+    assert [len(seen[number]) for number in sorted(seen)] == [70, 70, 70, 70, 50]
+    assert sorted(place for rows in seen.values() for place in rows) == sorted(placed)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from tests.spark.available_now import run_to_end
 from tests.spark.conftest import Place
 
 from rocketspark.client.producer.prepared_message import queue_of_key
@@ -193,16 +194,15 @@ def test_stream_write(
 
     def run() -> None:
         frame = reader.option("startingOffsets", "earliest").option("maxMessagesPerTrigger", "400").load()
-        query = (
+        run_to_end(
             frame.select(F.upper(F.col("body").cast("string")).alias("body"), "tag", "keys")
             .writeStream.format("rocketmq")
             .option("namesrv", cluster.namesrv)
             .option("topic", target)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
+            .start
         )
-        assert query.awaitTermination(600)
 
     load(source, 1000)
     run()

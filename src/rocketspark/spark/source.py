@@ -24,6 +24,7 @@ from rocketspark.spark.read.batch_read import BatchReader, PushingReader
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.pushdown import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
+from rocketspark.spark.spark_features import FILTERS, VERSION
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -50,6 +51,11 @@ class RocketMQDataSource(DataSource):
         with plain_errors():
             wanted_columns(schema)
             options = parse_read(self.options, streaming=False)
+            if options.push_down and not FILTERS:
+                raise ConfigError(
+                    f"option pushDownPredicate needs Spark 4.1 or later, and this is {VERSION}: leave it out, and Spark"
+                    " applies the filters itself"
+                )
             if not pushing():
                 return BatchReader(schema, options)
             if options.push_down is None:

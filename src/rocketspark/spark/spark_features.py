@@ -11,7 +11,9 @@ there and never by a version number; the others import from here what older vers
 
 from __future__ import annotations
 
+import ast
 import inspect
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +108,16 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **_UTC)
 
 
+def reported_offset(text: str | None) -> Any:
+    """Return an offset of a query's progress report: JSON, or before 4.2 the text of a Python value."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
+
+
 __all__ = [
     "ADMISSION_CONTROL",
     "ARROW_STREAM_WRITER",
@@ -130,4 +142,5 @@ __all__ = [
     "ReadMinRows",
     "SupportsTriggerAvailableNow",
     "arrow_schema",
+    "reported_offset",
 ]

@@ -16,6 +16,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.sql.pipeline import options_with, source_frame
 from rocketspark.spark.pipelines.sql.sql_file import SqlPlan, SqlSink, read_plan
+from rocketspark.spark.spark_features import VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,8 +32,15 @@ def define(file: Path | str, where: Connection | str, variables: Mapping[str, st
     Sinks take streams only, as Spark's declarative sinks do, and what goes to a topic needs a column `body`. Raises
     ConfigError.
     """
-    from pyspark import pipelines as dp
     from pyspark.sql import SparkSession
+
+    try:
+        from pyspark import pipelines as dp
+    except ImportError as e:
+        raise ConfigError(
+            f"declarative pipelines need Spark 4.1 or later and pyspark[pipelines], and this is {VERSION} ({e}): run the"
+            " file with `rocketspark pipeline sql`"
+        ) from None
 
     plan = read_plan(Path(file), variables)
     cluster = connection(where)

@@ -4,7 +4,6 @@ the running micro-batch, the second does not.
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from rocketspark.spark.spark_features import reported_offset
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -224,13 +225,13 @@ class Tally:
 
 def lag_of(end: Any, latest: Any) -> int | None:
     """Return the messages between two offsets of a stream, JSON or its values; None where either is unknown."""
-    ends, newest = (_leaves(json.loads(o) if isinstance(o, str) else o) for o in (end, latest))
+    ends, newest = (leaves(reported_offset(o) if isinstance(o, str) else o) for o in (end, latest))
     if not newest:
         return None
     return sum(max(0, offset - ends.get(place, 0)) for place, offset in newest.items())
 
 
-def _leaves(table: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+def leaves(table: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
     if isinstance(table, int):
         return {place: table}
     if not isinstance(table, Mapping):
@@ -240,5 +241,5 @@ def _leaves(table: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], in
         leaf: offset
         for name, inner in table.items()
         if not name.startswith("@")
-        for leaf, offset in _leaves(inner, (*place, name)).items()
+        for leaf, offset in leaves(inner, (*place, name)).items()
     }

@@ -1,16 +1,27 @@
-"""The streaming queries of pipelines. Rule: without an interval, one takes what is there and ends."""
+"""The streaming queries of pipelines. Rule: without an interval, one takes what is there and ends.
+
+Under Spark 4.0 and 4.1 a query with trigger AvailableNow ends after one micro-batch of its limits, and after one that
+it runs again: there the end is noted at the start, and the query is started until it is reached.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocketspark.spark.pipelines.progress import Progress, QueryOutcome
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.options import parse_read
+from rocketspark.spark.pipelines.progress import Progress, QueryOutcome, leaves
+from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# A broker may be away, or a queue deleted: after so many runs in a row that came no nearer to the end, it is given up.
+RUNS_IN_VAIN_MAX = 3
 
 
 def start_query(
@@ -30,11 +41,66 @@ def run_query(
     name: str,
     checkpoint: Path | str,
     interval_s: float | None,
+    end: Callable[[], Mapping[str, Any]],
     told: Callable[[Any], None] | None = None,
 ) -> QueryOutcome:
-    """Start a query and watch it to its end; `told` as of `Progress.watch`. Raises what it failed with."""
-    query = start_query(writer, name=name, checkpoint=checkpoint, interval_s=interval_s)
+    """Start a query and watch it to its end; `told` as of `Progress.watch`. Raises what it failed with.
+
+    `end`: returns where the sources end now, as a stream's offset.
+    """
+    wanted = WantedEnd(end, interval_s)
+    rows = batches = 0
+    while True:
+        query = start_query(writer, name=name, checkpoint=checkpoint, interval_s=interval_s)
+        try:
+            outcome = progress.watch(query, told=told)
+        finally:
+            query.stop()
+        rows, batches = rows + outcome.rows, batches + outcome.batches
+        if outcome.stopped or not wanted.is_ahead(query):
+            return outcome._replace(rows=rows, batches=batches)
+
+
+class WantedEnd:
+    """The end of a query that is to take what is there, noted now, where Spark does not see to it itself."""
+
+    def __init__(self, end: Callable[[], Mapping[str, Any]], interval_s: float | None) -> None:
+        self._needed = interval_s is None and not ADMISSION_CONTROL
+        self._end = leaves(end()) if self._needed else {}
+        self._missing: int | None = None
+        self._runs_in_vain = 0
+
+    def is_ahead(self, query: StreamingQuery) -> bool:
+        """Tell whether a query that ended is to be started again: it is short of the end, and can come on."""
+        if not self._needed:
+            return False
+        reached = _reached(query)
+        # A query may read some of the topics only.
+        read = {place[0] for place in reached}
+        ends = {place: offset for place, offset in self._end.items() if place[0] in read or not read}
+        missing = sum(max(0, offset - reached.get(place, 0)) for place, offset in ends.items())
+        came_on = self._missing is None or missing < self._missing
+        self._missing = missing
+        self._runs_in_vain = 0 if came_on else self._runs_in_vain + 1
+        return missing > 0 and self._runs_in_vain < RUNS_IN_VAIN_MAX
+
+
+def _reached(query: StreamingQuery) -> dict[tuple[str, ...], int]:
+    """Return where a query's sources have come to, the lowest where two read the same queue."""
+    reached: dict[tuple[str, ...], int] = {}
+    progress: Any = query.lastProgress
+    for source in progress["sources"] if progress else ():
+        for place, offset in leaves(reported_offset(source["endOffset"])).items():
+            reached[place] = min(offset, reached.get(place, offset))
+    return reached
+
+
+def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return where the topics of a stream's options end now, as the stream's offset. Raises ConfigError and what fails
+    on the way to a server.
+    """
+    reader = StreamReader(READ_SCHEMA, parse_read(options, streaming=True))
     try:
-        return progress.watch(query, told=told)
+        return reader.end_now()
     finally:
-        query.stop()
+        reader.stop()

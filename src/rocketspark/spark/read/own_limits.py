@@ -34,12 +34,12 @@ class LimitedReader(Protocol):
 
 
 class OwnLimitsReader(DataSourceStreamReader):
-    """Calls a reader as admission control would."""
+    """Calls a reader as admission control would. `repeated`: who runs the query starts it again until its end."""
 
-    def __init__(self, reader: LimitedReader) -> None:
+    def __init__(self, reader: LimitedReader, *, repeated: bool = False) -> None:
         self._reader = reader
         self._reached: dict[str, Any] | None = None
-        self._told = False
+        self._told = repeated
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a new query begins."""
@@ -76,8 +76,8 @@ class OwnLimitsReader(DataSourceStreamReader):
         self._reader.stop()
 
 
-def for_this_spark(reader: LimitedReader) -> DataSourceStreamReader:
-    """Return a stream's reader as the installed Spark calls it."""
+def for_this_spark(reader: LimitedReader, *, repeated: bool = False) -> DataSourceStreamReader:
+    """Return a stream's reader as the installed Spark calls it; `repeated` as of OwnLimitsReader."""
     if ADMISSION_CONTROL and isinstance(reader, DataSourceStreamReader):
         return reader
-    return OwnLimitsReader(reader)
+    return OwnLimitsReader(reader, repeated=repeated)

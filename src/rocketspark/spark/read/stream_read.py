@@ -35,10 +35,17 @@ from rocketspark.spark.spark_features import (
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches of topics. Lives on the driver; only `read` runs on executors."""
+    """Micro-batches of topics. Lives on the driver; only `read` runs on executors. `announced`: Spark announces trigger
+    AvailableNow.
+    """
 
     def __init__(
-        self, schema: StructType, options: ReadOptions, *, clock_s: Callable[[], float] = time.monotonic
+        self,
+        schema: StructType,
+        options: ReadOptions,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        announced: bool = ADMISSION_CONTROL,
     ) -> None:
         self._schema = schema
         self._options = options
@@ -51,8 +58,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest: Offsets = {}
         self._initial: dict[str, Any] | None = None
         self._triggered_s = clock_s()
-        # The first micro-batch of a query that may have trigger AvailableNow, untold, waits for nothing.
-        self._may_wait = ADMISSION_CONTROL
+        # If AvailableNow is not announced, the first micro-batch may be all of a query: it waits for nothing.
+        self._may_wait = announced
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors read; they ask nothing of what the driver does.
@@ -188,6 +195,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue, size in cluster.record_bytes(middles).items():
             sizes[queue] = (sizes.get(queue, size) + size) / 2
         return admit_bytes(begin, ends, sizes, bytes_max)
+
+    def end_now(self) -> dict[str, Any]:
+        """Return where the topics end now."""
+        with plain_errors():
+            self._look(None)
+            return dict(to_json(self._newest))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the topics' ends as last seen, for the query's progress."""

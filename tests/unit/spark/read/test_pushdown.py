@@ -10,14 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from rocketspark.arrow.row_filter import INT64_MAX
-from rocketspark.model import MessageQueue
-from rocketspark.spark.plan.offset_ranges import OffsetRange
-from rocketspark.spark.read import pushdown
-from rocketspark.spark.read.pushdown import NumberRange, Pushed, push
-from rocketspark.spark.read.read_filter import ReadFilter
-from rocketspark.spark.spark_features import (
+from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -33,6 +26,13 @@ from rocketspark.spark.spark_features import (
     StringEndsWith,
     StringStartsWith,
 )
+
+from rocketspark.arrow.row_filter import INT64_MAX
+from rocketspark.model import MessageQueue
+from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read import pushdown
+from rocketspark.spark.read.pushdown import NumberRange, Pushed, push
+from rocketspark.spark.read.read_filter import ReadFilter
 
 # In Berlin two moments an hour apart are both 2:30 in that night.
 START = datetime(2025, 10, 25, 23, 30, tzinfo=UTC)

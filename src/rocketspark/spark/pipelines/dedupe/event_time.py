@@ -55,7 +55,7 @@ class SeenSource(DataSource):
             given = {name.lower(): value for name, value in self.options.items()}
             floor_ms = int(given.pop(_FLOOR, "0"))
             own = StructType([field for field in schema.fields if field.name != SEEN])
-            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms))
+            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms), repeated=True)
         except RocketSparkError as e:
             return for_this_spark(RefusedReader(e))
 

@@ -23,7 +23,7 @@ from rocketspark.spark.pipelines.dedupe import event_time
 from rocketspark.spark.pipelines.default_names import check_delivery, check_name, default_name
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.session import one_line_errors
-from rocketspark.spark.pipelines.streaming import run_query
+from rocketspark.spark.pipelines.streaming import end_of_topics, run_query
 from rocketspark.spark.write.refused_rows import refused_rows
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def run(
     counts = _Counts(progress)
     with one_line_errors():
         spark.dataSource.register(event_time.SeenSource)
+        end = partial(end_of_topics, dict(reading))
         reading["seenFloor"] = str(event_time.watermark_of(spark, str(checkpoint)))
         rows = spark.readStream.format(event_time.FORMAT).options(**reading).load()
         writer = _passed_on(rows, by, delay, target).writeStream.format("rocketmq").options(**writing)
@@ -107,6 +108,7 @@ def run(
             name=name or f"dedupe-{source}",
             checkpoint=checkpoint,
             interval_s=interval_s,
+            end=end,
             told=counts.add,
         )
     if counts.late:

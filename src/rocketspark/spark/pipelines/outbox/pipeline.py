@@ -125,7 +125,14 @@ def run(
             rows = spark.readStream.format(FORMAT).options(**options).load()
             kept = [part for part in PARTS if part == "body" or part in mapping]
             writer = rows.select(*kept).writeStream.format("rocketmq").options(**target)
-            outcome = run_query(writer, progress, name=name, checkpoint=checkpoint, interval_s=interval_s)
+            outcome = run_query(
+                writer,
+                progress,
+                name=name,
+                checkpoint=checkpoint,
+                interval_s=interval_s,
+                end=lambda: {"batch": claims.claim_all(batch_rows)},
+            )
         if delete and interval_s is None and not outcome.stopped:
             # It has sent all that it claimed; Spark tells the source of all micro-batches but the last.
             claims.delete(claims.newest())
@@ -176,7 +183,7 @@ class TableSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for spark.readStream."""
-        return for_this_spark(TableReader({name.lower(): value for name, value in self.options.items()}))
+        return for_this_spark(TableReader({name.lower(): value for name, value in self.options.items()}), repeated=True)
 
 
 class Batches(InputPartition):
@@ -216,9 +223,7 @@ class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Claim all rows that are there now: the query sends these."""
         with self._claims() as claims:
-            self._last = claims.newest()
-            while (newest := claims.claim(self._batch_rows)) > self._last:
-                self._last = newest
+            self._last = claims.claim_all(self._batch_rows)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """Return the next batch: one that was claimed, else one of the rows that wait now."""

@@ -152,6 +152,13 @@ class RowClaims:
             added = self._run(connection, insert, (self.pipeline, batch + 1, self.pipeline)).rowcount
             return batch + 1 if added else batch
 
+    def claim_all(self, rows_max: int) -> int:
+        """Put all rows without a batch into new ones of up to so many rows; return the number of the newest batch."""
+        newest = self.newest()
+        while (claimed := self.claim(rows_max)) > newest:
+            newest = claimed
+        return newest
+
     def _unclaimed(self) -> str:
         return (
             f"FROM {self.table} t WHERE t.{self.key} IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {CLAIMS} c"

@@ -16,7 +16,7 @@ from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress, has_ended
 from rocketspark.spark.pipelines.session import one_line_errors
 from rocketspark.spark.pipelines.sql.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
-from rocketspark.spark.pipelines.streaming import start_query
+from rocketspark.spark.pipelines.streaming import WantedEnd, end_of_topics, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,19 +82,27 @@ def run(
             for sink, frame in frames
             if not frame.isStreaming and not progress.stop.asked
         ]
-        queries: list[tuple[SqlSink, StreamingQuery]] = []
-        try:
-            for sink, frame in streaming:
-                if not progress.stop.asked:
-                    queries.append((sink, _start(sink, frame, connection(where), f"{checkpoint}", interval_s)))
-            tallies = progress.watch_all([query for _, query in queries], ended=_has_ended)
-        finally:
-            for _, query in queries:
-                query.stop()
-        results += [
-            SinkResult(sink.name, _target(sink), tally.rows, tally.batches)
-            for (sink, _), tally in zip(queries, tallies, strict=True)
-        ]
+        ends = {sink.name: WantedEnd(partial(_end, plan, connection(where)), interval_s) for sink, _ in streaming}
+        totals: dict[str, SinkResult] = {}
+        while streaming and not progress.stop.asked:
+            queries: list[StreamingQuery] = []
+            try:
+                for sink, frame in streaming:
+                    if not progress.stop.asked:
+                        queries.append(_start(sink, frame, connection(where), f"{checkpoint}", interval_s))
+                tallies = progress.watch_all(queries, ended=_has_ended)
+            finally:
+                for query in queries:
+                    query.stop()
+            for (sink, _), tally in zip(streaming, tallies, strict=False):
+                before = totals.get(sink.name, SinkResult(sink.name, _target(sink), 0, 0))
+                totals[sink.name] = before._replace(
+                    rows=before.rows + tally.rows, batches=before.batches + tally.batches
+                )
+            streaming = [
+                one for one, query in zip(streaming, queries, strict=False) if ends[one[0].name].is_ahead(query)
+            ]
+        results += totals.values()
     return SqlResult(plan.name, results, round(progress.seconds, 3))
 
 
@@ -182,6 +190,15 @@ def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]
         return own
     given = {name.lower() for name in own}
     return {name: value for name, value in where.spark_options().items() if name.lower() not in given} | own
+
+
+def _end(plan: SqlPlan, where: Connection) -> dict[str, Any]:
+    """Return where the topics of all streams of a plan end now."""
+    ends: dict[str, Any] = {}
+    for source in plan.sources:
+        if source.stream and source.format == ROCKETMQ:
+            ends |= end_of_topics(options_with(source, where))
+    return ends
 
 
 def _target(sink: SqlSink) -> str:
