@@ -38,8 +38,8 @@ def define(file: Path | str, where: Connection | str, variables: Mapping[str, st
         from pyspark import pipelines as dp
     except ImportError as e:
         raise ConfigError(
-            f"declarative pipelines need Spark 4.1 or later and pyspark[pipelines], and this is {VERSION} ({e}): run the"
-            " file with `rocketspark pipeline sql`"
+            f"declarative pipelines need Spark 4.1 or later and pyspark[pipelines], and this is {VERSION} ({e}): run"
+            " the file with `rocketspark pipeline sql`"
         ) from None
 
     plan = read_plan(Path(file), variables)
