@@ -16,6 +16,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from rocketspark.spark import session
+
 
 def started(spark: SparkSession, stream: dict[str, Any], once: bool) -> StreamingQuery:
     source = spark.readStream.format("rocketmq").options(**stream["read"]).load()
@@ -29,7 +31,7 @@ def main() -> None:
     builder = SparkSession.builder.master(spec["master"]).appName("rocketspark-job")
     for name, value in spec["settings"].items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = session(builder)
     spark.sparkContext.setLogLevel("OFF")
     once = bool(spec.get("once"))
     queries = [started(spark, stream, once) for stream in spec["streams"]]

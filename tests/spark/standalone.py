@@ -25,12 +25,6 @@ LOOPBACK = {
     "spark.executor.extraJavaOptions": SHORT_LIVED,
 }
 READY_S_MAX = 200
-# For a driver: each machine's own python3 is used, by its name.
-BY_PATH = {
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "PYSPARK_PYTHON": "python3",
-    "PYSPARK_DRIVER_PYTHON": "python3",
-}
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
@@ -40,6 +34,12 @@ def environment(python: str = sys.executable) -> dict[str, str]:
     if found is not None:
         variables["JAVA_HOME"] = str(found)
     return os.environ | variables
+
+
+def not_activated(bare: Path) -> dict[str, str]:
+    """What a driver has in a shell where no Python was chosen, and the first python3 is the one in `bare`."""
+    variables = {name: value for name, value in environment().items() if not name.startswith("PYSPARK_")}
+    return variables | {"PATH": f"{bare}{os.pathsep}{os.environ['PATH']}"}
 
 
 @contextmanager
@@ -67,10 +67,11 @@ def until(true: Callable[[], object], told: Callable[[], str] = lambda: "", limi
 
 
 class Standalone(NamedTuple):
-    """A master's address, and the processes of its workers, parents of the executors."""
+    """A master's address, the processes of its workers, parents of the executors, and the folder of their python3."""
 
     master: str
     worker_pids: list[int]
+    bare: Path
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Standalone]:
                 *(f"{deploy}.worker.Worker", master, "--cores", "1", "--memory", "1g"),
             )
             pids.append(worker.pid)
-        yield Standalone(master, pids)
+        yield Standalone(master, pids, bare)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def test_spark_example(
     tmp_path: Path,
 ) -> None:
     """The rows of the topic are shown, and what comes later is copied by the stream."""
-    (code,) = re.findall(r"```python\n(from pyspark.*?)```", README, re.DOTALL)
+    (code,) = re.findall(r"```python\n(from rocketspark.spark.*?)```", README, re.DOTALL)
     orders, copied = make_topic(), make_topic()
     code = code.replace('"orders"', repr(orders)).replace('"orders-copy"', repr(copied))
     code = code.replace("127.0.0.1:9876", cluster.namesrv).replace('"checkpoint"', repr(str(tmp_path / "checkpoint")))

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 from tests.spark.pipelines.scene import bury, commit, stored
-from tests.spark.standalone import BY_PATH, LOOPBACK, Standalone, connect_server, environment, spark_cluster
+from tests.spark.standalone import (
+    LOOPBACK,
+    Standalone,
+    connect_server,
+    environment,
+    not_activated,
+    spark_cluster,
+)
 from tests.spark.topics import bodies_of
 
 from rocketspark.client import Producer
@@ -34,7 +41,7 @@ def run_job(
     return subprocess.run(
         [sys.executable, "-m", program, json.dumps(spec)],
         cwd=ROOT,
-        env=environment() | (variables or {}),
+        env=variables or environment(),
         capture_output=True,
         text=True,
         timeout=limit_s,
@@ -78,7 +85,7 @@ def test_the_package_is_shipped_to_executors(
     done = run_job(
         "tests.spark.job",
         {"master": standalone.master, "settings": LOOPBACK | settings(archive), "streams": [stream], "once": True},
-        BY_PATH,
+        not_activated(standalone.bare),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("done\n")
@@ -98,16 +105,18 @@ def test_a_pipeline_on_a_cluster(
     load(topic, 300)
     shipped = LOOPBACK | settings(archive) | {"spark.executor.memory": "512m"}
     conf = (part for name, value in shipped.items() for part in ("--conf", f"{name}={value}"))
-    run_pipeline("archive", topic, "--to", str(tmp_path), "--master", standalone.master, *conf, namesrv=cluster.namesrv)
+    where = ("--to", str(tmp_path), "--master", standalone.master)
+    variables = not_activated(standalone.bare)
+    run_pipeline("archive", topic, *where, *conf, namesrv=cluster.namesrv, variables=variables)
     assert sum(hour.rows for hour in hours(tmp_path)) == 300
 
 
-def run_pipeline(name: str, *arguments: str, namesrv: str) -> dict[str, Any]:
+def run_pipeline(name: str, *arguments: str, namesrv: str, variables: dict[str, str] | None = None) -> dict[str, Any]:
     """A pipeline's command; what it tells."""
     once = ["--once"] if name == "archive" else []
     command = [sys.executable, "-m", "rocketspark.cli.main", "pipeline", name, *arguments, *once]
     command += ["--namesrv", namesrv, "--json"]
-    env = environment() | BY_PATH
+    env = variables or environment()
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout)
@@ -157,7 +166,7 @@ def test_pipelines_for_operators_run_there(
         producer.send(traces, encode(Consumed(**request, cost_ms=1, success=False, context=2, time_ms=5)).encode())
     spec = {"namesrv": cluster.namesrv, "topic": topic, "traces": traces, "group": group}
     where = {"master": standalone.master, "settings": FEW_PARTITIONS | LOOPBACK | settings(archive)}
-    done = run_job("tests.spark.pipelines.operators_job", spec | where, BY_PATH, limit_s=800)
+    done = run_job("tests.spark.pipelines.operators_job", spec | where, not_activated(standalone.bare), limit_s=800)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == {
         "trace": [["", group, 3]],

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from rocketspark.cli.commands import consume, outbox, pipeline, produce, quarantine, servers, topic
-from rocketspark.cli.commands.pipelines import spark_env
+from rocketspark.cli.commands.pipelines import run, spark_env
 from rocketspark.model.text import shown
 
 # Floats are seconds: some thirty years.
@@ -36,6 +36,7 @@ app.command("consume")(consume.consume)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(pipeline.app, name="pipeline")
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("spark-env")(spark_env.spark_env)
 
 

@@ -10,6 +10,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
+from rocketspark.spark import session
 from rocketspark.spark.pipelines.audit import pipeline as audit
 from rocketspark.spark.pipelines.dlq import resend
 from rocketspark.spark.pipelines.dlq.dead_letters import Choice
@@ -22,7 +23,7 @@ def main() -> None:
     builder = builder.remote(spec["remote"]) if "remote" in spec else builder.master(spec["master"])
     for name, value in spec["settings"].items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = session(builder)
     namesrv, choice = spec["namesrv"], Choice(groups=[spec["group"]])
     told = {
         "trace": [(d.topic, d.group, d.failed) for d in trace.run(spark, namesrv, topic=spec["traces"]).deliveries],

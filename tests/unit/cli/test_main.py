@@ -32,6 +32,7 @@ COMMANDS = [
     ["pipeline", "archive"],
     ["pipeline", "restore"],
     ["pipeline", "replay"],
+    ["run"],
 ]
 NOBODY = "127.0.0.1:1"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.this_python import prefer_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,8 +57,7 @@ def _make(name: str, options: SessionOptions) -> SparkSession:
     from pyspark.sql import SparkSession
 
     quiet_errors()
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    prefer_this_python()
     settings = {"spark.sql.session.timeZone": "UTC"}
     if options.remote:
         builder = SparkSession.builder.remote(options.remote)
