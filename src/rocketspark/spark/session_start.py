@@ -37,7 +37,7 @@ def _looks_here(spark: SparkSession) -> bool:
     assert spark._jvm is not None
     variable = spark._jvm.java.lang.System.getenv
     asked = variable("PYSPARK_DRIVER_PYTHON") or variable("PYSPARK_PYTHON") or NAME
-    return is_python(asked) and (os.path.isabs(asked) or is_here(asked, variable("PATH")))
+    return is_python(asked) and (os.sep in asked or is_here(asked, variable("PATH")))
 
 
 def _register(spark: SparkSession) -> None:
