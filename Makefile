@@ -1,10 +1,11 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo check fix test test-official test-python demo demo-archive bench bench-spark soak clean
+.PHONY: help setup setup-python setup-demo check fix test test-official test-python test-versions demo demo-archive bench bench-spark soak clean
 
 PYTHON ?=
 PYTHONS ?=
+SPARKS ?=
 GO ?=
 NAMESRV ?=
 SPARK_MASTER ?=
@@ -24,7 +25,7 @@ WITH_JAVA = env JAVA_HOME="$$(cat .setup/java_home)" \
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-setup: ## .venv, Java, Maven, Go, PostgreSQL and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
+setup: ## .venv, Java, Maven, Go, PostgreSQL, Spark 4.0 and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
 	@PYTHON="$(PYTHON)" GO="$(GO)" scripts/setup.sh test
 
 setup-python:
@@ -49,11 +50,15 @@ PYTEST = $(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist load
 test: setup $(if $(filter tests,$(TESTS)),check) ## check, then the tests (TESTS=tests/unit for a part alone, WORKERS=1 for one at a time, OPTIONS=--durations=30)
 	$(PYTEST) -m "not official and not soak"
 
-test-official: setup ## what drives official clients and brokers beyond the quick tests in `make test` (TESTS, WORKERS, OPTIONS)
-	$(PYTEST) -m "official and not soak"
+test-official: setup ## what drives official clients and brokers beyond `make test`, and the connector's core on Spark 4.0 (TESTS, WORKERS, OPTIONS)
+	@trap 'exit 130' INT; code=0; $(PYTEST) -m "official and not soak" || code=$$?; \
+	$(if $(filter tests,$(TESTS)),SPARKS=4.0 WORKERS="$(WORKERS)" scripts/test_sparks.sh $(OPTIONS) || code=$$?;) exit $$code
 
 test-python: setup-python ## base, clients and servers on every Python 3.11 or later found here (PYTHONS="/path/to/python3.14")
 	@PYTHONS="$(PYTHONS)" scripts/test_pythons.sh $(OPTIONS)
+
+test-versions: setup-demo ## the connector's core on the newest Spark 4.0, 4.1, 4.2 and 4.3 (SPARKS="4.0 4.1" for some)
+	@PYTHON="$(PYTHON)" SPARKS="$(SPARKS)" WORKERS="$(WORKERS)" scripts/test_sparks.sh $(OPTIONS)
 
 demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \

@@ -5,7 +5,8 @@
 #   scripts/setup.sh python    .venv with everything
 #   scripts/setup.sh demo      + Java 17 or later for Spark
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
-#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin
+#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark
+#   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y
 #
 # PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command.
 set -euo pipefail
@@ -18,6 +19,8 @@ go_roots=${GO_ROOTS:-/usr/local/go /usr/lib/go /usr/lib/go-1.*}
 postgres_roots=${POSTGRES_ROOTS:-/usr/lib/postgresql/* /usr/pgsql-* /opt/homebrew/opt/postgresql*}
 client_versions="5.5.0 4.9.7"
 server_version="5.5.0"
+# Beside the newest one, which .venv has: what `make test-official` runs the connector's core on.
+older_spark="4.0"
 
 say() { printf '==> %s\n' "$*" >&2; }
 stop() { printf 'setup: %s\n' "$@" >&2; exit 1; }
@@ -80,6 +83,32 @@ setup_python() {
     stop "installing the Python packages failed, see above. Once the cause is gone, run make setup again."
   printf '%s\n' "$PWD" > .setup/place
   printf '%s\n' "$key" > .setup/python
+}
+
+# ------------------------------------------------------------------ other versions of Spark
+
+# python_of_sparks: what the environments of Sparks are made with: the Python of .venv, but for PYTHON=...
+python_of_sparks() {
+  if [ -z "${PYTHON:-}" ] && python_fits .venv/bin/python; then echo .venv/bin/python; else find_python; fi
+}
+
+setup_spark() {  # X.Y
+  local key made_with python place=.setup/spark-$1
+  python=$(python_of_sparks)
+  made_with="$PWD $("$python" -c 'import sys; print(sys.version)')"
+  key="$(cksum < pyproject.toml) $made_with"
+  if stamped "spark-$1/made-from" "$key" && python_fits "$place/bin/python"; then return; fi
+  if ! stamped "spark-$1/made-with" "$made_with" || ! python_fits "$place/bin/python"; then
+    say "Making $place for Spark $1"
+    rm -rf "$place"
+    "$python" -m venv "$place" || stop "$python could not make a virtual environment in $PWD/$place, see above."
+    printf '%s\n' "$made_with" > "$place/made-with"
+  fi
+  say "Installing the newest PySpark $1 and RocketSpark into $place (some 450 MB; a few minutes)"
+  "$place/bin/python" -m pip install -q --disable-pip-version-check -e '.[pipelines,tests]' "pyspark==$1.*" >&2 ||
+    stop "installing PySpark $1 failed, see above: the package index has to be reached once." \
+         "Once the cause is gone, run make again."
+  printf '%s\n' "$key" > "$place/made-from"
 }
 
 # ------------------------------------------------------------------ Java
@@ -217,6 +246,7 @@ setup_postgres() {
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
-  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_go; setup_postgres ;;
-  *) stop "unknown level '$level' (python, demo or test)." ;;
+  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_go; setup_postgres; setup_spark "$older_spark" ;;
+  spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
+  *) stop "unknown level '$level' (python, demo, test or spark)." ;;
 esac

@@ -25,6 +25,7 @@ settings.load_profile("shared-machine")
 
 HERE = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("java", "spark")
+UNITS_OF_SPARK = HERE / "unit" / "spark"
 
 _logs: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
 _make_log = LimitedLog.__init__
@@ -59,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
+        if item.path.is_relative_to(UNITS_OF_SPARK):
+            item.add_marker("every_spark")
         if drives_official_software(item, folder) and item.nodeid not in SMOKE:
             item.add_marker("official")
     items.sort(key=lambda item: rank_of(group_of(item.nodeid)))

@@ -9,12 +9,13 @@ from rocketspark.spark.spark_features import ADMISSION_CONTROL
 
 
 def run_to_end(start: Callable[[], Any], limit_s: int = 600) -> list[int]:
-    """Start the query, where Spark needs it until a run reads nothing; return the rows of each micro-batch."""
+    """Start the query, where Spark needs it until a run goes no further; return the rows of each micro-batch."""
     rows: list[int] = []
     while True:
         query = start()
         assert query.awaitTermination(limit_s)
-        found = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+        progress = [(p["sources"][0], p["numInputRows"]) for p in query.recentProgress]
+        found = [count for source, count in progress if source["startOffset"] != source["endOffset"]]
         rows += found
         if ADMISSION_CONTROL or not found:
             return rows

@@ -17,6 +17,8 @@ from rocketspark.model import Message
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 COUNT = 50_000
 
 

@@ -20,6 +20,8 @@ from tests.spark.conftest import await_stored
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 Topics = Callable[..., str]
 
 

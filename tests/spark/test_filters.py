@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from pyspark.sql import SparkSession
 from tests.java.apache import ApacheCluster, ask
+from tests.spark.available_now import run_to_end
 from tests.spark.conftest import read_rows
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
@@ -224,12 +225,10 @@ def test_a_streaming_query_gives_what_passes(spark: SparkSession, loaded: Loaded
     read = read.option("namesrv", loaded.namesrv).option("topic", loaded.topic).option("startingTimestamp", "0")
     rows = read.options(tags="Aa || BB", sql="n > 30", maxMessagesPerTrigger=100).load()
     query = rows.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/c").trigger(availableNow=True)
-    running = query.start(f"{tmp_path}/rows")
-    assert running.awaitTermination(600)
+    batches = run_to_end(lambda: query.start(f"{tmp_path}/rows"))
     found = [row.asDict() for row in spark.read.parquet(f"{tmp_path}/rows").collect()]
     assert numbers(found) == accepted(lambda m: m.tag in ("Aa", "BB") and sql_n(m) > 30)
-    progress = [p for p in running.recentProgress if p.sources[0].endOffset != p.sources[0].startOffset]
-    assert [p.numInputRows < 100 for p in progress] == [True] * 3
+    assert [rows < 100 for rows in batches] == [True] * 3
 
 
 def sql_n(message: Message) -> int:

@@ -22,6 +22,8 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 Load = Callable[..., dict[Place, Message]]
 
 

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.java.apache import await_queues, committed_offset, max_offset
 from tests.java.mqadmin import MqAdmin
+from tests.spark.available_now import run_to_end
 from tests.spark.conftest import read_rows
 
 from rocketspark.client import Producer
@@ -26,6 +27,8 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
+
+pytestmark = pytest.mark.every_spark
 
 
 class Place(NamedTuple):
@@ -129,18 +132,13 @@ def test_progress_is_committed_to_the_group_as_each_micro_batch_ends(
     source = spark.readStream.format("rocketmq").option("namesrv", place.namesrv).option("topic", place.topic)
     stream = source.options(startingOffsets="earliest", consumerGroup=group, maxMessagesPerTrigger="60").load()
 
-    def run() -> Any:
-        writer = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(600)
-        assert query.exception() is None
-        return query
-
-    run()
+    writer = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = writer.trigger(availableNow=True)
+    run_to_end(writer.start)
     assert seen == [(60, [None, None]), (60, [50, 10])]
     assert place.committed(group) == [100, 20]
     place.add(5, 0)
-    run()
+    run_to_end(writer.start)
     assert place.committed(group) == [105, 20]
 
 

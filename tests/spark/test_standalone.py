@@ -29,6 +29,8 @@ from rocketspark.spark.environment import pack, settings
 from rocketspark.spark.pipelines.archive.pipeline import hours
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 ROOT = Path(__file__).parents[2]
 # Three rows need no 200 tasks a shuffle.
 FEW_PARTITIONS = {"spark.sql.shuffle.partitions": "2"}

@@ -26,6 +26,8 @@ from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable
 from rocketspark.testing import Cluster
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.every_spark
+
 Load = Callable[..., dict[Place, Message]]
 
 

@@ -19,6 +19,8 @@ from rocketspark.client.producer.prepared_message import queue_of_key
 from rocketspark.model import Message, MessageQueue
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 Topics = Callable[..., str]
 
 

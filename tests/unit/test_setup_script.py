@@ -22,7 +22,7 @@ esac
 """
 VECTOR = "echo jdk.incubator.vector@17"
 
-# Python: the real one, except that `-m venv` makes a stub that records its pip calls.
+# Python: the real one, except that `-m venv` makes a stub that records its pip calls, and makes others like it.
 PYTHON = """#!/bin/sh
 if [ "$1 $2" = "-m venv" ]; then
   mkdir -p "$3/bin"
@@ -30,6 +30,12 @@ if [ "$1 $2" = "-m venv" ]; then
 #!/bin/sh
 if [ "$1 $2" = "-m pip" ]; then
   [ "$3" = --version ] || echo "pip $*" >> {record}
+  [ ! -f {no_network} ] || exit 1
+  exit 0
+fi
+if [ "$1 $2" = "-m venv" ]; then
+  mkdir -p "$3/bin"
+  cp "$0" "$3/bin/python"
   exit 0
 fi
 exec {real} "$@"
@@ -52,6 +58,7 @@ class Machine:
         self.jvms = folder / "jvm"
         self.record = folder / "record"
         self.venv_missing = folder / "venv_missing"
+        self.no_network = folder / "no_network"
         program = self.project / "tests" / "go" / "program"
         for path in (self.project / "scripts", self.project / "tests" / "java", program, self.bin, self.jvms):
             path.mkdir(parents=True)
@@ -67,7 +74,8 @@ class Machine:
         self.command("mvn", f'echo "mvn $*" >> {self.record}')
         self.go("1.19.8")
         self.postgres(15)
-        python = PYTHON.format(record=self.record, real=sys.executable, venv_missing=self.venv_missing)
+        marks = {"venv_missing": self.venv_missing, "no_network": self.no_network}
+        python = PYTHON.format(record=self.record, real=sys.executable, **marks)
         self.write(self.bin / "python3.11", python)
 
     def write(self, path: Path, text: str) -> None:
@@ -109,11 +117,11 @@ class Machine:
             lines.append(f'case "$*" in *{package}*) cp -r {home} {self.jvms}/ ;; esac')
         self.command("apt-get", "\n".join(lines))
 
-    def setup(self, level: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def setup(self, *level: str, **environment: str) -> subprocess.CompletedProcess[str]:
         clean = {"PATH": str(self.bin), "HOME": str(self.folder), "JVM_ROOTS": str(self.jvms), "GO_ROOTS": "/none"}
         clean["POSTGRES_ROOTS"] = f"{self.folder}/postgresql/*"
         return subprocess.run(
-            [self.project / "scripts" / "setup.sh", level],
+            [self.project / "scripts" / "setup.sh", *level],
             env=clean | environment,
             capture_output=True,
             text=True,
@@ -139,6 +147,10 @@ def machine(tmp_path: Path) -> Machine:
 PIP = "pip -m pip install --disable-pip-version-check -e .[demo,dev]"
 
 
+def pip_of_spark(version: str) -> str:
+    return f"pip -m pip install -q --disable-pip-version-check -e .[pipelines,tests] pyspark=={version}.*"
+
+
 def test_demo_uses_the_java_that_is_there(machine: Machine) -> None:
     machine.java("java-11", version="11")
     machine.java("java-17-cut-down", vector=False)
@@ -153,7 +165,7 @@ def test_second_run_does_and_says_nothing(machine: Machine) -> None:
     machine.java("java-17", compiler=True)
     assert machine.setup("test").returncode == 0
     first = machine.installs
-    assert len(first) == 5  # pip, Maven for two clients and one server, and Go
+    assert len(first) == 6  # pip twice, Maven for two clients and one server, and Go
     done = machine.setup("test")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.setup("demo").stderr == ""
@@ -219,7 +231,7 @@ def test_go_is_installed_and_builds_once(machine: Machine) -> None:
     machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\nrm {machine.bin}/go\ncp {new} {machine.bin}/go')
     done = machine.setup("test")
     assert done.returncode == 0, done.stderr
-    assert machine.installs[-3:] == ["apt-get update", "apt-get install -y golang-go", GO_BUILD]
+    assert machine.installs[-4:] == ["apt-get update", "apt-get install -y golang-go", GO_BUILD, pip_of_spark("4.0")]
     assert machine.setup("test").stderr == ""
     (machine.project / "tests" / "go" / "program" / "main.go").write_text("package main // changed\n")
     assert machine.setup("test").returncode == 0
@@ -232,7 +244,7 @@ def test_go_that_is_named_leads(machine: Machine) -> None:
     (machine.bin / "go").unlink()
     done = machine.setup("test", GO=str(named))
     assert done.returncode == 0, done.stderr
-    assert machine.installs[-1] == GO_BUILD
+    assert GO_BUILD in machine.installs
     (machine.project / ".setup" / "go_driver").unlink()
     done = machine.setup("test", GO="/no/such/go")
     assert done.returncode == 1
@@ -264,6 +276,27 @@ def test_postgresql_is_found_or_installed(machine: Machine) -> None:
     assert machine.installs[-2:] == ["apt-get update", "apt-get install -y postgresql"]
     assert chosen.read_text() == f"{machine.folder}/postgresql/17/bin\n"
     assert machine.setup("test").stderr == ""
+
+
+def test_an_environment_for_each_spark(machine: Machine) -> None:
+    assert machine.setup("python").returncode == 0
+    done = machine.setup("spark", "4.1", "4.2")
+    assert done.returncode == 0, done.stderr
+    assert "Installing the newest PySpark 4.2 and RocketSpark into .setup/spark-4.2" in done.stderr
+    assert machine.installs == [PIP, pip_of_spark("4.1"), pip_of_spark("4.2")]
+    machine.no_network.touch()
+    again = machine.setup("spark", "4.1", "4.2")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    with (machine.project / "pyproject.toml").open("a") as file:
+        file.write("\n# changed\n")
+    changed = machine.setup("spark", "4.1")
+    assert changed.returncode == 1
+    assert (
+        "setup: installing PySpark 4.1 failed, see above: the package index has to be reached once." in changed.stderr
+    )
+    machine.no_network.unlink()
+    assert machine.setup("spark", "4.1").returncode == 0
+    assert machine.installs[3:] == [pip_of_spark("4.1")] * 2
 
 
 def test_without_postgresql_one_who_is_not_root_is_told_the_command(machine: Machine) -> None:

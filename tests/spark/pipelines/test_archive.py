@@ -20,6 +20,8 @@ from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 COLUMNS = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag sysFlag".split()
 
 

@@ -20,6 +20,8 @@ from rocketspark.spark.pipelines.dedupe import pipeline as dedupe
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 
 def send(producer: Producer, topic: str, *messages: tuple[str, list[str]]) -> None:
     producer.send_batch(
