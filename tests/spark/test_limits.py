@@ -19,7 +19,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.stream_read import StreamReader
-from rocketspark.spark.spark_features import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.every_spark
@@ -169,6 +169,16 @@ def test_available_now_ends_with_each(
         .start
     )
     assert run_to_end(start) == wanted
+
+
+def test_once(spark: SparkSession, cluster: Cluster, topic: str, load: Load, tmp_path: Path) -> None:
+    load(topic, 150)
+    source = spark.readStream.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic)
+    frame = source.options(startingOffsets="earliest", maxMessagesPerTrigger="60").schema("queueId int").load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(once=True).start()
+    assert query.awaitTermination(600)
+    assert [p["numInputRows"] for p in query.recentProgress] == [150 if ADMISSION_CONTROL else 60]
 
 
 def test_a_stream_s_queues_are_split(reading: Callable[..., Reading], load: Load, topic: str) -> None:

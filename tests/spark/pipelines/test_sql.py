@@ -136,6 +136,7 @@ def test_mistakes_name_the_part(
     assert {view.name for view in spark.catalog.listTables() if view.isTemporary} == before
 
 
+@pytest.mark.every_spark
 @pytest.mark.skipif(find_spec("pyspark.pipelines") is None, reason="Spark has declarative pipelines from 4.1 on")
 def test_as_a_declarative_pipeline(
     cluster: Cluster, load: Callable[..., Any], make_topic: Callable[..., str], tmp_path: Path
