@@ -47,16 +47,18 @@ def fill(
     queues: int,
     body_bytes: int = 128,
     body_of: Callable[[int], bytes] | None = None,
+    properties_of: Callable[[int], str] | None = None,
 ) -> float:
     """Create the topic and send `count` messages, the batches to each queue in turn; seconds it took.
 
-    `body_of`: the body of each by its number; else all have the same of `body_bytes`. Raises ConnectionError if the
-    broker refuses one.
+    `body_of`: the body of each by its number; else all have the same of `body_bytes`. `properties_of`: properties of
+    each beside its unique key, as they are stored. Raises ConnectionError if the broker refuses one.
     """
     create_topic(broker, topic, queues)
     prefix = secrets.token_hex(12).upper()
     same = b"x" * body_bytes
     body_of = body_of or (lambda number: same)
+    properties_of = properties_of or (lambda number: "")
     started = time.perf_counter()
     with socket.create_connection(parse_address(broker), 10) as s:
         s.settimeout(30)
@@ -78,7 +80,7 @@ def fill(
 
             for number, first in enumerate(range(0, count, BATCH_COUNT)):
                 items = [
-                    batch.BatchItem(0, body_of(i), f"UNIQ_KEY\x01{prefix}{i:08X}\x02WAIT\x01true\x02".encode())
+                    batch.BatchItem(0, body_of(i), f"UNIQ_KEY\x01{prefix}{i:08X}\x02WAIT\x01true\x02{properties_of(i)}".encode())
                     for i in range(first, min(first + BATCH_COUNT, count))
                 ]
                 header = SendHeader(

@@ -34,6 +34,17 @@ TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-writt
 QUEUES = 4
 PARTITIONS = (1, 2, 4, 8)
 BODY_BYTES = 128
+# Bodies of 64 B to 4 KiB, as many of each size: 61 sizes, each 1.07 times the one before, in no order; 955 B on average.
+MIXED_TOPIC = "bench-mixed"
+MIXED_BYTES = tuple(int(64 * 64 ** (i * 23 % 61 / 60)) for i in range(61))
+# Five properties of each message, headers on Kafka's side: name -> what Spark makes of the row's number `id`.
+MIXED_PROPERTIES = {
+    "region": "concat('eu-west-', id % 3)",
+    "tenant": "concat('t', id % 50)",
+    "trace": "lower(hex(id * 2654435761))",
+    "version": "concat(id % 5, '.2')",
+    "source": "'web'",
+}
 UPDATE_BROKER_CONFIG = 25
 # What the Java broker is told to give at most in one pull, beside its defaults of 32 messages and 256 KiB.
 RAISED = b"maxTransferCountOnMessageInMemory=4096\nmaxTransferBytesOnMessageInMemory=1048576\n"
@@ -45,10 +56,17 @@ CASES = {
     "parquet": "topic to Parquet",
     "store": "the broker's store read directly, beside Kafka's read",
     "write": "batch write from Parquet, to a topic and to one with queue.type=BatchCQ",
+    "naive": "load().select(...) as most write it, mixed sizes, keys, five properties; ours also with the columns named",
     "partitions": "batch read of topics with 1, 2, 4 and 8 queues",
     "java": "batch read from the Java RocketMQ broker, beside Kafka's read",
     "long": "10 M messages read in bounded memory (only when asked for, or with --long)",
 }
+# Our columns, and Kafka's beside them.
+NAIVE = (
+    (("body",), ("value",)),
+    (("body", "tag", "queueOffset"), ("value", "key", "offset")),
+    (("*",), ("*",)),
+)
 
 
 class Round(NamedTuple):
@@ -87,6 +105,26 @@ class Side(NamedTuple):
 def body_of(number: int) -> bytes:
     """128 bytes that nothing packs well; Spark makes the same by sha2(number, 512)."""
     return hashlib.sha512(b"%d" % number).hexdigest().encode()
+
+
+def mixed_body_of(number: int) -> bytes:
+    """64 B to 4 KiB; Spark makes the same in `fill_mixed`."""
+    size = MIXED_BYTES[number % len(MIXED_BYTES)]
+    return (hashlib.sha512(b"%d" % number).hexdigest() * -(-size // 128))[:size].encode()
+
+
+def mixed_properties_of(number: int) -> str:
+    """A tag, a key and MIXED_PROPERTIES."""
+    pairs = {
+        "TAGS": ("new", "paid", "shipped")[number % 3],
+        "KEYS": f"o{number}",
+        "region": f"eu-west-{number % 3}",
+        "tenant": f"t{number % 50}",
+        "trace": f"{number * 2654435761:x}",
+        "version": f"{number % 5}.2",
+        "source": "web",
+    }
+    return "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
 
 
 class Bench:
@@ -208,6 +246,42 @@ class Bench:
                 found = side.do("check", WRITTEN_TOPIC)
                 if any(found[key] != times * self.sums[key] for key in ("rows", "bytes", "crc32")):
                     raise SystemExit(f"{side.spark.side}: written were {found}, {times} times {self.sums} were given")
+
+    def naive(self) -> None:
+        """Queries as most are written."""
+        rows = self.plan.of(1_000_000, 200_000, 2_000)
+        self._load_mixed(rows)
+        given = {"job": "select", "topic": MIXED_TOPIC, "rows": rows}
+        for columns, theirs in NAIVE:
+            name = ", ".join(columns)
+            kafka = given | {"columns": theirs}
+            self.compare(f"naive: {name}", given | {"columns": columns}, kafka)
+            if columns != ("*",):
+                named = {"columns": ",".join(columns)}
+                self.compare(f"columns named: {name}", given | {"columns": columns, "options": named}, kafka)
+
+    def _load_mixed(self, rows: int) -> None:
+        """The same bodies of mixed sizes to both sides, checked as in `load`."""
+        progress(f"our broker: {rows:,} messages of mixed sizes")
+        servers = self.mine.servers
+        fill(
+            servers.broker,
+            MIXED_TOPIC,
+            rows,
+            queues=QUEUES,
+            body_of=mixed_body_of,
+            properties_of=mixed_properties_of,
+        )
+        if self.theirs:
+            progress(f"Kafka: {rows:,} messages of mixed sizes")
+            self.theirs.do("create", MIXED_TOPIC, queues=QUEUES)
+            shape = {"sizes": MIXED_BYTES, "headers": MIXED_PROPERTIES}
+            self.theirs.do("fill_mixed", MIXED_TOPIC, rows=rows, queues=QUEUES, run=BATCH_COUNT, **shape)
+        sides = [side for side in (self.mine, self.theirs) if side]
+        found = [{k: v for k, v in side.do("check", MIXED_TOPIC).items() if k != "seconds"} for side in sides]
+        if found[0]["rows"] != rows or found[0] != found[-1]:
+            raise SystemExit(f"the sides do not hold the same {rows} bodies: {found}")
+        print(f"  {rows:,} bodies of 64 B to 4 KiB on each side: crc32 and xxhash64 agree", flush=True)
 
     def partitions(self) -> None:
         """How the rate grows."""

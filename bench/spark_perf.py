@@ -80,6 +80,13 @@ class Source:
         """The topic as a stream of five columns."""
         return self._opened(self._spark.readStream, streaming=True)
 
+    def plain(self) -> Any:
+        """The topic as it is loaded by the two options that it needs, with all columns that the side has."""
+        reader = self._spark.read.format(self._side).options(**self._options)
+        if self._side == KAFKA:
+            return reader.option("kafka.bootstrap.servers", self._address).option("subscribe", self._topic).load()
+        return reader.option("namesrv", self._address).option("topic", self._topic).load()
+
     def write(self, bodies: Any) -> None:
         """Append rows that have a column `body`, and `queueId` if they choose their queue."""
         if self._side == KAFKA:
@@ -93,6 +100,12 @@ class Source:
 def read(spark: Any, side: str, job: Job) -> Result:
     """Every row made and dropped."""
     Source(spark, side, job).table().write.format("noop").mode("overwrite").save()
+    return {}
+
+
+def select(spark: Any, side: str, job: Job) -> Result:
+    """Some `columns` by a select, without a schema, as most queries are written; rows made and dropped."""
+    Source(spark, side, job).plain().select(*job["columns"]).write.format("noop").mode("overwrite").save()
     return {}
 
 
@@ -145,6 +158,23 @@ def fill(spark: Any, side: str, job: Job) -> Result:
     return {}
 
 
+def fill_mixed(spark: Any, side: str, job: Job) -> Result:
+    """Rows of many `sizes`, with a key and `headers`. See spark_kafka.mixed_body_of."""
+    queue = f"cast(id div {job['run']} % {job['queues']} as int) as queueId"
+    sizes = ", ".join(map(str, job["sizes"]))
+    size = f"element_at(array({sizes}), cast(id % {len(job['sizes'])} as int) + 1)"
+    repeated = f"repeat(sha2(cast(id as string), 512), {-(-max(job['sizes']) // 128)})"
+    headers = ", ".join(f"named_struct('key', '{k}', 'value', cast({v} as binary))" for k, v in job["headers"].items())
+    made = spark.range(0, job["rows"], 1, CORES).selectExpr(
+        f"cast(substring({repeated}, 1, {size}) as binary) as body",
+        "cast(concat('o', id) as binary) as key",
+        f"array({headers}) as headers",
+        queue,
+    )
+    Source(spark, side, job).write(made)
+    return {}
+
+
 def create(spark: Any, side: str, job: Job) -> Result:
     """A topic of Kafka's with so many partitions, by the admin client among the connector's jars."""
     java = spark._jvm
@@ -162,7 +192,7 @@ def create(spark: Any, side: str, job: Job) -> Result:
 
 
 JOBS: dict[str, Callable[[Any, str, Job], Result]] = {
-    job.__name__: job for job in (read, check, parquet, stream, write, fill, create)
+    job.__name__: job for job in (read, select, check, parquet, stream, write, fill, fill_mixed, create)
 }
 
 
