@@ -80,7 +80,9 @@ def fill(
 
             for number, first in enumerate(range(0, count, BATCH_COUNT)):
                 items = [
-                    batch.BatchItem(0, body_of(i), f"UNIQ_KEY\x01{prefix}{i:08X}\x02WAIT\x01true\x02{properties_of(i)}".encode())
+                    batch.BatchItem(
+                        0, body_of(i), f"UNIQ_KEY\x01{prefix}{i:08X}\x02WAIT\x01true\x02{properties_of(i)}".encode()
+                    )
                     for i in range(first, min(first + BATCH_COUNT, count))
                 ]
                 header = SendHeader(

@@ -34,7 +34,7 @@ TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-writt
 QUEUES = 4
 PARTITIONS = (1, 2, 4, 8)
 BODY_BYTES = 128
-# Bodies of 64 B to 4 KiB, as many of each size: 61 sizes, each 1.07 times the one before, in no order; 955 B on average.
+# Bodies of 64 B to 4 KiB, as many of each of 61 sizes, each 1.07 times the one below it; 988 B on average.
 MIXED_TOPIC = "bench-mixed"
 MIXED_BYTES = tuple(int(64 * 64 ** (i * 23 % 61 / 60)) for i in range(61))
 # Five properties of each message, headers on Kafka's side: name -> what Spark makes of the row's number `id`.
@@ -56,7 +56,7 @@ CASES = {
     "parquet": "topic to Parquet",
     "store": "the broker's store read directly, beside Kafka's read",
     "write": "batch write from Parquet, to a topic and to one with queue.type=BatchCQ",
-    "naive": "load().select(...) as most write it, mixed sizes, keys, five properties; ours also with the columns named",
+    "naive": "load().select(...) as most write it: mixed sizes, keys, properties; and with option columns",
     "partitions": "batch read of topics with 1, 2, 4 and 8 queues",
     "java": "batch read from the Java RocketMQ broker, beside Kafka's read",
     "long": "10 M messages read in bounded memory (only when asked for, or with --long)",

@@ -62,6 +62,32 @@ def test_the_physical_offset_has_two_names(
     assert len(rows) == COUNT
 
 
+def test_the_option_columns_gives_these_alone(
+    spark: SparkSession, cluster: Cluster, read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
+) -> None:
+    topic, placed = loaded
+    frame = read(topic, columns="body, tag,queueOffset")
+    assert frame.schema.simpleString() == "struct<body:binary,tag:string,queueOffset:bigint>"
+    expected = sorted((m.body, m.tag, offset) for (_, _, offset), m in placed.items())
+    assert sorted((bytes(r.body), r.tag, r.queueOffset) for r in frame.collect()) == expected
+    assert sorted(bytes(r[0]) for r in frame.select("body").collect()) == [body for body, _, _ in expected]
+    # A schema that says the same is none too many; another one is a mistake.
+    assert read(topic, "tag string", columns="tag").count() == COUNT
+    differ = error_of(read(topic, "tag string", columns="tag,body"))
+    assert "ConfigError: option columns names tag, body, and the schema tag: leave one of them out" in differ
+    with pytest.raises(Exception, match="there is no column 'value'; there are: topic, ") as unknown:
+        read(topic, columns="tag,value")
+    assert "Traceback" not in differ + str(unknown.value)
+    options = f"namesrv '{cluster.namesrv}', topic '{topic}', columns 'tag,queueId'"
+    spark.sql(f"CREATE TEMPORARY VIEW narrow USING rocketmq OPTIONS ({options})")
+    try:
+        assert spark.table("narrow").columns == ["tag", "queueId"]
+        [row] = spark.sql("SELECT count(*) AS n, count(DISTINCT queueId) AS queues FROM narrow").collect()
+        assert (row.n, row.queues) == (COUNT, len({queue_id for _, queue_id, _ in placed}))
+    finally:
+        spark.catalog.dropTempView("narrow")
+
+
 def test_every_message_exactly(read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]) -> None:
     topic, placed = loaded
     frame = read(topic)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from rocketspark.arrow.columns import schema_of
 from rocketspark.errors import ConfigError
@@ -57,11 +59,32 @@ class ReadColumns:
         return batch if batch.schema.equals(self._schema) else batch.cast(self._schema)
 
 
-def wanted_columns(schema: StructType) -> list[str]:
-    """Return names of the columns a user's schema asks for, in its order. Raises ConfigError for one that cannot be
-    had.
+def read_schema(columns: Sequence[str] = ()) -> StructType:
+    """Return the schema of a read: these columns in this order, or all if none is named. Raises ConfigError for a name
+    that is unknown or stands there twice.
+    """
+    if not columns:
+        return READ_SCHEMA
+    for name in columns:
+        if name not in _READ_TYPES:
+            raise ConfigError(f"option columns: there is no column {name!r}; there are: {', '.join(_READ_TYPES)}")
+    if len(set(columns)) != len(columns):
+        raise ConfigError(f"option columns: a column stands there twice: {', '.join(columns)}")
+    return StructType([StructField(name, READ_SCHEMA[REPEATED.get(name, name)].dataType) for name in columns])
+
+
+def wanted_columns(schema: StructType, named: Sequence[str] = ()) -> list[str]:
+    """Return names of the columns that a read gives, in its order, as its schema says. Raises ConfigError for one that
+    cannot be had.
+
+    `named`: the option columns, which must not say something else.
     """
     known = _READ_TYPES
+    if named and read_schema(named).fieldNames() != schema.fieldNames():
+        raise ConfigError(
+            f"option columns names {', '.join(named)}, and the schema {', '.join(schema.fieldNames())}: leave one of"
+            " them out"
+        )
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if field.name not in known:

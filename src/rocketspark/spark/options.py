@@ -109,6 +109,8 @@ class ReadOptions(NamedTuple):
     clock_set_back_ms: int = CLOCK_SET_BACK_MS
     # The treatment of a body that does not inflate, or has a wrong CRC.
     bad_bodies: str = BAD_IS_ERROR
+    # The columns that a read gives, in this order; all if none is named.
+    columns: tuple[str, ...] = ()
 
 
 class WriteOptions(NamedTuple):
@@ -139,7 +141,7 @@ _READ_NAMES = (
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
     *("store", "brokerName", "storePathCommitLog"),
-    *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies"),
+    *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies", "columns"),
 )
 _WRITE_NAMES = (
     *_ACCESS_NAMES,
@@ -213,6 +215,7 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             if given.truth("failOnDataLoss", True)
             else (BAD_IS_NULL, BAD_AS_STORED, BAD_IS_ERROR),
         ),
+        columns=given.several("columns"),
     )
     if not streaming and parsed.starting == LATEST:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
@@ -232,6 +235,13 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if times != sorted(times):
         raise ConfigError("option startingTimestamp is after endingTimestamp: nothing is stored between them")
     return parsed
+
+
+def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Parse the option columns alone: Spark asks for a table's columns before it asks for a read, or for a write."""
+    return _Given({name: value for name, value in options.items() if name.lower() == "columns"}, (), ()).several(
+        "columns"
+    )
 
 
 def parse_write(options: Mapping[str, str]) -> WriteOptions:

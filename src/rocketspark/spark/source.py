@@ -16,8 +16,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
-from rocketspark.spark.options import parse_read, parse_write
+from rocketspark.spark.columns import check_written, read_schema, wanted_columns
+from rocketspark.spark.options import parse_columns, parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.python_workers import settle
 from rocketspark.spark.read.batch_read import BatchReader, PushingReader
@@ -42,15 +42,16 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
-        """Return all columns of a read."""
-        return READ_SCHEMA
+        """Return the columns of a read: those that the option columns names, or all. Raises ConfigError."""
+        with plain_errors():
+            return read_schema(parse_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for spark.read. Raises ConfigError."""
         settle()
         with plain_errors():
-            wanted_columns(schema)
             options = parse_read(self.options, streaming=False)
+            wanted_columns(schema, options.columns)
             if options.push_down and not FILTERS:
                 raise ConfigError(
                     f"option pushDownPredicate needs Spark 4.1 or later, and this is {VERSION}: leave it out, and Spark"
@@ -69,8 +70,9 @@ class RocketMQDataSource(DataSource):
         here.
         """
         try:
-            wanted_columns(schema)
-            return for_this_spark(StreamReader(schema, parse_read(self.options, streaming=True)))
+            options = parse_read(self.options, streaming=True)
+            wanted_columns(schema, options.columns)
+            return for_this_spark(StreamReader(schema, options))
         except RocketSparkError as e:
             return for_this_spark(RefusedReader(e))
 

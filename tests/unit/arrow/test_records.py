@@ -6,6 +6,7 @@ import datetime
 import struct
 import tarfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from rocketspark.arrow import records
 from rocketspark.arrow.columns import COLUMNS, schema_of
+from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import batch, compression, record, record_layout, sysflags
@@ -240,6 +242,90 @@ def test_wrong_crc_is_found_when_asked() -> None:
 def test_body_that_does_not_inflate_is_an_error() -> None:
     with pytest.raises(RecordError, match="inflate"):
         records.decode(make(0, sys_flag=sysflags.COMPRESSED, body=b"no zlib"), columns=["body"])
+
+
+# Texts that rows of one producer share in part: what is looked for in all rows at once must not be taken for granted.
+ALIKE = [
+    "UNIQ_KEY\x01{n:032X}\x02WAIT\x01true\x02TAGS\x01t{n}\x02KEYS\x01k{n} {n}\x02a\x01{n}\x02longer name\x01ü{n}\x02",
+    "UNIQ_KEY\x01{n:032X}\x02WAIT\x01true\x02TAGS\x01t{n}\x02KEYS\x01k{n} {n}\x02a\x01{n}\x02longer name\x01{n}",
+    "a\x01{n}\x02KEYS\x01 k{n}  b \x02",
+    "KEYS\x01k{n}\x02",
+    "a\x01{n}\x02TAGS\x01A\x02a\x01{n}{n}\x02",
+    "TAGS\x01{n}\x01b\x02",
+]
+ODD = [
+    "",
+    "\x02",
+    "a",
+    "a\x01",
+    "\x01b\x02",
+    "a\x01b\x02\x02",
+    "b\x01{n}\x02KEYS\x01 k{n}  b \x02",
+    "KEYT\x01k{n}\x02",
+    "KEYS\x01k\x02{n}\x02",
+    "KEYS\x01\x02",
+    "KEYS\x02k{n}\x01",
+    "UNIQ_KEX\x01{n:032X}\x02WAIT\x01true\x02TAGS\x01t{n}\x02KEYS\x01k{n} {n}\x02a\x01{n}\x02longer name\x01ü{n}\x02",
+    "XNIQ_KEY\x01{n:032X}\x02WAIT\x01true\x02TAGS\x01t{n}\x02KEYS\x01k{n} {n}\x02a\x01{n}\x02longer name\x01ü{n}\x02",
+    "UNIQ_KEY\x01{n:032X}\x02WAIT\x01true\x02TAGS\x01t{n}\x02KEYS\x01k{n} {n}\x02a\x01{n}\x02longer nane\x01{n}",
+]
+
+
+@pytest.mark.parametrize("text", ALIKE)
+@pytest.mark.parametrize("odd", [None, *ODD])
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_rows_with_the_same_names_and_one_that_differs(text: str, odd: str | None, place: int) -> None:
+    texts = [text.format(n=n) for n in (1, 22, 333, 4, 55, 6, 7)]
+    if odd is not None:
+        texts[place] = odd.format(n=9)
+    assert_equal_to_row_decoder(b"".join(make(i, properties=t.encode()) for i, t in enumerate(texts)))
+
+
+def test_rows_with_the_same_names_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Properties, "_cut", None)
+    for text in ALIKE[:4]:
+        data = b"".join(make(n, properties=text.format(n=n).encode()) for n in range(20))
+        assert assert_equal_to_row_decoder(data) == 20
+
+
+alike_rows = st.tuples(st.sampled_from(ALIKE), st.lists(st.one_of(st.none(), st.sampled_from(ODD)), max_size=4))
+
+
+@settings(max_examples=300, deadline=None)
+@given(alike_rows, st.randoms(use_true_random=False))
+def test_rows_that_are_alike_in_part_decode_as_row_by_row(rows: tuple[str, list[str | None]], random: Random) -> None:
+    text, others = rows
+    texts = [text.format(n=random.randrange(10**6)) for _ in range(random.randrange(6))]
+    for other in others:
+        texts.insert(
+            random.randrange(len(texts) + 1), (text if other is None else other).format(n=random.randrange(99))
+        )
+    assert_equal_to_row_decoder(b"".join(make(i, properties=t.encode()) for i, t in enumerate(texts)))
+
+
+@given(st.lists(st.text(st.sampled_from("ab  "), max_size=7), max_size=9))
+def test_keys_are_cut_at_blanks(texts: list[str]) -> None:
+    found = split_keys(pa.array([*texts, None, " x"], pa.string())[:-1])
+    assert found.to_pylist() == [*(text.split() for text in texts), []]
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [91], [91, 90], [91, 0], [-5, 91], [91, 3], [2**31 - 1], [91, 92, -(2**31), 91], [91] * 40 + [1, 91]]
+)
+@pytest.mark.parametrize("cut", [0, 2, 5])
+def test_sizes_that_cannot_be_are_errors(sizes: list[int], cut: int) -> None:
+    data = bytearray()
+    for size in sizes:
+        data += size.to_bytes(4, "big", signed=True) + bytes(max(0, min(size, 200) - 4))
+    data = data[: max(0, len(data) - cut)]
+    possible = all(size >= 91 for size in sizes) and sum(sizes) == len(data)
+    # What lies behind the span is no part of it.
+    buffer = bytes(data) + make(0) * 3
+    if possible:
+        assert len(records.find_records(buffer, (0, len(data)))) == len(sizes)
+    else:
+        with pytest.raises(RecordError, match=r"fewer than any record has|is cut off"):
+            records.find_records(buffer, (0, len(data)))
 
 
 property_bytes = st.lists(

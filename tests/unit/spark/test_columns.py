@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, ReadColumns, check_written, wanted_columns
+from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, ReadColumns, check_written, read_schema, wanted_columns
 
 
 def schema(*names: str) -> StructType:
@@ -53,6 +53,38 @@ def test_the_name_is_checked_as_others_are() -> None:
         wanted_columns(StructType([StructField("physicalOffset", StringType())]))
     with pytest.raises(ConfigError, match=r"there are: .*logPosition bigint, physicalOffset bigint"):
         wanted_columns(schema("position"))
+
+
+def test_the_option_names_columns_in_its_order() -> None:
+    assert read_schema() == READ_SCHEMA
+    found = read_schema(("physicalOffset", "body", "keys", "properties"))
+    assert found.simpleString() == (
+        "struct<physicalOffset:bigint,body:binary,keys:array<string>,properties:map<string,string>>"
+    )
+    assert wanted_columns(found, found.fieldNames()) == found.fieldNames()
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (("body", "value"), r"option columns: there is no column 'value'; there are: topic, .*, physicalOffset$"),
+        (("Body",), "there is no column 'Body'"),
+        (("body", "tag", "body"), "option columns: a column stands there twice: body, tag, body"),
+    ],
+)
+def test_wrong_names_of_the_option(named: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_schema(named)
+    with pytest.raises(ConfigError, match=says):
+        wanted_columns(READ_SCHEMA, named)
+
+
+def test_the_option_and_a_schema_say_the_same() -> None:
+    both = StructType([READ_SCHEMA["body"], READ_SCHEMA["tag"]])
+    assert wanted_columns(both, ("body", "tag")) == ["body", "tag"]
+    for named in (("body",), ("tag", "body"), ("body", "tag", "keys")):
+        with pytest.raises(ConfigError, match=r"option columns names .*, and the schema body, tag: leave one of them"):
+            wanted_columns(both, named)
 
 
 def test_rows_that_hold_it_can_be_written() -> None:

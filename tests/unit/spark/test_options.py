@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.options import AtTime, parse_read, parse_write
+from rocketspark.spark.options import AtTime, parse_columns, parse_read, parse_write
 
 BASE = {"namesrv": "127.0.0.1:9876", "topic": "orders"}
 
@@ -276,3 +276,13 @@ def test_bad_bodies_go_on_as_null_where_loss_is_no_error() -> None:
     assert parse_read(given, streaming=True).bad_bodies == "error"
     assert parse_read({**given, "failOnDataLoss": "false"}, streaming=True).bad_bodies == "null"
     assert parse_read({**given, "failOnDataLoss": "false", "badBodies": "error"}, streaming=True).bad_bodies == "error"
+
+
+def test_columns_are_parted_by_commas() -> None:
+    assert parse_read(BASE, streaming=False).columns == ()
+    for given in ({"columns": " body, tag ,queueOffset"}, {"COLUMNS": "body,tag,queueOffset,"}):
+        assert parse_read({**BASE, **given}, streaming=True).columns == ("body", "tag", "queueOffset")
+        # The names are read before anything else is looked at, for a write too.
+        assert parse_columns({"no": "topic", **given}) == ("body", "tag", "queueOffset")
+    with pytest.raises(ConfigError, match="did you mean 'columns'"):
+        parse_read({**BASE, "column": "body"}, streaming=False)
