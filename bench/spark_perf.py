@@ -160,19 +160,23 @@ def fill(spark: Any, side: str, job: Job) -> Result:
 
 def fill_mixed(spark: Any, side: str, job: Job) -> Result:
     """Rows of many `sizes`, with a key and `headers`. See spark_kafka.mixed_body_of."""
+    Source(spark, side, job).write(mixed_rows(spark, job))
+    return {}
+
+
+def mixed_rows(spark: Any, job: Job) -> Any:
+    """The same as a frame."""
     queue = f"cast(id div {job['run']} % {job['queues']} as int) as queueId"
     sizes = ", ".join(map(str, job["sizes"]))
     size = f"element_at(array({sizes}), cast(id % {len(job['sizes'])} as int) + 1)"
     repeated = f"repeat(sha2(cast(id as string), 512), {-(-max(job['sizes']) // 128)})"
     headers = ", ".join(f"named_struct('key', '{k}', 'value', cast({v} as binary))" for k, v in job["headers"].items())
-    made = spark.range(0, job["rows"], 1, CORES).selectExpr(
+    return spark.range(0, job["rows"], 1, CORES).selectExpr(
         f"cast(substring({repeated}, 1, {size}) as binary) as body",
         "cast(concat('o', id) as binary) as key",
         f"array({headers}) as headers",
         queue,
     )
-    Source(spark, side, job).write(made)
-    return {}
 
 
 def create(spark: Any, side: str, job: Job) -> Result:
