@@ -57,7 +57,7 @@ test-official: setup ## what drives official clients and brokers beyond `make te
 test-python: setup-python ## base, clients and servers on every Python 3.11 or later found here (PYTHONS="/path/to/python3.14")
 	@PYTHONS="$(PYTHONS)" scripts/test_pythons.sh $(OPTIONS)
 
-test-versions: setup-demo ## the connector's core on the newest Spark 4.0, 4.1, 4.2 and 4.3 (SPARKS="4.0 4.1" for some)
+test-versions: setup-demo ## the connector's core on the newest Spark 4.0, 4.1, 4.2 and 4.3 (SPARKS="4.0 4.1.0" for some)
 	@PYTHON="$(PYTHON)" SPARKS="$(SPARKS)" WORKERS="$(WORKERS)" scripts/test_sparks.sh $(OPTIONS)
 
 demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)

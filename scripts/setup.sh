@@ -6,7 +6,7 @@
 #   scripts/setup.sh demo      + Java 17 or later for Spark
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark
-#   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y
+#   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
 # PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command.
 set -euo pipefail
@@ -92,8 +92,9 @@ python_of_sparks() {
   if [ -z "${PYTHON:-}" ] && python_fits .venv/bin/python; then echo .venv/bin/python; else find_python; fi
 }
 
-setup_spark() {  # X.Y
-  local key made_with python place=.setup/spark-$1
+setup_spark() {  # X.Y or X.Y.Z
+  local key made_with python place=.setup/spark-$1 wanted="pyspark==$1"
+  [[ $1 == *.*.* ]] || wanted="$wanted.*"
   python=$(python_of_sparks)
   made_with="$PWD $("$python" -c 'import sys; print(sys.version)')"
   key="$(cksum < pyproject.toml) $made_with"
@@ -104,8 +105,8 @@ setup_spark() {  # X.Y
     "$python" -m venv "$place" || stop "$python could not make a virtual environment in $PWD/$place, see above."
     printf '%s\n' "$made_with" > "$place/made-with"
   fi
-  say "Installing the newest PySpark $1 and RocketSpark into $place (some 450 MB; a few minutes)"
-  "$place/bin/python" -m pip install -q --disable-pip-version-check -e '.[pipelines,tests]' "pyspark==$1.*" >&2 ||
+  say "Installing $wanted and RocketSpark into $place (some 450 MB; a few minutes)"
+  "$place/bin/python" -m pip install -q --disable-pip-version-check -e '.[pipelines,tests]' "$wanted" >&2 ||
     stop "installing PySpark $1 failed, see above: the package index has to be reached once." \
          "Once the cause is gone, run make again."
   printf '%s\n' "$key" > "$place/made-from"
