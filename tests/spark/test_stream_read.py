@@ -277,6 +277,23 @@ def test_first_micro_batch_run_again_when_nothing_came_since(cluster: Cluster, l
         again.stop()
 
 
+def test_first_micro_batch_without_messages_run_again(cluster: Cluster, load: Load, topic: str) -> None:
+    load(topic, 100)
+    first, again = (make_reader(cluster, topic, startingOffsets="latest") for _ in range(2))
+    try:
+        start = first.initialOffset()
+        end = json.loads(json.dumps(first.latestOffset(start, ReadAllAvailable())))
+        assert end == start
+        # Spark stopped before that micro-batch was done, and `latest` is another place when it is planned again.
+        load(topic, 30, first=100)
+        assert again.partitions(again.initialOffset(), end) == []
+        after = again.latestOffset(end, ReadAllAvailable())
+        assert sum(p.end - p.first for p in again.partitions(end, after)) == 30
+    finally:
+        first.stop()
+        again.stop()
+
+
 def test_a_reader_that_is_open_goes_to_executors(reader: StreamReader, load: Load, topic: str) -> None:
     load(topic, 100)
     start = reader.initialOffset()

@@ -109,13 +109,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def reported_offset(text: str | None) -> Any:
-    """Return an offset of a query's progress report: JSON, or before 4.2 the text of a Python value."""
+    """Return an offset of a query's progress report: JSON, or before 4.2 the text of a Python value; another source's
+    offset that is neither stays text.
+    """
     if text is None:
         return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return ast.literal_eval(text)
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError):
+            continue
+    return text
 
 
 __all__ = [

@@ -76,8 +76,8 @@ class WantedEnd:
             return False
         reached = _reached(query)
         # A query may read some of the topics only.
-        read = {place[0] for place in reached}
-        ends = {place: offset for place, offset in self._end.items() if place[0] in read or not read}
+        read = {place[0] for place in reached if place}
+        ends = {place: offset for place, offset in self._end.items() if place[0] in read or not reached}
         missing = sum(max(0, offset - reached.get(place, 0)) for place, offset in ends.items())
         came_on = self._missing is None or missing < self._missing
         self._missing = missing

@@ -1,7 +1,7 @@
 """A stream under a Spark without admission control (4.0, 4.1). Rule: its limits hold, exactly, over restarts.
 
 Such a Spark calls `latestOffset()` without telling where the query is, so the reader keeps its place: it is where the
-last planned micro-batch ends. After a restart Spark asks once for the partitions between the newest offset it knows and
+last micro-batch ends. After a restart Spark asks once for the partitions between the newest offset it knows and
 itself, before anything else; a query that begins asks for `initialOffset`.
 
 Such a Spark tells nothing of AvailableNow either: it takes the first `latestOffset()` as the end of the query.
@@ -56,7 +56,10 @@ class OwnLimitsReader(DataSourceStreamReader):
                 VERSION,
             )
         start = self._reader.initialOffset() if self._reached is None else self._reached
-        return self._reader.latestOffset(start, limit)
+        # Spark makes a micro-batch of every answer that is new, though it may plan no partitions of it: with a filter
+        # that is never true, or a join with an empty table.
+        self._reached = self._reader.latestOffset(start, limit)
+        return self._reached
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions between two offsets, the second of which is the place from now on."""

@@ -209,7 +209,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return queue ranges from `start` to `end`."""
         with plain_errors():
-            if start == end:
+            if start == end or (start == self._initial and START_KEY not in end):
+                # The latter is a first micro-batch that found nothing new and runs again: it ends where it began, which
+                # need not be where a new query would begin now.
                 return []
             # A first micro-batch that is run again begins where it began, not where a new query would begin now.
             first, last = from_json(start) | from_json(end.get(START_KEY, {})), from_json(end)

@@ -58,6 +58,13 @@ def test_of_two_sources_of_one_topic_the_later_one_counts() -> None:
     assert not wanted.is_ahead(Query(at(100), at(100)))
 
 
+def test_sources_of_other_formats_do_not_count() -> None:
+    for other in (12, {"logOffset": 3}, [1, 2], None, -1, "2026-11-21T10:00"):
+        wanted = WantedEnd(lambda: at(100), None)
+        assert wanted.is_ahead(Query(other, at(40)))  # type: ignore[arg-type]
+        assert not wanted.is_ahead(Query(other, at(100)))  # type: ignore[arg-type]
+
+
 def test_the_batches_of_an_outbox() -> None:
     wanted = WantedEnd(lambda: {"batch": 3}, None)
     assert [wanted.is_ahead(Query({"batch": n})) for n in (1, 2, 3)] == [True, True, False]

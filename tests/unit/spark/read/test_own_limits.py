@@ -122,6 +122,15 @@ def test_every_message_comes_once_within_the_limit(limit: int | None, start: int
     assert all(0 < end - first <= (limit or queue.end) for first, end in spark.planned)
 
 
+def test_a_micro_batch_of_which_spark_plans_nothing_is_done() -> None:
+    queue = Queue(0, 20)
+    reader = OwnLimitsReader(Reader(queue, 5))
+    # As with a join with an empty table: the rows are not wanted.
+    assert [reader.latestOffset()["at"] for _ in range(3)] == [5, 10, 15]
+    assert [part.value for part in reader.partitions({"at": 10}, {"at": 15})] == [(10, 15)]
+    assert reader.latestOffset() == {"at": 20}
+
+
 def test_a_limit_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     limited, free = OwnLimitsReader(Reader(Queue(0, 9), 2)), OwnLimitsReader(Reader(Queue(0, 9), None))
     repeated = OwnLimitsReader(Reader(Queue(0, 9), 2), repeated=True)
