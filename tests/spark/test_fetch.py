@@ -275,3 +275,17 @@ def test_pieces_of_large_messages_are_bounded_in_bytes(monkeypatch: pytest.Monke
         ]
     assert sum(sizes) > 300 * 5000
     assert max(sizes) < 100_000 + 2 * 6000
+
+
+def test_parts_are_joined_in_a_buffer_of_their_own_until_nobody_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelined_connection, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(pipelined_connection, "_used", deque(maxlen=4))
+    first = pipelined_connection.joined([memoryview(b"ab"), memoryview(b""), memoryview(b"cde")])
+    second = pipelined_connection.joined([memoryview(b"xyz")])
+    assert (bytes(first), bytes(second)) == (b"abcde", b"xyz")
+    used = first.obj
+    first.release()
+    again = [pipelined_connection.joined([memoryview(b"%d" % n)]) for n in range(8)]
+    assert [bytes(view) for view in again] == [b"%d" % n for n in range(8)]
+    assert sum(view.obj is used for view in again) == 1
+    assert bytes(second) == b"xyz"

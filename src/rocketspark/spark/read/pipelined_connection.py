@@ -21,7 +21,7 @@ from rocketspark.transport.request_frames import request
 BUFFER_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 3.0
 # The buffers that were filled last, by any connection of this process: a bound on what it keeps of them.
-_used: deque[bytearray] = deque(maxlen=4)
+_used: deque[bytearray] = deque(maxlen=6)
 
 
 class PipelinedReply(NamedTuple):
@@ -163,6 +163,19 @@ class PipelinedConnection:
         self._buffer = bytearray()
         self._view = memoryview(self._buffer)
         self._filled = self._taken = 0
+
+
+def joined(parts: list[memoryview]) -> memoryview:
+    """Return the parts as one, in a buffer that is used again once nothing looks at it, as those of connections are."""
+    size = sum(map(len, parts))
+    buffer = _buffer(size)
+    whole = memoryview(buffer)[:size]
+    at = 0
+    for part in parts:
+        whole[at : at + len(part)] = part
+        at += len(part)
+    _used.append(buffer)
+    return whole
 
 
 def _buffer(least: int) -> bytearray:

@@ -24,7 +24,7 @@ from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.compacted_topics import is_compacted
-from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
+from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply, joined
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
 from rocketspark.transport.retries import Retries, RetryRule
 
@@ -33,8 +33,8 @@ log = logging.getLogger("rocketspark.spark")
 ROWS_PER_PIECE = 16_384
 BYTES_PER_PIECE = 8 << 20
 ROWS_IN_FLIGHT = 16_384
-# Replies smaller than this are copied to lie side by side.
-JOINED_BYTES_MAX = 64 << 10
+# Replies smaller than this are copied to lie side by side: 0.1 us a KiB, where a small piece costs 1 ms to decode.
+JOINED_BYTES_MAX = 4 << 20
 PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
 # Full replies in a row after which a pull asks for twice as much again.
 GROW_AFTER = 16
@@ -353,7 +353,7 @@ def _piece(done: list[_Pull], whole: bool) -> PulledPiece:
         small = max(end - start for start, end in spans) < JOINED_BYTES_MAX
         if small or not all(_follows(*pair) for pair in pairwise(replies)):
             # A piece's records ascend in one buffer; small replies may have come in any order and are copied so.
-            buffer = b"".join([r.buffer[r.start : r.end] for r in replies])
+            buffer = joined([r.buffer[r.start : r.end] for r in replies])
             spans = [(0, len(buffer))]
     return PulledPiece(buffer, spans, done[0].first, done[-1].end, whole)
 
