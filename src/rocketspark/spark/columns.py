@@ -56,7 +56,12 @@ class ReadColumns:
         batch = decoded
         if not self._as_decoded:
             batch = pa.RecordBatch.from_arrays([decoded.column(i) for i in self._places], names=self._schema.names)
-        return batch if batch.schema.equals(self._schema) else batch.cast(self._schema)
+        if batch.schema.equals(self._schema):
+            return batch
+        try:
+            return batch.cast(self._schema)
+        except ValueError as e:
+            raise ConfigError(f"schema: {e}: leave out that it is not null") from e
 
 
 def read_schema(columns: Sequence[str] = ()) -> StructType:

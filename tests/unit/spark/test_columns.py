@@ -87,6 +87,14 @@ def test_the_option_and_a_schema_say_the_same() -> None:
             wanted_columns(both, named)
 
 
+def test_a_null_in_a_column_that_may_hold_none_is_one_clear_line() -> None:
+    wanted = StructType([READ_SCHEMA["queueOffset"], StructField("tag", StringType(), nullable=False)])
+    batch = pa.RecordBatch.from_pydict({"queueOffset": [1, 2], "tag": ["A", None]})
+    assert ReadColumns(wanted).given(batch.slice(0, 1)).schema.field("tag").nullable is False
+    with pytest.raises(ConfigError, match=r"^schema: .*'tag' with null values .*: leave out that it is not null"):
+        ReadColumns(wanted).given(batch)
+
+
 def test_rows_that_hold_it_can_be_written() -> None:
     assert {"physicalOffset", "logPosition", "queueOffset"} <= READ_ONLY
     fields = [StructField("body", StringType()), StructField("physicalOffset", LongType())]
