@@ -40,6 +40,8 @@ from rocketspark.spark.spark_features import (
 )
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.every_spark
+
 SETTING = "spark.sql.python.filterPushdown.enabled"
 COUNT = 64
 # "Aa" and "BB" have the same Java hash code, as have "AaAa", "AaBB" and "BBBB".
