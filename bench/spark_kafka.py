@@ -28,6 +28,7 @@ from bench.peers import Servers, apache, ours
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show
 from bench.spark_peers import KAFKA, ROCKETMQ, Peaks, Spark, Usage, settle, spark_session
+from bench.spark_versions import Query, measure
 from rocketspark.spark.plan.cluster_queries import ClusterQueries
 
 TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-written", "bench-spark-java", "bench-long"
@@ -57,10 +58,13 @@ CASES = {
     "store": "the broker's store read directly, beside Kafka's read",
     "write": "batch write from Parquet, to a topic and to one with queue.type=BatchCQ",
     "naive": "load().select(...) as most write it: mixed sizes, keys, properties; and with option columns",
+    "versions": "read and naive on each Spark of ours, beside Kafka's connector on two Sparks (only when asked for)",
     "partitions": "batch read of topics with 1, 2, 4 and 8 queues",
     "java": "batch read from the Java RocketMQ broker, beside Kafka's read",
     "long": "10 M messages read in bounded memory (only when asked for, or with --long)",
 }
+# Left out unless named: they take long, or fetch some GB.
+ASKED_FOR = ("long", "versions")
 # Our columns, and Kafka's beside them.
 NAIVE = (
     (("body",), ("value",)),
@@ -138,6 +142,7 @@ class Bench:
         self.found: list[Row] = []
         self.where: dict[str, dict[str, dict[str, float]]] = {}
         self.sums: dict[str, Any] = {}
+        self._mixed_loaded = False
 
     # -- the measure
 
@@ -260,8 +265,22 @@ class Bench:
                 named = {"columns": ",".join(columns)}
                 self.compare(f"columns named: {name}", given | {"columns": columns, "options": named}, kafka)
 
+    def versions(self) -> None:
+        """The Sparks that people have."""
+        rows = self.plan.of(1_000_000, 200_000, 2_000)
+        self._load_mixed(rows)
+        queries = [Query("batch read", self.rows, {"job": "read", "topic": TOPIC}, {"job": "read", "topic": TOPIC})]
+        for columns, theirs in NAIVE:
+            given = {"job": "select", "topic": MIXED_TOPIC}
+            name = f"naive {', '.join(columns)}"
+            queries.append(Query(name, rows, given | {"columns": columns}, given | {"columns": theirs}))
+        self.show(measure(queries, self.mine, self.theirs, self.folder, warm=self.warm, runs=self.runs))
+
     def _load_mixed(self, rows: int) -> None:
-        """The same bodies of mixed sizes to both sides, checked as in `load`."""
+        """The same bodies of mixed sizes to both sides, once, checked as in `load`."""
+        if self._mixed_loaded:
+            return
+        self._mixed_loaded = True
         progress(f"our broker: {rows:,} messages of mixed sizes")
         servers = self.mine.servers
         fill(
@@ -356,7 +375,7 @@ def run(plan: Plan, only: tuple[str, ...] = (), rows: int = 0, report: Path | No
     ):
         bench = Bench(plan, rows, Path(temporary), mine, theirs)
         bench.load()
-        for name in only or [name for name in CASES if name != "long" and not (plan.alone and name == "java")]:
+        for name in only or [name for name in CASES if name not in ASKED_FOR and not (plan.alone and name == "java")]:
             getattr(bench, name)()
             if report:
                 rows_found = [row._asdict() for row in bench.found]
@@ -384,7 +403,7 @@ def main() -> None:
         parser.error(f"unknown case {unknown[0]!r}; there are {', '.join(CASES)}")
     if a.rows < 0 or (a.runs is not None and a.runs < 1):
         parser.error("--rows and --runs: at least 1 is needed")
-    cases = tuple(a.cases) or tuple(name for name in CASES if name != "long")
+    cases = tuple(a.cases) or tuple(name for name in CASES if name not in ASKED_FOR)
     plan = Plan("quick" if a.quick else "full", a.runs, a.alone)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

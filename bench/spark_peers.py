@@ -25,8 +25,11 @@ from bench.kafka_broker import fetch
 from bench.peers import STOP_TIMEOUT_S, cpu_seconds
 from bench.spark_perf import JAR_FOLDER, KAFKA, ROCKETMQ
 
-# The newest Spark for which both artifacts of the connector are released on Maven; there is none for PySpark 4.3.
-SPARK_VERSION = "4.0.0"
+# The oldest and the newest Spark for which both artifacts of the connector are on Maven: of most, one is missing.
+CONNECTOR_VERSIONS = ("4.0.0", "4.2.0")
+SPARK_VERSION = CONNECTOR_VERSIONS[0]
+# Spark as `scripts/setup.sh spark X.Y` installs it for ours; this process has the newest.
+OUR_VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 POM = Path(__file__).resolve().parent / "java" / "spark-kafka-pom.xml"
 ROOT = Path(__file__).resolve().parents[1]
 START_S_MAX = 120.0
@@ -35,15 +38,15 @@ SAMPLE_EVERY_S = 0.1
 BROKER, JVM, PYTHON = "broker", "JVM", "Python workers"
 
 
-def fetched_connector() -> Path:
+def fetched_connector(version: str) -> Path:
     """The folder of the connector's jars and of what they need beyond Spark's own. Raises SystemExit."""
-    target = JARS / f"spark-kafka-{SPARK_VERSION}"
+    target = JARS / f"spark-kafka-{version}"
     if not target.exists():
-        print(f"  fetching Spark's Kafka connector {SPARK_VERSION} with Maven", flush=True)
+        print(f"  fetching Spark's Kafka connector {version} with Maven", flush=True)
         with tempfile.TemporaryDirectory(dir=JARS, prefix="fetching-") as folder:
             jars = Path(folder) / "jars"
             command = ["mvn", "-B", "-ntp", "-q", "-Dstyle.color=never", "-f", str(POM), "dependency:copy-dependencies"]
-            command += ["-DincludeScope=runtime", f"-DoutputDirectory={jars}", f"-Dconnector.version={SPARK_VERSION}"]
+            command += ["-DincludeScope=runtime", f"-DoutputDirectory={jars}", f"-Dconnector.version={version}"]
             # These are among PySpark's own jars.
             command += ["-DexcludeGroupIds=org.scala-lang,org.scala-lang.modules,org.slf4j,org.apache.hadoop"]
             fetch("Maven could not fetch Spark's Kafka connector", command, {"JAVA_HOME": str(java_home())})
@@ -51,12 +54,12 @@ def fetched_connector() -> Path:
     return target
 
 
-def fetched_pyspark() -> Path:
+def fetched_pyspark(version: str) -> Path:
     """The Python of a virtual environment with that PySpark alone. Raises SystemExit."""
-    folder = JARS.parent / f"pyspark-{SPARK_VERSION}"
+    folder = JARS.parent / f"pyspark-{version}"
     python, complete = folder / "bin" / "python", folder / "complete"
     if not complete.exists():
-        print(f"  fetching PySpark {SPARK_VERSION} with pip (450 MB)", flush=True)
+        print(f"  fetching PySpark {version} with pip (450 MB)", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         fetch("no virtual environment could be made", [sys.executable, "-m", "venv", str(folder)], {})
         command = [
@@ -66,11 +69,19 @@ def fetched_pyspark() -> Path:
             "install",
             "-q",
             "--disable-pip-version-check",
-            f"pyspark=={SPARK_VERSION}",
+            f"pyspark=={version}",
         ]
         fetch("pip could not fetch PySpark", command, {})
         complete.touch()
     return python
+
+
+def our_python(version: str) -> Path:
+    """The Python of an environment with this package and that minor version of Spark. Raises SystemExit."""
+    command = [str(ROOT / "scripts" / "setup.sh"), "spark", version]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise SystemExit(f"there is no environment with Spark {version}, see above")
+    return ROOT / ".setup" / f"spark-{version}" / "bin" / "python"
 
 
 class Usage(NamedTuple):
@@ -86,23 +97,25 @@ class Usage(NamedTuple):
 
 
 class Spark:
-    """A process of bench.spark_perf. `version`: Spark's."""
+    """A process of bench.spark_perf. `version`: Spark's; asked for, for ours X.Y, else the installed one is taken."""
 
-    def __init__(self, side: str, folder: Path) -> None:
+    def __init__(self, side: str, folder: Path, version: str = "") -> None:
         self.side = side
         self._used: dict[int, Process] = {}
-        self._log_path = folder / f"{side}.log"
+        self._log_path = folder / f"{side}{version}.log"
         variables = dict(os.environ)
         variables.setdefault("JAVA_HOME", str(java_home() or ""))
         python = sys.executable
         if side == KAFKA:
-            python = str(fetched_pyspark())
-            variables[JAR_FOLDER] = str(fetched_connector())
+            python = str(fetched_pyspark(version or SPARK_VERSION))
+            variables[JAR_FOLDER] = str(fetched_connector(version or SPARK_VERSION))
             # Nothing of ours but the bench: it has an environment of its own.
             variables["PYTHONPATH"] = str(ROOT)
             for name in ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
                 variables.pop(name, None)
         else:
+            if version:
+                python = str(our_python(version))
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -160,9 +173,9 @@ class Spark:
 
 
 @contextmanager
-def spark_session(side: str, folder: Path) -> Iterator[Spark]:
-    """A session for the length of a `with` block."""
-    spark = Spark(side, folder)
+def spark_session(side: str, folder: Path, version: str = "") -> Iterator[Spark]:
+    """A session for the length of a `with` block; `version` as of Spark."""
+    spark = Spark(side, folder, version)
     try:
         yield spark
     finally:
