@@ -274,7 +274,8 @@ class Bench:
             given = {"job": "select", "topic": MIXED_TOPIC}
             name = f"naive {', '.join(columns)}"
             queries.append(Query(name, rows, given | {"columns": columns}, given | {"columns": theirs}))
-        self.show(measure(queries, self.mine, self.theirs, self.folder, warm=self.warm, runs=self.runs))
+        for found in measure(queries, self.mine, self.theirs, self.folder, warm=self.warm, runs=self.runs):
+            self.show(found)
 
     def _load_mixed(self, rows: int) -> None:
         """The same bodies of mixed sizes to both sides, once, checked as in `load`."""

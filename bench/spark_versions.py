@@ -5,7 +5,7 @@ One session of ours at a time and both of Kafka's, on the brokers and messages o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +23,13 @@ class Query(NamedTuple):
     theirs: dict[str, Any]
 
 
-def measure(queries: Sequence[Query], mine: Any, theirs: Any, folder: Path, *, warm: int, runs: int) -> list[Row]:
-    """A row for each query, Spark of ours and Spark of Kafka's. `mine` and `theirs`: sides of bench.spark_kafka, whose
-    brokers are read; `theirs` None without Kafka.
+def measure(
+    queries: Sequence[Query], mine: Any, theirs: Any, folder: Path, *, warm: int, runs: int
+) -> Iterator[list[Row]]:
+    """The rows of each query on each Spark of ours, one for each Spark of Kafka's, as they are found.
+
+    `mine` and `theirs`: sides of bench.spark_kafka, whose brokers are read; `theirs` None without Kafka.
     """
-    rows: list[Row] = []
     with ExitStack() as stack:
         peers = {
             version: theirs._replace(spark=stack.enter_context(spark_session(KAFKA, folder, version)))
@@ -38,8 +40,7 @@ def measure(queries: Sequence[Query], mine: Any, theirs: Any, folder: Path, *, w
             with spark_session(ROCKETMQ, folder, version) as spark:
                 side = mine._replace(spark=spark)
                 for query in queries:
-                    rows += _turns(query, side, peers, warm=warm, runs=runs)
-    return rows
+                    yield _turns(query, side, peers, warm=warm, runs=runs)
 
 
 def _turns(query: Query, side: Any, peers: dict[str, Any], *, warm: int, runs: int) -> list[Row]:
