@@ -182,12 +182,18 @@ class Bench:
         """The same bodies to both sides, checked by what Spark makes of them."""
         self._load_ours(TOPIC, self.rows, QUEUES)
         self._load_kafka(TOPIC, self.rows, QUEUES)
-        sides = [side for side in (self.mine, self.theirs) if side]
-        found = [{k: v for k, v in side.do("check", TOPIC).items() if k != "seconds"} for side in sides]
-        self.sums = found[0]
-        if (found[0]["rows"], found[0]["bytes"]) != (self.rows, self.rows * BODY_BYTES) or found[0] != found[-1]:
-            raise SystemExit(f"the sides do not hold the same {self.rows} bodies: {found}")
+        self.sums = self._same_bodies(TOPIC, self.rows)
+        if self.sums["bytes"] != self.rows * BODY_BYTES:
+            raise SystemExit(f"the bodies are not of {BODY_BYTES} bytes: {self.sums}")
         print(f"  {self.rows:,} bodies of {BODY_BYTES} B on each side: crc32 and xxhash64 agree", flush=True)
+
+    def _same_bodies(self, topic: str, rows: int) -> dict[str, Any]:
+        """What Spark makes of a topic's bodies, which must be the same on both sides."""
+        sides = [side for side in (self.mine, self.theirs) if side]
+        found = [{k: v for k, v in side.do("check", topic).items() if k != "seconds"} for side in sides]
+        if found[0]["rows"] != rows or found[0] != found[-1]:
+            raise SystemExit(f"the sides do not hold the same {rows} bodies: {found}")
+        return found[0]
 
     def _load_ours(self, topic: str, rows: int, queues: int) -> None:
         progress(f"our broker: {rows:,} messages to {topic}")
@@ -297,10 +303,7 @@ class Bench:
             self.theirs.do("create", MIXED_TOPIC, queues=QUEUES)
             shape = {"sizes": MIXED_BYTES, "headers": MIXED_PROPERTIES}
             self.theirs.do("fill_mixed", MIXED_TOPIC, rows=rows, queues=QUEUES, run=BATCH_COUNT, **shape)
-        sides = [side for side in (self.mine, self.theirs) if side]
-        found = [{k: v for k, v in side.do("check", MIXED_TOPIC).items() if k != "seconds"} for side in sides]
-        if found[0]["rows"] != rows or found[0] != found[-1]:
-            raise SystemExit(f"the sides do not hold the same {rows} bodies: {found}")
+        self._same_bodies(MIXED_TOPIC, rows)
         print(f"  {rows:,} bodies of 64 B to 4 KiB on each side: crc32 and xxhash64 agree", flush=True)
 
     def partitions(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,7 +82,9 @@ def run(
             for sink, frame in frames
             if not frame.isStreaming and not progress.stop.asked
         ]
-        ends = {sink.name: WantedEnd(partial(_end, plan, connection(where)), interval_s) for sink, _ in streaming}
+        # Asked for once, and only where a Spark needs it.
+        end = cache(partial(_end, plan, connection(where)))
+        ends = {sink.name: WantedEnd(end, interval_s) for sink, _ in streaming}
         totals: dict[str, SinkResult] = {}
         while streaming and not progress.stop.asked:
             queries: list[StreamingQuery] = []
