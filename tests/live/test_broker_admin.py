@@ -222,7 +222,7 @@ def test_times_take_effect_at_once(tmp_path: Path) -> None:
         ("listenPort=1", ResponseCode.INVALID_PARAMETER, "listenPort cannot change while the broker runs"),
         ("flushDiskType=SYNC_FLUSH", ResponseCode.INVALID_PARAMETER, "flushDiskType cannot change"),
         ("brokerRole=SYNC_MASTER", ResponseCode.INVALID_PARAMETER, "brokerRole"),
-        ("totalReplicas=3", ResponseCode.INVALID_PARAMETER, "totalReplicas=3 is not supported yet"),
+        ("useTLS=true", ResponseCode.INVALID_PARAMETER, "useTLS=true is not supported yet"),
         ("nothing", ResponseCode.INVALID_PARAMETER, "line 3: 'nothing' is no key=value"),
     ],
 )

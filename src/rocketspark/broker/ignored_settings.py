@@ -11,15 +11,15 @@ IGNORED: dict[str, str] = dict(
     for pair in """
     accessMessageInMemoryHotRatio=26 accessMessageInMemoryMaxRatio=40 accountStatsEnable=true
     accountStatsPrintZeroValues=true ackMessageThreadPoolNums=16 ackThreadPoolQueueCapacity=100000
-    adminBrokerThreadPoolNums=16 adminBrokerThreadPoolQueueCapacity=10000 allAckInSyncStateSet=false
+    adminBrokerThreadPoolNums=16 adminBrokerThreadPoolQueueCapacity=10000
     appendAckAsync=false appendCkAsync=false
-    appendTopicForTimerDeleteKey=false asyncLearner=false asyncSendEnable=true autoDeleteUnusedStats=true
+    appendTopicForTimerDeleteKey=false asyncSendEnable=true autoDeleteUnusedStats=true
     autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums=16 bitMapLengthConsumeQueueExt=64
     bottomMostCompressionTypeForConsumeQueueStore=zstd broadcastOffsetExpireMaxSecond=300
     broadcastOffsetExpireSecond=120 brokerElectionPriority=2147483647     brokerHeartbeatInterval=1000 brokerIP2=
     brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
     channelNotActiveInterval=60000 checkCRCOnRecover=true checkCommitLogOffsetOnRecover=false
-    checkSyncStateSetPeriod=5000 cleanOfflineBrokerInterval=30000
+    cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
     clearRetryTopicWhenDeleteTopic=true clientAsyncSemaphoreValue=65535 clientCallbackExecutorThreads=2
     clientChannelMaxIdleTimeSeconds=120 clientCloseSocketIfTimeout=true clientManageThreadPoolNums=32
@@ -43,7 +43,7 @@ IGNORED: dict[str, str] = dict(
     disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false disappearTimeAfterStart=-1
     diskFallRecorded=true
     dispatchCqCacheNum=4096 dispatchCqThreads=10 dispatchFromSenderThread=false duplicationEnable=false
-    enableAcceleratedRecovery=false enableAsyncReput=true enableAutoInSyncReplicas=false enableBatchPush=false
+    enableAcceleratedRecovery=false enableAsyncReput=true enableBatchPush=false
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
     enableCleanExpiredOffset=false enableCompaction=true enableConnectionMetrics=true
     enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
@@ -66,10 +66,10 @@ IGNORED: dict[str, str] = dict(
     flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushConsumeQueueLeastPages=2
     flushConsumeQueueThoroughInterval=60000 flushConsumerOffsetHistoryInterval=60000
     flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true forwardTimeout=3000
-    globalColdReadThreshold=104857600 haFlowControlEnable=false haHousekeepingInterval=20000 haListenPort=10912
-    haMaxGapNotInSync=268435456 haMaxTimeSlaveNotCatchup=15000 haSendHeartbeatInterval=5000
-    haTransferBatchSize=32768 heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
-    inSyncReplicas=1 indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
+    globalColdReadThreshold=104857600
+
+    heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
+    indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
     initPopOffsetByCheckMsgInMem=true isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false iteratorWhenUseRocksdbConsumeQueue=true
     liteEventCheckInterval=10000 liteEventFullDispatchDelayTime=10000
@@ -84,7 +84,7 @@ IGNORED: dict[str, str] = dict(
     mappedFileSwapEnable=true
     maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
-    maxHaTransferByteInSecond=104857600 maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
+    maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
     maxMessageFilterNumForNotification=64 maxMsgsNumBatch=64 maxOffsetMapSize=104857600 maxPopPollingSize=100000
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
@@ -92,7 +92,7 @@ IGNORED: dict[str, str] = dict(
     messageIndexSafe=false messageStorePlugIn= metricGrpcExporterIntervalInMills=60000
     metricGrpcExporterTimeOutInMills=3000 metricLoggingExporterIntervalInMills=10000
     metricsExportBatchMaxDataPoints=1000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
-    metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 minInSyncReplicas=1 minLiteTTl=900000
+    metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 minLiteTTl=900000
     offsetCheckInSlave=false persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
@@ -119,10 +119,10 @@ IGNORED: dict[str, str] = dict(
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
     shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
-    slaveReadEnable=false slaveTimeout=3000 socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
+    slaveReadEnable=false socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
     splitMetadataSize=2000 splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
     subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000 syncBrokerMetadataPeriod=5000
-    syncControllerMetadataPeriod=10000 syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false
+    syncControllerMetadataPeriod=10000 syncMasterFlushOffsetWhenStartup=false
     timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647
     timerEnableCheckMetrics=true timerEnableDisruptor=false timerEnableRetryUntilSuccess=false
     timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerInterceptDelayLevel=false
@@ -133,7 +133,7 @@ IGNORED: dict[str, str] = dict(
     timerRocksDBRollMaxTps=8000.0 timerRocksDBRollRangeHours=2 timerRocksDBStopScan=false
     timerRocksDBTimeExpiredMaxTps=200000.0 timerSkipUnknownError=false
     timerStopDequeue=false timerStopEnqueue=false timerWarmEnable=false
-    timerWheelSnapshotFlush=false timerWheelSnapshotIntervalMs=10000 topicQueueLockNum=32 totalReplicas=1
+    timerWheelSnapshotFlush=false timerWheelSnapshotIntervalMs=10000 topicQueueLockNum=32
     transRocksDBEnable=false transWriteOriginTransHalfEnable=true transactionCheckRocksdbCoreThreads=2
     transactionCheckRocksdbMaxThreads=5 transactionCheckRocksdbQueueCapacity=2000
     transactionMetricFlushInterval=10000 transactionOpBatchInterval=3000 transactionOpMsgMaxSize=4096
@@ -152,16 +152,12 @@ IGNORED: dict[str, str] = dict(
 # Known to 5.5.0 without a value of their own, and keys of 4.x.
 IGNORED_UNSET = frozenset(
     """preferredLeaderId dLegerGroup dLegerPeers dLegerSelfId storePathDLedgerCommitLog storePathEpochFile
-    storePathBrokerIdentity haMasterAddress brokerConfigPath storePathConsumeQueue storePathIndex storeCheckpoint
+    storePathBrokerIdentity brokerConfigPath storePathConsumeQueue storePathIndex storeCheckpoint
     abortFile maxDelayTime""".split()
 )
 
 # Promises of safety that nothing here keeps: key -> the values that promise nothing.
 UNKEPT_PROMISES: dict[str, frozenset[str]] = {
-    "totalReplicas": frozenset({"0", "1"}),
-    "inSyncReplicas": frozenset({"0", "1"}),
-    "minInSyncReplicas": frozenset({"0", "1"}),
-    "allAckInSyncStateSet": frozenset({"false"}),
     "duplicationEnable": frozenset({"false"}),
     "useTLS": frozenset({"false"}),
     # The addresses of NameServers are looked up nowhere: namesrvAddr names them.
