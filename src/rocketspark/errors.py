@@ -24,6 +24,8 @@
         StoreFull             no room on the disk
         StoreLocked           another process has the directory
         StoreUnwritable       a directory or file that cannot be written
+        NotMaster             the store holds a copy of another broker's log
+        ReplicationError      bytes of another broker's log that do not continue this one
       DatabaseFailed        the database of an outbox or of seen ids does not answer or refuses (`retriable`)
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
@@ -228,6 +230,16 @@ class StoreUnwritable(StoreError):
     def __init__(self, message: str, *, retriable: bool = False) -> None:
         super().__init__(message)
         self.retriable = retriable
+
+
+class NotMaster(StoreError):
+    """The store holds a copy of another broker's log: messages are taken by the master alone."""
+
+    retriable = True
+
+
+class ReplicationError(StoreError):
+    """Bytes of another broker's log that do not continue this store's, or a place that is none of its records'."""
 
 
 class DatabaseFailed(RocketSparkError):

@@ -39,6 +39,13 @@ class DeletedTopics:
         self.positions[topic.encode()] = position
         self._write()
 
+    def cut(self, log_end: int) -> None:
+        """Note that the log ends there now. Raises StoreFull, StoreUnwritable."""
+        if any(at > log_end for at in self.positions.values()):
+            for topic, at in self.positions.items():
+                self.positions[topic] = min(at, log_end)
+            self._write()
+
     def _write(self) -> None:
         table = {name.decode("utf-8", "replace"): at for name, at in sorted(self.positions.items())}
         config_files.write(self._path, json.dumps(table, ensure_ascii=False), self._files)

@@ -84,6 +84,12 @@ class MessageReader:
     consume_queues: ConsumeQueueStore
     index_service: IndexService | None
     mender: UnitRepair
+    # Set while not all is confirmed: see `ReplicaReceiver.show_up_to`.
+    _visible_end: int | None
+
+    def visible_next(self, queue: ConsumeQueue) -> int:
+        """Return the next offset of a queue as its readers see it."""
+        raise NotImplementedError
 
     def read(
         self,
@@ -109,6 +115,8 @@ class MessageReader:
         if queue is None:
             return GetMessageResult(GetStatus.NO_QUEUE, [], 0, 0, 0, 0, 0)
         low, high = queue.min, queue.next
+        if self._visible_end is not None:
+            high = self.visible_next(queue)
         if not low <= queue_offset < high:
             if high == 0 or low == high == queue_offset:
                 return GetMessageResult(GetStatus.EMPTY, [], 0, 0, high, low, high)
@@ -117,7 +125,7 @@ class MessageReader:
             status = GetStatus.AT_END if queue_offset == high else GetStatus.OFFSET_TOO_BIG
             return GetMessageResult(status, [], 0, 0, high, low, high)
         if isinstance(queue, BatchConsumeQueue):
-            return self._read_batches(queue, queue_offset, count_max, bytes_max, codes, accepts, so_far)
+            return self._read_batches(queue, queue_offset, high, count_max, bytes_max, codes, accepts, so_far)
         if codes is None and accepts is None:
             units_max = min(count_max, high - queue_offset)
             if queue_offset < queue.loaded_next or queue_offset * UNIT_BYTES < queue.start:
@@ -126,7 +134,7 @@ class MessageReader:
                     if self.mender.mend(queue, queue_offset):
                         return self.read(topic, queue_id, queue_offset, count_max, bytes_max)
                     return self._removed(queue, queue_offset + 1)
-            whole = self._whole(queue, queue_offset, units_max, bytes_max)
+            whole = self._in_one(queue, queue_offset, units_max, bytes_max, high)
             if whole is not None:
                 return whole
         else:
@@ -182,7 +190,9 @@ class MessageReader:
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
         return GetMessageResult(status, records, count - before, total - total_before, next_offset, low, high)
 
-    def _whole(self, queue: ConsumeQueue, queue_offset: int, count: int, bytes_max: int) -> GetMessageResult | None:
+    def _in_one(
+        self, queue: ConsumeQueue, queue_offset: int, count: int, bytes_max: int, high: int
+    ) -> GetMessageResult | None:
         """Read all messages of the range at once, the usual case; None if it has a gap, damage or a file's end.
 
         32 messages: 1.3 us where their records follow each other in the log, 4 us where others lie between them.
@@ -228,7 +238,7 @@ class MessageReader:
             records = [stored[a - start : b - start] for a, b in runs]
         else:
             return None
-        return GetMessageResult(_FOUND, records, count, total, queue_offset + count, queue.min, queue.next)
+        return GetMessageResult(_FOUND, records, count, total, queue_offset + count, queue.min, high)
 
     def _mended(self, queue: ConsumeQueue, offset: int) -> bool:
         return offset < queue.loaded_next and self.mender.mend(queue, offset)
@@ -250,6 +260,7 @@ class MessageReader:
         self,
         queue: BatchConsumeQueue,
         queue_offset: int,
+        high: int,
         count_max: int,
         bytes_max: int,
         codes: frozenset[int] | None,
@@ -275,7 +286,7 @@ class MessageReader:
                 break
             if count and (count + messages > count_max or total + size > bytes_max):
                 break
-            if base >= end:
+            if base >= end or base >= high:
                 break
             stored = None
             if codes is None or code in codes:
@@ -291,7 +302,7 @@ class MessageReader:
             total += size
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
         return GetMessageResult(
-            status, records, count - so_far.messages, total - so_far.size, next_offset, queue.min, queue.next
+            status, records, count - so_far.messages, total - so_far.size, next_offset, queue.min, high
         )
 
     def _is_batch(self, queue: BatchConsumeQueue, base: int, position: int, size: int) -> bool:

@@ -161,7 +161,7 @@ def _replay(
     thorough: bool,
 ) -> Recovered:
     verify_from = _verify_start(log, safe)
-    replay = _Replay(queues, index, safe, deleted, from_start=safe <= log.min_position)
+    replay = Replay(queues, index, safe, deleted, from_start=safe <= log.min_position)
     end = last_time_ms = replayed = 0
     opened = False
     # The newest record of each queue before `safe`: the queue's files must have its unit.
@@ -225,18 +225,19 @@ def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
         raise _QueueHole
 
 
-class _Replay:
+class Replay:
     """Puts records into queues and index, as their appends would have."""
 
     def __init__(
         self,
         queues: ConsumeQueueStore,
         index: IndexService | None,
-        safe: int,
+        safe: int | None,
         deleted: Mapping[bytes, int],
         *,
         from_start: bool,
     ) -> None:
+        """`safe`: queues not read yet are read up to this physical offset; None: as far as they are written."""
         self._queues = queues
         self._deleted = deleted
         self._index = index

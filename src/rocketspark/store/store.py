@@ -26,10 +26,11 @@ from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks,
 from rocketspark.store.files.system_calls import OsFiles, failure
 from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
+from rocketspark.store.replica import ReplicaReceiver
 from rocketspark.store.settings import StoreSettings
 
 
-class Store(MessageAppender, MessageReader):
+class Store(ReplicaReceiver, MessageAppender, MessageReader):
     """A store directory, opened by one process at a time."""
 
     def __init__(
@@ -53,6 +54,9 @@ class Store(MessageAppender, MessageReader):
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
+        # Of replication, as the checkpoint keeps them.
+        self.master_flushed_position = 0
+        self.confirmed_position = 0
         # One flush of queues, index or checkpoint at a time: each may take seconds, so no reply waits for it.
         self._rest_lock = threading.RLock()
 
@@ -123,6 +127,8 @@ class Store(MessageAppender, MessageReader):
             raise failure(e, "open the store in", s.root) from e
         self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
+        self.master_flushed_position = found.master_flushed_position
+        self.confirmed_position = min(found.confirmed_position, self.recovered.end)
         self._queues_position = min(found.queues_position, self.recovered.end)
         self._index_position = self._queues_position
         self.consume_queues.note_files()
@@ -210,7 +216,7 @@ class Store(MessageAppender, MessageReader):
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Return (oldest offset, next offset) of a queue; (0, 0) if there is none."""
         queue = self.consume_queues.find(topic, queue_id)
-        return (0, 0) if queue is None else (queue.min, queue.next)
+        return (0, 0) if queue is None else (queue.min, self.visible_next(queue))
 
     def read_ahead(self, on: bool) -> None:
         """Set whether the kernel reads the log ahead; off suits readers that jump about in a log beyond memory."""
@@ -346,10 +352,20 @@ class Store(MessageAppender, MessageReader):
         from_ms = min(time_ms, from_ms)
         checkpoint.write(
             f"{self.settings.root}/checkpoint",
-            checkpoint.Checkpoint(from_ms, from_ms, time_ms, 0, 0, position),
+            checkpoint.Checkpoint(
+                from_ms, from_ms, time_ms, self.master_flushed_position, self.confirmed_position, position
+            ),
             self._files,
             replay_from=min(position, from_position),
         )
+
+    def _prepare_to_cut(self, position: int) -> None:
+        with self._rest_lock:
+            self._queues_position = min(self._queues_position, position)
+            self._index_position = min(self._index_position, position)
+            self.confirmed_position = min(self.confirmed_position, position)
+            self._deletions.cut(position)
+            self.write_checkpoint()
 
     def _time_before(self, position: int) -> int:
         """A store time that every record before `position` is at or below, or nearly: that of the record there."""

@@ -9,7 +9,14 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from rocketspark.errors import MessageIllegal, RecordError, StoreFull, StoreUnwritable
+from rocketspark.errors import (
+    MessageIllegal,
+    NotMaster,
+    RecordError,
+    ReplicationError,
+    StoreFull,
+    StoreUnwritable,
+)
 from rocketspark.protocol.message import record, record_crc, record_layout
 from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles
@@ -24,6 +31,7 @@ POPULATE_BYTES_MAX = 32 << 20
 RESYNC_BYTES_MAX = 8 << 20
 # The least number of bytes that a disk writes at once.
 _SECTOR_BYTES = 512
+_ZEROS_BYTES = 1 << 20
 
 
 class CommitLog:
@@ -44,6 +52,8 @@ class CommitLog:
         self.flushed = 0
         self.failed: StoreUnwritable | None = None
         self.refused: StoreFull | None = None
+        # True while bytes come from another broker's log: then no message is appended.
+        self.is_replica = False
         # Errors of flushes that may work again, by name: nothing is lost, and appends wait until they work.
         self._paused: dict[str, StoreUnwritable] = {}
         # True if a record's own CRC, where it has one, is compared when the log is scanned.
@@ -78,13 +88,9 @@ class CommitLog:
                 "send less at once or raise mappedFileSizeCommitLog"
             )
         with self._room_lock:
-            if self.failed is not None:
-                raise StoreUnwritable(str(self.failed)) from self.failed
-            for paused in self._paused.values():
-                raise StoreUnwritable(str(paused), retriable=True) from paused
-            if self.refused is not None:
-                full = self.refused
-                raise StoreFull(str(full), needed_bytes=full.needed_bytes, free_bytes=full.free_bytes)
+            self._raise_if_closed_to_writes()
+            if self.is_replica:
+                raise NotMaster("this broker holds a copy: messages are taken by the master alone")
             mapped_files = self.mapped_files
             at = self.written
             start = at - at % self.file_bytes
@@ -104,6 +110,59 @@ class CommitLog:
             self.base = start
             need = max(size + BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
             self.limit = mapped_files.reserve(at, need) - BLANK_BYTES_MIN
+
+    def _raise_if_closed_to_writes(self) -> None:
+        if self.failed is not None:
+            raise StoreUnwritable(str(self.failed)) from self.failed
+        for paused in self._paused.values():
+            raise StoreUnwritable(str(paused), retriable=True) from paused
+        if self.refused is not None:
+            full = self.refused
+            raise StoreFull(str(full), needed_bytes=full.needed_bytes, free_bytes=full.free_bytes)
+
+    def room_for_bytes(self, position: int, count: int) -> memoryview:
+        """Make room for raw bytes of a file; returns the view of that file. Raises StoreFull, StoreUnwritable."""
+        start = position - position % self.file_bytes
+        if self.base == start and self.limit >= position + count and self.refused is None and self.failed is None:
+            return self.map
+        with self._room_lock:
+            self._raise_if_closed_to_writes()
+            if start not in self.mapped_files.starts:
+                self._add(start)
+            reserved = self.mapped_files.reserve(position, max(count, RESERVE_STEP_BYTES))
+            self.map, self.base = self.mapped_files.get(start).view, start
+            self.limit = reserved
+            return self.map
+
+    def begin_at(self, position: int) -> None:
+        """Let a log without any record begin at a file's start. Raises ReplicationError if it has records."""
+        if self.written > self.min_position:
+            raise ReplicationError(f"the log has records up to {self.written}, so it cannot begin at {position}")
+        with self._room_lock:
+            for start in self.mapped_files.starts[::-1]:
+                self.mapped_files.remove(start)
+            self.set_end(position)
+
+    def cut(self, position: int, end: int) -> None:
+        """Take every byte from a position up to the end on away while the log is open; no append may be under way.
+
+        First what lies behind, so that a kill leaves no later record that seems to prove the log before it.
+        """
+        with self._flush_lock, self._room_lock:
+            mapped_files = self.mapped_files
+            self.limit = 0
+            while len(mapped_files.starts) > 1 and mapped_files.starts[-1] >= position:
+                mapped_files.remove(mapped_files.starts[-1])
+            if mapped_files.starts:
+                start = mapped_files.starts[-1]
+                view, stop = mapped_files.get(start).view, min(end - start, self.file_bytes)
+                # In place: readers may hold slices of the map, which a file cut short would take away under them.
+                for at in range(max(position - start, 0), stop, _ZEROS_BYTES):
+                    count = min(_ZEROS_BYTES, stop - at)
+                    view[at : at + count] = bytes(count)
+            self.written = self._populated = self._populate_from = position
+            self.flushed = min(self.flushed, position)
+            self.damaged = tuple((a, min(b, position)) for a, b in self.damaged if a < position)
 
     def _add(self, start: int) -> None:
         self.mapped_files.add(start, RESERVE_STEP_BYTES)

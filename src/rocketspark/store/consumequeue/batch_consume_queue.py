@@ -203,6 +203,18 @@ class BatchConsumeQueue(ConsumeQueue):
         self.min = min(self.min, offset)
         self.flushed = min(self.flushed, self._written)
 
+    def cut_at(self, position: int) -> None:
+        """Remove the units at or after a physical offset."""
+        offset = end = self.next
+        index = self._written // BATCH_UNIT_BYTES
+        while index > self._first() and _UNIT.unpack_from(*self._at(index - 1))[0] >= position:
+            index -= 1
+            offset = self._stated(index)[1]
+        if offset < end:
+            self.cut(offset)
+        self.loaded_next = min(self.loaded_next, offset)
+        self.counted = min(self.counted, offset)
+
     def unit(self, offset: int) -> tuple[int, int, int]:
         """(physical offset, record size, tags code) of the record that holds a message, which must be in the queue."""
         position, size, code = _UNIT.unpack_from(*self._at(self._index_of(offset)))[:3]

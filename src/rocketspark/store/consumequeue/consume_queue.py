@@ -470,6 +470,18 @@ class ConsumeQueue:
         self.flushed = min(self.flushed, end)
         self._load_ext()
 
+    def cut_at(self, position: int) -> None:
+        """Remove the units at or after a physical offset."""
+        offset = end = self.next
+        # From the end on, as a gap in between says nothing of its place.
+        while offset > self.min and self.unit(offset - 1)[0] >= position:
+            offset -= 1
+        if offset < end:
+            self.cut(offset)
+        self.loaded_next = min(self.loaded_next, offset)
+        self.proven = (0, 0)
+        self.counted = min(self.counted, offset)
+
     def lost_before(self, offset: int) -> bool:
         """Tell whether the queue has no units, and its files begin after this offset: those before them are lost."""
         starts = self.mapped_files.starts

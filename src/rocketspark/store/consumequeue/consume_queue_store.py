@@ -234,6 +234,19 @@ class ConsumeQueueStore:
                     _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
                 return
 
+    def cut(self, position: int) -> None:
+        """Remove the units at or after a physical offset from every queue. Raises StoreFull, StoreUnwritable."""
+        self.generation += 1
+        for topic, queue_id in self._names():
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                queue.cut_at(position)
+                noted = self.inventory.ends.get((topic, queue_id))
+                if noted is not None and noted.next > queue.next:
+                    del self.inventory.ends[topic, queue_id]
+        self._noted_at = min(self._noted_at, position)
+        self._listing_due = True
+
     def outdate(self, min_position: int, step_count: int) -> Iterator[None]:
         """Raise the oldest offsets before the log is cut to `min_position`, so that no read falls into a hole.
 

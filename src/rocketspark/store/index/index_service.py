@@ -264,6 +264,12 @@ class IndexService:
                 return
             self._remove(self._paths[-1])
 
+    def cut(self, position: int) -> None:
+        """`drop_from` while the index is in use, keys that wait to be written included. Raises StoreFull."""
+        with self._lock:
+            self.write_pending()
+            self.drop_from(position)
+
     def drop_before(self, position: int) -> None:
         """Remove the files all of whose entries point before a physical offset."""
         with self._lock:

@@ -1,0 +1,416 @@
+"""The receiving half of a store: the raw bytes of another broker's log, cut anywhere.
+
+Rule: three ends: received, whole records, readable. What is received becomes readable record by record, through the
+code that recovery uses; until a record is whole its size is held back, so that no kill leaves a part that looks whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+
+from rocketspark.errors import RecordError, ReplicationError, StoreFull
+from rocketspark.model.java import string_hash
+from rocketspark.protocol.message import properties, record, record_layout, sysflags
+from rocketspark.protocol.message.record_layout import (
+    BLANK_BYTES_MIN,
+    FIXED_BYTES_V4,
+    FIXED_V4,
+    HOST_FLAGS,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGICS,
+    RECORD_BYTES_MIN,
+    SIZE_BYTES,
+    Buffer,
+)
+from rocketspark.store.commitlog.commit_log import CommitLog, plausible
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.deleted_topics import DeletedTopics
+from rocketspark.store.index.index_service import PENDING_MAX, IndexService
+from rocketspark.store.index.key_hashes import Pending
+from rocketspark.store.recovery import Replay
+
+_log = logging.getLogger("rocketspark.store")
+
+# Damage of the master's is searched for the next record over so many bytes.
+RESYNC_BYTES_MAX = 8 << 20
+_HEAD = record_layout.only("size", "magic", "position")
+_PLACE_BYTES = _HEAD.size
+# Records with these go through the code of recovery.
+_NOT_PLAIN = HOST_FLAGS | sysflags.INNER_BATCH | sysflags.TRANSACTION_MASK
+_TAG_CODES_MAX = 10_000
+_TAGS, _KEYS, _UNIQUE_ID = (name.encode() for name in (properties.TAGS, properties.KEYS, properties.UNIQUE_ID))
+
+
+class ReplicaReceiver:
+    """The receiving half of a store; Store opens the files it works on."""
+
+    log: CommitLog
+    consume_queues: ConsumeQueueStore
+    index_service: IndexService | None
+    _deletions: DeletedTopics
+    _pending: list[Pending] | None
+    _queues_by_bytes: dict[tuple[bytes, int], ConsumeQueue]
+    _last_time_ms: int
+    # Everything before it was received; whole records end at `_whole`, where the next one's size is held back.
+    _received = 0
+    _whole = 0
+    _held_back = b""
+    # Where the first bytes of this stream lie: there a record must begin.
+    _stream_from = -1
+    _visible_end: int | None = None
+
+    # -- the log's raw bytes
+
+    @property
+    def end_position(self) -> int:
+        """The end of the log's bytes, of a record that is not whole yet too."""
+        return max(self.log.written, self._received)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a log file."""
+        return self.log.file_bytes
+
+    def log_bytes(self, position: int, count_max: int) -> memoryview:
+        """Raw bytes of the log from a position on, never over a file's end; empty where there are none."""
+        log = self.log
+        start = position - position % log.file_bytes
+        count = min(count_max, start + log.file_bytes - position, log.written - position)
+        if count <= 0 or position < log.min_position:
+            return memoryview(b"")
+        return log.mapped_files.get(start).view[position - start : position - start + count]
+
+    def record_begins(self, position: int) -> bool:
+        """Tell whether a whole record or the blank rest of a file begins there, or the log ends there."""
+        log = self.log
+        if position == log.written or (position == self._whole and log.is_replica):
+            return True
+        if not log.min_position <= position < log.written:
+            return False
+        return log.record_at(position) is not None or log.is_blank(position)
+
+    # -- from role to role
+
+    def become_replica(self) -> None:
+        """Take no messages from here on, only the bytes of another broker's log (`append_raw`)."""
+        self.log.is_replica = True
+        self.log.limit = 0
+        self._received = self._whole = self._stream_from = self.log.written
+        self._held_back = b""
+        self._arrived: dict[ConsumeQueue, None] = {}
+        self._tag_codes: dict[bytes, int] = {}
+        self._replay = Replay(self.consume_queues, self.index_service, None, self._deletions.positions, from_start=True)
+
+    def become_master(self) -> None:
+        """Take messages: what was received of a record that is not whole is given up, the rest is readable."""
+        if not self.log.is_replica:
+            return
+        self.dispatch_received()
+        self.cut_partial_record()
+        self._received = 0
+        self.log.is_replica = False
+        self.log.limit = 0
+
+    # -- receiving
+
+    def cut_partial_record(self) -> int:
+        """Give up the bytes of a record that is not whole. Returns where the log ends then.
+
+        Call it before the bytes of a new connection: the first of them must begin a record.
+        """
+        if not self.log.is_replica:
+            return self.log.written
+        if self._received > self._whole:
+            # The rest is overwritten by what comes next; its size was never there.
+            self._received = self._whole
+        self._held_back = b""
+        self._stream_from = self._whole
+        return self._whole
+
+    def append_raw(self, position: int, data: Buffer) -> None:
+        """Append bytes of the master's log at its end, cut anywhere but at most up to a file's end.
+
+        A log without any record begins at any file's start. Raises ReplicationError if they do not continue the log,
+        StoreFull or StoreUnwritable if they cannot be written; whole records before that stay.
+        """
+        log = self.log
+        end = self.end_position
+        if position != end:
+            if position < 0 or end > log.min_position or position % log.file_bytes:
+                raise ReplicationError(f"bytes at {position} do not continue the log, which ends at {end}")
+            log.begin_at(position)
+            self.consume_queues.min_position = self.consume_queues.expired_position = position
+            self._received = self._whole = self._stream_from = position
+        start = position - position % log.file_bytes
+        if position + len(data) > start + log.file_bytes:
+            raise ReplicationError(
+                f"{len(data)} bytes at {position} lie over the end of a log file of {log.file_bytes} bytes: set"
+                " mappedFileSizeCommitLog as the master has it, and begin with an empty store"
+            )
+        if not len(data):
+            return
+        view = log.room_for_bytes(position, len(data))
+        at = position - start
+        held = min(max(self._whole + SIZE_BYTES - position, 0), len(data))
+        if held:
+            self._held_back += bytes(data[:held])
+            view[at : at + held] = bytes(held)
+        view[at + held : at + len(data)] = data[held:]
+        self._received = position + len(data)
+        self._find_whole(view, start)
+        self.dispatch_received()
+
+    def _find_whole(self, view: memoryview, start: int) -> None:
+        """Move the end of whole records on, and hold back the size of the one that is not whole."""
+        log = self.log
+        whole, received, file_end = self._whole, self._received, start + log.file_bytes
+        size = int.from_bytes(self._held_back, "big")
+        while received - whole >= BLANK_BYTES_MIN:
+            at = whole - start
+            if whole != self._whole:
+                size = int.from_bytes(view[at : at + SIZE_BYTES], "big")
+            magic = int.from_bytes(view[at + SIZE_BYTES : at + 2 * SIZE_BYTES], "big", signed=True)
+            following = whole + size
+            if magic in MAGICS and RECORD_BYTES_MIN <= size <= file_end - whole:
+                if received - whole < _PLACE_BYTES:
+                    break
+                if _HEAD.unpack_from(view, at)[2] == whole:
+                    if following > received:
+                        break
+                    whole = following
+                    continue
+            elif magic == MAGIC_BLANK and size == file_end - whole:
+                if file_end > received:
+                    break
+                whole = file_end
+                break
+            found = self._after_damage(view, start, whole)
+            if found < 0:
+                break
+            whole = found
+        if whole > self._whole:
+            # Only now the first of them counts, for whoever reads the log after a kill.
+            begun, held_back, self._whole = self._whole, self._held_back, whole
+            self._hold_back(view, start)
+            view[begun - start : begun - start + SIZE_BYTES] = held_back
+
+    def _hold_back(self, view: memoryview, start: int) -> None:
+        at, count = self._whole - start, min(self._received - self._whole, SIZE_BYTES)
+        self._held_back = bytes(view[at : at + count])
+        view[at : at + count] = bytes(count)
+
+    def _after_damage(self, view: memoryview, start: int, at: int) -> int:
+        """Return where the log goes on after bytes that are no record; -1 if that is not here yet.
+
+        Raises ReplicationError if a stream begins with such bytes, or nothing follows for long.
+        """
+        log, received = self.log, self._received
+        if at == self._stream_from:
+            self._refuse(view, start, at)
+            raise ReplicationError(
+                f"the bytes at {at} begin no record: the log of the master is not the one that this one is a copy of up"
+                " to there; remove this store's files to copy it anew"
+            )
+        following = log.next_mark(at)
+        while following + RECORD_BYTES_MIN <= received and following < start + log.file_bytes:
+            size = int.from_bytes(view[following - start : following - start + SIZE_BYTES], "big")
+            if following + size > received or size < RECORD_BYTES_MIN:
+                following = log.next_mark(following)
+                continue
+            break
+        else:
+            if received == start + log.file_bytes:
+                following = received
+            elif received - at > RESYNC_BYTES_MAX:
+                self._refuse(view, start, at)
+                raise ReplicationError(
+                    f"{RESYNC_BYTES_MAX} bytes of the master's log from {at} on hold no record: check the master's disk"
+                )
+            else:
+                return -1
+        log.damaged = (*log.damaged, (at, following))
+        _log.error("%d bytes of the master's log at %d are no record: they are passed over", following - at, at)
+        return following
+
+    def _refuse(self, view: memoryview, start: int, at: int) -> None:
+        """Forget what was received from a position on."""
+        self._received = max(self._whole, at)
+        view[at - start : at - start + SIZE_BYTES] = bytes(SIZE_BYTES)
+        if at == self._whole:
+            self._held_back = b""
+
+    # -- from the log into queues and index
+
+    def dispatch_received(self) -> None:
+        """Put the whole records that were received into queues and index. Raises StoreFull, StoreUnwritable."""
+        log = self.log
+        position, whole = log.written, self._whole
+        try:
+            while position < whole:
+                start = position - position % log.file_bytes
+                view = log.mapped_files.get(start).view
+                position = self._dispatch_file(view, start, position, min(whole, start + log.file_bytes))
+        finally:
+            if self.index_service is not None and len(self.index_service.pending) >= PENDING_MAX:
+                try:
+                    self.index_service.write_pending()
+                except StoreFull:
+                    pass  # The keys are kept in memory.
+
+    def _dispatch_file(self, view: memoryview, start: int, position: int, end: int) -> int:
+        log, unpack, by_bytes = self.log, FIXED_V4.unpack_from, self._queues_by_bytes
+        deleted, arrived = self._deletions.positions, self._arrived
+        while position < end:
+            at = position - start
+            if log.damaged and log.is_damaged(position):
+                position = log.written = next(b for a, b in log.damaged if a <= position < b)
+                continue
+            if log.file_bytes - at < FIXED_BYTES_V4:
+                break
+            (
+                size, magic, _, queue_id, _, queue_offset, _, sys_flag, _, _, time_ms, _, _, _, body_bytes,
+            ) = unpack(view, at)  # fmt: skip
+            if magic not in MAGICS:
+                break
+            queue = None
+            if magic == MAGIC_V1 and not sys_flag & _NOT_PLAIN and 0 <= body_bytes <= size - RECORD_BYTES_MIN:
+                topic_at = at + FIXED_BYTES_V4 + body_bytes + 1
+                properties_at = topic_at + view[topic_at - 1] + 2
+                queue = by_bytes.get((bytes(view[topic_at : properties_at - 2]), queue_id))
+            if (
+                queue is None
+                or queue.next != queue_offset
+                or queue.rare
+                or properties_at > at + size
+                or (deleted and position < deleted.get(queue.topic, 0))
+            ):
+                time_ms = self._dispatch_any(view, at, position, size)
+            else:
+                self._put(queue, bytes(view[properties_at : at + size]), position, size, time_ms)
+                arrived[queue] = None
+            if time_ms > self._last_time_ms:
+                self._last_time_ms = time_ms
+            position += size
+            log.written = position
+        # Else the blank rest of the file.
+        log.written = end
+        return end
+
+    def _put(self, queue: ConsumeQueue, stored: bytes, position: int, size: int, time_ms: int) -> None:
+        """Put a plain record of a known queue into it and the index."""
+        tags, pending, code = properties.find(stored, _TAGS), self._pending, 0
+        if tags:
+            codes = self._tag_codes
+            found = codes.get(tags)
+            if found is None:
+                if len(codes) >= _TAG_CODES_MAX:
+                    codes.clear()
+                found = codes[tags] = string_hash(tags.decode("utf-8", "replace"))
+            code = found
+        at = queue.at
+        if at >= queue.limit:
+            at = queue.make_room()
+        UNIT.pack_into(queue.map, at, position, size, code if queue.delay_ms is None else time_ms + queue.delay_ms)
+        queue.at = at + UNIT_BYTES
+        queue.counted = queue.next = queue.next + 1
+        if pending is not None:
+            pending.append(
+                (
+                    queue.keys,
+                    position,
+                    time_ms,
+                    properties.find(stored, _UNIQUE_ID),
+                    properties.find(stored, _KEYS),
+                    tags,
+                )
+            )
+
+    def _dispatch_any(self, view: memoryview, at: int, position: int, size: int) -> int:
+        """Put a record of any kind into queue and index; returns its store time in ms, 0 if it cannot be right."""
+        try:
+            found = record.decode(view[at : at + size], check_crc=False)
+        except RecordError as e:
+            _log.error("the record at %d of the master's log is in no queue: %s", position, e)
+            return 0
+        if not plausible(found.queue_id, found.queue_offset, found.store_time_ms, found.topic):
+            _log.error("the record at %d of the master's log is in no queue: its fields cannot be right", position)
+            return 0
+        self._replay.put(found)
+        queue = self._queues_by_bytes.get((found.topic, found.queue_id))
+        if queue is not None:
+            queue.counted = queue.next
+            self._arrived[queue] = None
+        return found.store_time_ms
+
+    def take_arrived(self) -> list[tuple[str, int, int]]:
+        """(topic, queue id, next offset) of the queues that received messages since the last call."""
+        arrived = [(queue.name, queue.queue_id, queue.next) for queue in self._arrived]
+        self._arrived.clear()
+        return arrived
+
+    # -- taking back
+
+    def truncate(self, position: int) -> None:
+        """Cut log, queues and index at a record's begin, while the store is open as a copy.
+
+        Raises ReplicationError if no record begins there, StoreFull or StoreUnwritable if files cannot be changed.
+        """
+        log = self.log
+        if not log.is_replica:
+            raise ReplicationError("only a copy is cut: this broker takes messages itself")
+        if position >= self._whole:
+            self.cut_partial_record()
+            if position > self._whole:
+                raise ReplicationError(f"the log ends at {self._whole}, before {position}")
+            return
+        if not self.record_begins(position):
+            raise ReplicationError(f"the log cannot be cut at {position}: no record begins there")
+        self._cut_all(position)
+
+    def _cut_all(self, position: int) -> None:
+        log, index = self.log, self.index_service
+        self._prepare_to_cut(position)
+        log.cut(position, max(self._received, self._whole))
+        self._received = self._whole = self._stream_from = position
+        self._held_back = b""
+        self._arrived.clear()
+        self.consume_queues.cut(position)
+        if index is not None:
+            index.cut(position)
+        last = self._last_before(position)
+        self._last_time_ms = last if last >= 0 else 0
+        self._replay = Replay(self.consume_queues, index, None, self._deletions.positions, from_start=True)
+
+    def _prepare_to_cut(self, position: int) -> None:
+        """Note on the disk that the log may end there. Store does it."""
+        raise NotImplementedError
+
+    def _last_before(self, position: int) -> int:
+        """Return the newest store time that a unit before a physical offset leads to; -1 without any."""
+        newest = -1
+        for queue in self.consume_queues.loaded():
+            if queue.next > queue.min:
+                newest = max(newest, self.log.store_time_at(queue.unit(queue.next - 1)[0]))
+        return newest
+
+    # -- what readers see
+
+    def show_up_to(self, position: int | None) -> None:
+        """Let readers see only messages whose records lie wholly before a physical offset; None: all."""
+        self._visible_end = position
+
+    def visible_next(self, queue: ConsumeQueue) -> int:
+        """Return the next offset of a queue as its readers see it."""
+        end, low, high = self._visible_end, queue.min, queue.next
+        if end is None or low >= high or _end_of(queue, high - 1) <= end:
+            return high
+        return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset))
+
+
+def _end_of(queue: ConsumeQueue, offset: int) -> int:
+    """Return where a message's record ends in the log; 0 of a gap."""
+    position, size, _ = queue.unit(offset)
+    return 0 if size == GAP_SIZE else position + size

@@ -1,0 +1,325 @@
+"""A copy of another broker's log: byte for byte the same, whatever cuts the stream, kills the copy or cuts it back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rocketspark.errors import NotMaster, ReplicationError, StoreFull
+from rocketspark.model.java import string_hash
+from rocketspark.protocol.message import properties as props
+from rocketspark.protocol.message import record, sysflags
+from rocketspark.store import GetStatus, Store
+
+NOW_MS = 1_700_000_000_000
+BORN = bytes.fromhex("7f0000010000c001")
+BORN_V6 = bytes(15) + b"\x01" + bytes(4)
+TOPICS = ("A", "B", "C" * 130, "SCHEDULE_TOPIC_XXXX")
+
+
+def some_message(rng: random.Random, store: Store, number: int) -> None:
+    """One message of any kind: plain, half, committed, rolled back, delayed, of IPv6 hosts, of a long topic, a batch."""
+    pairs = {props.UNIQUE_ID: f"u{number}", props.KEYS: f"k{number}"}
+    if rng.random() < 0.7:
+        pairs[props.TAGS] = rng.choice("xyz")
+    if rng.random() < 0.5:
+        del pairs[props.UNIQUE_ID]
+    if rng.random() < 0.1:
+        pairs["empty"] = "\0\0\0"
+    sys_flag = rng.choice((0, 0, 0, 0, sysflags.TRANSACTION_PREPARED, sysflags.TRANSACTION_COMMIT, 12))
+    topic, queue_id = rng.choice(TOPICS), rng.randrange(3)
+    if rng.random() < 0.1:
+        topic, sys_flag = "BQ", sysflags.INNER_BATCH
+        pairs["INNER_NUM"] = str(rng.randrange(1, 5))
+    tag, unique_id = pairs.get(props.TAGS), pairs.get(props.UNIQUE_ID)
+    store.append(
+        topic.encode(),
+        queue_id,
+        rng.randbytes(rng.choice((0, 3, 50, 700, 2000))),
+        props.encode(pairs).encode(),
+        string_hash(tag) if tag else 0,
+        unique_id.encode() if unique_id else None,
+        f"k{number}".encode(),
+        tag.encode() if tag else None,
+        NOW_MS + number,
+        0,
+        sys_flag,
+        NOW_MS,
+        BORN_V6 if rng.random() < 0.05 else BORN,
+    )
+
+
+def stream(master: Store, slave: Store, rng: random.Random, bytes_max: int, chunk_max: int = 5000) -> None:
+    """What an HA connection does: bytes from the slave's end on, in pieces."""
+    while bytes_max > 0:
+        piece = master.log_bytes(slave.end_position, rng.randrange(1, chunk_max))
+        if not piece:
+            return
+        slave.append_raw(slave.end_position, bytes(piece[:bytes_max]))
+        bytes_max -= len(piece)
+
+
+def log_of(store: Store) -> bytes:
+    log = store.log
+    at, found = log.min_position, b""
+    while piece := store.log_bytes(at, 1 << 20):
+        found += piece
+        at += len(piece)
+    return found
+
+
+def units_of(store: Store) -> dict[tuple[str, int], list[Any]]:
+    found = {}
+    for topic, ids in store.queues().items():
+        for queue_id in ids:
+            queue = store.consume_queues.find(topic, queue_id)
+            assert queue is not None
+            if queue.next:
+                units = (
+                    list(queue.batches(queue.min))
+                    if queue.is_batch
+                    else list(queue.units(queue.min, queue.next - queue.min))
+                )
+                found[topic, queue_id] = [queue.min, queue.next, *units]
+    return found
+
+
+def assert_equal(master: Store, slave: Store, numbers: int) -> None:
+    assert slave.written_position == slave.end_position == master.written_position
+    assert log_of(slave) == log_of(master)
+    assert units_of(slave) == units_of(master)
+    assert slave.last_store_time_ms == master.last_store_time_ms
+    for number in range(max(numbers - 30, 0), numbers):
+        for topic in TOPICS:
+            asked = [[bytes(v) for v in s.query(topic, f"k{number}", 9, 0, 1 << 60)] for s in (master, slave)]
+            assert asked[0] == asked[1]
+
+
+def abandon(store: Store) -> None:
+    store._closed = True
+    store._give_back()
+
+
+def new_slave(make_store: Any, root: Path) -> Store:
+    slave: Store = make_store(root)
+    slave.make_batch_topic("BQ")
+    slave.become_replica()
+    return slave
+
+
+def new_master(make_store: Any, root: Path) -> Store:
+    master: Store = make_store(root)
+    master.make_batch_topic("BQ")
+    return master
+
+
+def fill(master: Store, count: int, rng: random.Random, start: int = 0) -> int:
+    for number in range(start, start + count):
+        some_message(rng, master, number)
+    return start + count
+
+
+def test_the_copy_is_byte_equal(make_store: Any, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    master, slave = new_master(make_store, tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    count = fill(master, 400, rng)
+    stream(master, slave, rng, 1 << 30)
+    assert len(master.log.mapped_files.starts) > 5
+    assert_equal(master, slave, count)
+    slave.close()
+    again = make_store(tmp_path / "s")
+    assert again.recovered.replayed <= 1
+    assert not again.recovered.cut
+    assert_equal(master, again, count)
+    for start in master.log.mapped_files.starts[:-1]:
+        ours, theirs = (Path(s.log.mapped_files.path(start)).read_bytes() for s in (again, master))
+        assert ours == theirs
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 32))
+def test_whatever_cuts_kills_or_cuts_back(make_store: Any, tmp_path_factory: Any, seed: int) -> None:
+    run = Run(make_store, tmp_path_factory.mktemp("run"), seed)
+    for _ in range(14):
+        run.step()
+    run.finish()
+
+
+class Run:
+    """One seed: a master and its copy."""
+
+    def __init__(self, make_store: Any, folder: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.folder = folder
+        self.make_store = make_store
+        self.master = new_master(make_store, folder / "m")
+        self.slave = new_slave(make_store, folder / "s0")
+        self.count = self.times = 0
+
+    def step(self) -> None:
+        rng, slave = self.rng, self.slave
+        self.count = fill(self.master, rng.randrange(30), rng, self.count)
+        stream(self.master, slave, rng, rng.choice((10, 300, 4000, 60_000)), rng.choice((8, 40, 5000)))
+        act = rng.randrange(8)
+        if act == 0:
+            slave.close()
+            self.slave = new_slave(self.make_store, Path(slave.settings.root))
+        elif act == 1:
+            if rng.random() < 0.5:
+                slave.flush_log(), slave.flush_queues(), slave.flush_indexes(), slave.write_checkpoint()
+                stream(self.master, slave, rng, 500)
+            self.kill()
+        elif act == 2:
+            assert slave.cut_partial_record() == slave.written_position
+        elif act == 3 and slave.written_position:
+            slave.truncate(rng.choice(begins(slave)))
+            if rng.random() < 0.5:
+                self.kill()
+
+    def kill(self) -> None:
+        self.times += 1
+        killed, whole = self.folder / f"s{self.times}", self.slave.written_position
+        shutil.copytree(self.slave.settings.root, killed)
+        abandon(self.slave)
+        self.slave = new_slave(self.make_store, killed)
+        assert self.slave.written_position == whole
+
+    def finish(self) -> None:
+        stream(self.master, self.slave, self.rng, 1 << 30)
+        assert_equal(self.master, self.slave, self.count)
+        self.slave.close()
+        again = self.make_store(Path(self.slave.settings.root))
+        assert_equal(self.master, again, self.count)
+        again.close(), self.master.close()
+
+
+def begins(store: Store) -> list[int]:
+    return [r.position for r in store.iterate(store.min_position)]
+
+
+def test_a_part_of_a_record_never_looks_whole(make_store: Any, tmp_path: Path, send: Any) -> None:
+    """Cut at every byte of a record whose properties end with zeros, which no CRC covers."""
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    send(master, "t", 0, b"first")
+    end = master.written_position
+    master.append(b"t", 0, b"second", b"p\x01v\x02" + bytes(9), 0, None, None, None, NOW_MS, 0, 0, NOW_MS, BORN)
+    data = bytes(master.log_bytes(0, 1 << 20))
+    slave.append_raw(0, data[:end])
+    for at in range(end, len(data)):
+        slave.append_raw(at, data[at : at + 1])
+        if at == len(data) - 1:
+            break
+        killed = tmp_path / "killed"
+        shutil.copytree(slave.settings.root, killed)
+        opened = make_store(killed)
+        assert opened.written_position == end
+        opened.close()
+        shutil.rmtree(killed)
+    assert slave.written_position == master.written_position
+
+
+def test_a_copy_takes_no_messages(make_store: Any, send: Any) -> None:
+    slave = make_store()
+    slave.become_replica()
+    with pytest.raises(NotMaster, match="master alone"):
+        send(slave, "t", 0, b"x")
+    slave.become_master()
+    assert send(slave, "t", 0, b"x")[:2] == (0, 0)
+
+
+def test_the_part_of_a_record_is_given_up_by_a_new_master(make_store: Any, tmp_path: Path, send: Any) -> None:
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    send(master, "t", 0, b"first")
+    send(master, "t", 0, b"second" * 50)
+    data = bytes(master.log_bytes(0, 1 << 20))
+    slave.append_raw(0, data[:-7])
+    slave.become_master()
+    position, offset, _ = send(slave, "t", 0, b"mine")
+    assert offset == 1
+    assert [r.body for r in slave.iterate(0)] == [b"first", b"mine"]
+    assert slave.read("t", 0, 1, 9, 9999).status is GetStatus.FOUND
+    assert position == slave.read("t", 0, 1, 9, 9999).count + position - 1
+
+
+def test_bytes_that_do_not_fit_are_refused(make_store: Any, tmp_path: Path, send: Any) -> None:
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    send(master, "t", 0, b"first")
+    data = bytes(master.log_bytes(0, 1 << 20))
+    for position in (5, -16384, 16384 + 1):
+        with pytest.raises(ReplicationError, match="do not continue"):
+            slave.append_raw(position, data)
+    with pytest.raises(ReplicationError, match="mappedFileSizeCommitLog"):
+        slave.append_raw(0, bytes(16385))
+    with pytest.raises(ReplicationError, match="begin no record"):
+        slave.append_raw(0, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert slave.end_position == 0
+    slave.append_raw(0, data)
+    assert [r.body for r in slave.iterate(0)] == [b"first"]
+    with pytest.raises(ReplicationError, match="no record begins"):
+        slave.truncate(7)
+    with pytest.raises(ReplicationError, match="do not continue"):
+        slave.append_raw(0, data)
+
+
+def test_an_empty_copy_begins_at_any_file(make_store: Any, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    master, slave = new_master(make_store, tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    fill(master, 100, rng)
+    begin = master.log.mapped_files.starts[2]
+    slave.append_raw(begin, bytes(master.log_bytes(begin, 1000)))
+    stream(master, slave, rng, 1 << 30)
+    assert slave.min_position == begin
+    assert log_of(slave) == log_of(master)[begin:]
+    for topic, ids in slave.queues().items():
+        for queue_id in ids:
+            low, high = slave.queue_range(topic, queue_id)
+            assert high == master.queue_range(topic, queue_id)[1]
+            read = slave.read(topic, queue_id, low, 99, 1 << 20)
+            first = next(record.decode_all(read.records[0]))
+            assert (first.queue_offset, first.position >= begin) == (low, True)
+
+
+def test_damage_of_the_master_is_passed_over(make_store: Any, tmp_path: Path, send: Any) -> None:
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    ends = [send(master, "t", 0, b"%d" % i * 30)[2] for i in range(6)]
+    data = bytearray(master.log_bytes(0, 1 << 20))
+    data[ends[1] : ends[1] + 8] = bytes(8)
+    for at in range(0, len(data), 11):
+        slave.append_raw(at, bytes(data[at : at + 11]))
+    assert slave.log.damaged == ((ends[1], ends[2]),)
+    assert [r.queue_offset for r in slave.iterate(0)] == [0, 1, 3, 4, 5]
+    assert slave.queue_range("t", 0) == (0, 6)
+
+
+def test_a_full_disk_loses_nothing(make_store: Any, files: Any, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    master, slave = new_master(make_store, tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    count = fill(master, 200, rng)
+    files.room_bytes = 30_000
+    with pytest.raises(StoreFull):
+        stream(master, slave, rng, 1 << 30)
+    files.room_bytes = None
+    stream(master, slave, rng, 1 << 30)
+    assert_equal(master, slave, count)
+
+
+def test_readers_see_what_is_confirmed(make_store: Any, send: Any) -> None:
+    store = make_store()
+    ends = [send(store, "t", 0, b"%d" % i)[2] for i in range(5)]
+    store.show_up_to(ends[2])
+    assert store.queue_range("t", 0) == (0, 3)
+    found = store.read("t", 0, 0, 99, 1 << 20)
+    assert (found.count, found.max_offset, found.next_offset) == (3, 3, 3)
+    assert store.read("t", 0, 3, 99, 1 << 20).status is GetStatus.AT_END
+    store.show_up_to(ends[2] - 1)
+    assert store.queue_range("t", 0) == (0, 2)
+    store.show_up_to(0)
+    assert store.read("t", 0, 0, 99, 1 << 20).status is GetStatus.EMPTY
+    store.show_up_to(None)
+    assert store.read("t", 0, 0, 99, 1 << 20).count == 5
