@@ -102,10 +102,16 @@ class _JavaServer:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log_path = folder / "server.log"
-        config_path = folder / "server.conf"
-        config_path.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+        self._config = config
+        self.start()
+
+    def start(self, config: dict[str, Any] | None = None) -> None:
+        """Start it, after stop() or kill() again: at the same ports, on the same store. `config`: keys that change."""
+        self._config = self._config | (config or {})
+        config_path = self.folder / "server.conf"
+        config_path.write_text("".join(f"{key}={value}\n" for key, value in self._config.items()))
         command = [java_tool("java"), *self.jvm_flags, *self._flags]
-        command += [f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}"]
+        command += [f"-Drocketmq.home.dir={self.folder}", f"-Duser.home={self.folder}"]
         command += ["--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
         command += ["-cp", str(SERVER_JARS / "*"), self._main, "-c", str(config_path)]
         environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
@@ -160,10 +166,10 @@ class ApacheNamesrv(_JavaServer):
     _main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     _flags = ("-Xms128m", "-Xmx256m")
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
         port = free_ports()
         self.namesrv = f"127.0.0.1:{port}"
-        super().__init__(folder, {"listenPort": port, "bindAddress": "127.0.0.1"})
+        super().__init__(folder, {"listenPort": port, "bindAddress": "127.0.0.1"} | (config or {}))
 
     def _is_ready(self) -> bool:
         return ask(self.namesrv, 106).code == 0  # cluster info
@@ -189,15 +195,22 @@ class ApacheBroker(_JavaServer):
         store: the store directory; an existing one is recovered.
         name: the broker name.
         config: more keys of broker.conf.
+        port: its port, where port - 2 and port + 1 are free as well; chosen if it is left out.
     """
 
     _main = "org.apache.rocketmq.broker.BrokerStartup"
     _flags = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
 
     def __init__(
-        self, folder: Path, namesrv: str, store: Path, name: str = "broker-a", config: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        namesrv: str,
+        store: Path,
+        name: str = "broker-a",
+        config: dict[str, Any] | None = None,
+        port: int | None = None,
     ) -> None:
-        port = free_ports(-2, 0, 1)  # It also listens on port - 2 (VIP) and port + 1 (replication).
+        port = port or free_ports(-2, 0, 1)  # It also listens on port - 2 (VIP) and port + 1 (replication).
         self.broker = f"127.0.0.1:{port}"
         self.namesrv = namesrv
         self.name = name
