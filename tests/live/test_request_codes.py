@@ -29,11 +29,7 @@ LEFT_OUT = {
     RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: "settings in RocksDB",
     RequestCode.ADD_BROKER: "the broker container",
     RequestCode.REMOVE_BROKER: "the broker container",
-    RequestCode.GET_ALL_DELAY_OFFSET: "asked by replicas",
-    RequestCode.GET_TIMER_CHECK_POINT: "asked by replicas",
-    RequestCode.GET_TIMER_METRICS: "asked by replicas",
     RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: "told to replicas",
-    RequestCode.EXCHANGE_BROKER_HA_INFO: "asked by replicas",
     **{code: "access control" for code in RequestCode if code.name.startswith("AUTH_")},
 }
 

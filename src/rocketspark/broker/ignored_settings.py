@@ -35,10 +35,10 @@ IGNORED: dict[str, str] = dict(
     compactionScheduleInternal=900000 compactionThreadNum=6 compatibleWithOldNameSrv=true compressedRegister=false
     configManagerVersion=v1 connectTimeoutMillis=3000 consumerFallbehindThreshold=17179869184
     consumerManageThreadPoolNums=32 consumerManagerThreadPoolQueueCapacity=1000000
-    consumerOffsetUpdateVersionStep=500 controllerAddr= controllerHeartBeatTimeoutMills=10000
+    controllerAddr= controllerHeartBeatTimeoutMills=10000
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dataReadAheadEnable=true
     debugLockEnable=false defaultMessageRequestMode=PULL defaultPopShareQueueNum=-1 defaultQueryMaxNum=32
-    delayOffsetUpdateVersionStep=200 deleteConsumeQueueFilesInterval=100
+    deleteConsumeQueueFilesInterval=100
     destroyMapedFileIntervalForcibly=120000 disableCallbackExecutor=false
     disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false disappearTimeAfterStart=-1
     diskFallRecorded=true
@@ -56,7 +56,7 @@ IGNORED: dict[str, str] = dict(
     enableRegisterProducer=true enableRemoteEscape=false enableRemotingMetrics=true enableRequestMetrics=true
     enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush=false
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
-    enableSingleTopicRegister=false enableSkipLongAwaitingAck=false enableSplitMetadata=true
+    enableSingleTopicRegister=false enableSkipLongAwaitingAck=false
     enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 estimateAccumulation=true
     expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
@@ -120,7 +120,7 @@ IGNORED: dict[str, str] = dict(
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
     shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
     slaveReadEnable=false socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
-    splitMetadataSize=2000 splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
+    splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
     subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000 syncBrokerMetadataPeriod=5000
     syncControllerMetadataPeriod=10000 syncMasterFlushOffsetWhenStartup=false
     timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine
@@ -24,6 +25,7 @@ class Tables:
     groups: SubscriptionGroups
     offsets: ConsumerOffsets
     clients: ConnectedClients
+    request_modes: RequestModes
 
 
 @dataclass(frozen=True, slots=True)

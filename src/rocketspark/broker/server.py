@@ -14,10 +14,13 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
+from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
+from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.handlers.admin_broker import AdminHandler
 from rocketspark.broker.handlers.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin_topics import TopicHandler
+from rocketspark.broker.handlers.broker_tables import BrokerTablesHandler
 from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
@@ -42,6 +45,7 @@ from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange
 from rocketspark.broker.settings import BrokerSettings, Hearer
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
@@ -58,6 +62,7 @@ from rocketspark.protocol.json.bodies import (
     QuarantineTable,
     TopicConfigTable,
 )
+from rocketspark.protocol.json.metadata import RequestModeTable
 from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.files import config_files
@@ -188,6 +193,7 @@ class BrokerServer:
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
         tables = self._make_tables()
         messages = self._make_messages(tables)
+        self._ha_info = self._make_ha_info()
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed
         self._topics.on_automatic = self._registration.created_automatically
@@ -197,6 +203,12 @@ class BrokerServer:
         if s.metrics_exporter == "PROM":
             self._metrics = self._make_metrics(routes, tables, messages)
 
+    def _make_ha_info(self) -> HaInfoExchange:
+        """Return what a master tells of itself; its end of the log is that of the start."""
+        host, _, port = self.address.rpartition(":")
+        own = HaInfo(f"{host}:{int(port) + 1}", self.store.written_position, self.address)
+        return HaInfoExchange(own=lambda: own)
+
     def _file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
         """Return a file of the store's config folder."""
         return JsonFile(Path(self.settings.store_root) / "config" / name, kind, encode, self._saves)
@@ -205,7 +217,9 @@ class BrokerServer:
         s = self.settings
         self._topics = Topics(s, self._file("topics.json", TopicConfigTable))
         self._groups = SubscriptionGroups(s, self._file("subscriptionGroup.json", GroupConfigTable))
-        self._offsets = ConsumerOffsets(self._file("consumerOffset.json", OffsetTable, encode_offsets))
+        self._offsets = ConsumerOffsets(
+            self._file("consumerOffset.json", OffsetTable, encode_offsets), lambda: s.offset_version_step
+        )
         self._clients = ConnectedClients(
             lambda group: self._client_handler.notify(group) if s.notify_group_changes else None,
             expiry_ms=s.client_expiry_ms,
@@ -215,13 +229,16 @@ class BrokerServer:
         # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
         self._topics.unsaved.changed()
         self._groups.unsaved.changed()
-        return Tables(self._topics, self._groups, self._offsets, self._clients)
+        modes = RequestModes(self._file(REQUEST_MODES, RequestModeTable))
+        return Tables(self._topics, self._groups, self._offsets, self._clients, modes)
 
     def _make_messages(self, tables: Tables) -> Messages:
         s = self.settings
         self._quarantine = Quarantine(self._file("quarantine.json", QuarantineTable))
         delay_file = self._file("delayOffset.json", DelayOffsetTable, encode_delay_offsets)
-        self._delays = ScheduleMessages(self.store, s.delays_ms(), delay_file, self._quarantine)
+        self._delays = ScheduleMessages(
+            self.store, s.delays_ms(), delay_file, self._quarantine, lambda: s.delay_version_step
+        )
         timer_rules = TimerRules(
             broker_name=s.broker_name,
             enabled=s.timers_enabled,
@@ -270,7 +287,14 @@ class BrokerServer:
         yield self._client_handler
         yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups)
         yield TopicHandler(
-            s.broker_name, store, tables, stats, settled=self._settled, long_scans=long_scans, beside=beside
+            s.broker_name,
+            store,
+            tables,
+            stats,
+            settled=self._settled,
+            long_scans=long_scans,
+            beside=beside,
+            page_rows=s.page_rows,
         )
         yield QueryHandler(store)
         yield TransactionHandler(s, messages.transactions, flush_service)
@@ -292,6 +316,7 @@ class BrokerServer:
             long_scans=long_scans,
         )
         yield QuarantineHandler(messages.quarantine)
+        yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)
 
     def _make_metrics(self, routes: Routes, tables: Tables, messages: Messages) -> Metrics:

@@ -118,6 +118,12 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     flush_queue_interval_ms: Interval = setting("flushIntervalConsumeQueue", 1000, unit="ms", live=(Hearer.FLUSH,))
     flush_timeout_ms: Interval = setting("syncFlushTimeout", 5000, unit="ms", live=(Hearer.FLUSH,))
     flush_offsets_interval_ms: Interval = setting("flushConsumerOffsetInterval", 5000, unit="ms", live=AT_USE)
+    # Commits, and deliveries of delay levels, after which the version of their table rises.
+    offset_version_step: Positive = setting("consumerOffsetUpdateVersionStep", 500, live=AT_USE)
+    delay_version_step: Positive = setting("delayOffsetUpdateVersionStep", 200, live=AT_USE)
+    # Topics or groups of one reply to a slave.
+    split_metadata: bool = setting("enableSplitMetadata", True, live=AT_USE)
+    split_metadata_rows: Positive = setting("splitMetadataSize", 2000, live=AT_USE)
     flush_delay_offset_interval_ms: Interval = setting("flushDelayOffsetInterval", 10_000, unit="ms", live=AT_USE)
     # deleteWhen: hours of the day, separated by semicolons.
     reserved_hours: Whole = setting("fileReservedTime", 72, unit="hours", live=(Hearer.TRANSACTIONS,))
@@ -246,6 +252,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     def sync_flush(self) -> bool:
         """True if a message must be on disk before its reply."""
         return self.flush_disk_type == "SYNC_FLUSH"
+
+    def page_rows(self) -> int | None:
+        """Return the most topics or groups of one reply; None if all come in one."""
+        return self.split_metadata_rows if self.split_metadata else None
 
     def delays_ms(self) -> tuple[int, ...]:
         """Return the delay of each level, level 1 first. Raises ConfigError for an invalid text."""

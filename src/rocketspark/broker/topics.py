@@ -59,7 +59,7 @@ class Topics:
         self._file = file
         self.on_change = on_change
         self.on_automatic: Callable[[str], None] = lambda topic: None
-        self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self._snapshot, lambda text: file.write(text))
+        self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self.snapshot, lambda text: file.write(text))
         table = file.load() or TopicConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
         self.table: dict[str, TopicConfig] = dict(table.topic_config_table)
@@ -176,6 +176,19 @@ class Topics:
             return rows
         return [(name, msgspec.structs.replace(c, perm=c.perm & allowed)) for name, c in rows]
 
+    def take(self, table: dict[str, TopicConfig], version: DataVersion) -> tuple[list[TopicConfig], list[str]]:
+        """Make this table a master's, with its version; returns (topics that are new or changed, names that went)."""
+        gone = [name for name in self.table if name not in table]
+        changed = [config for name, config in table.items() if self.table.get(name) != config]
+        if gone or changed or version != self.version:
+            for name in gone:
+                del self.table[name]
+            self.table.update((config.topic_name, config) for config in changed)
+            self.version = version
+            self.unsaved.changed()
+            self.on_change(changed)
+        return changed, gone
+
     def announce(self) -> None:
         """Tell of a change that all topics inherit (the broker's permission, the settings for new topics)."""
         for config in self._system_topics():
@@ -187,9 +200,10 @@ class Topics:
         self.unsaved.changed()
         self.on_change(configs)
 
-    def _snapshot(self) -> Iterator[bytes]:
+    def snapshot(self) -> Iterator[bytes]:
+        """Return the whole table with its version, as JSON in pieces; permissions are the topics' own."""
         return pieces(TopicConfigTable(data_version=self.version), "topicConfigTable", self.table)
 
     def save(self) -> None:
         """Write topics.json."""
-        self._file.write(b"".join(self._snapshot()))
+        self._file.write(b"".join(self.snapshot()))

@@ -185,6 +185,8 @@ class RequestCode(IntEnum):
     LIST_QUARANTINE = 7_310_001
     RETRY_QUARANTINED = 7_310_002
     DROP_QUARANTINED = 7_310_003
+    # What only brokers of ours keep, for their slaves.
+    GET_BROKER_STATE = 7_310_004
 
 
 class ResponseCode(IntEnum):

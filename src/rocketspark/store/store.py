@@ -389,6 +389,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """Make every append raise `reason`, until None is given."""
         self.log.refuse(reason)
 
+    def deleted_topics(self) -> dict[str, int]:
+        """Return the deleted topics, each with the log's end at its deletion: older records of it are in no queue."""
+        return {topic.decode("utf-8", "replace"): at for topic, at in self._deletions.positions.items()}
+
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's consume queues; its records stay in the log until that is deleted.
 

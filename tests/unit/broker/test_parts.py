@@ -438,10 +438,23 @@ def test_offsets_are_written_in_rocketmq_s_form_and_read_again(tmp_path: Path) -
     assert again.of("G", "T") == {0: 5, 10: 7}
     assert (again.get("G", "T", 10), again.get("G", "T", 1), again.get("X", "T", 0)) == (7, None, None)
     assert (again.topics_of("G"), again.groups_of("T")) == (["T"], ["G"])
-    assert again.version.counter == 1
+    assert again.version.counter == 0
     again.delete_topic("T")
     again.save()
     assert ConsumerOffsets(offsets_file(tmp_path)).of("G", "T") == {}
+
+
+def test_the_version_of_offsets_rises_once_in_so_many_commits(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(offsets_file(tmp_path), lambda: 3)
+    for number in range(8):
+        offsets.commit("G", "T", 0, number // 2)
+        assert offsets.version.counter == (number + 1) // 3
+    offsets.save()
+    assert ConsumerOffsets(offsets_file(tmp_path)).version == offsets.version
+    usual = ConsumerOffsets(offsets_file(tmp_path))
+    for number in range(1000):
+        usual.commit("G", "T", 0, number)
+    assert usual.version.counter == offsets.version.counter + 2
 
 
 def test_offsets_of_a_broker_that_quotes_its_keys_are_read(tmp_path: Path) -> None:

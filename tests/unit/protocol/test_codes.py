@@ -23,6 +23,7 @@ def test_request_codes() -> None:
         "LIST_QUARANTINE",
         "RETRY_QUARANTINED",
         "DROP_QUARANTINED",
+        "GET_BROKER_STATE",
     }
 
 

@@ -1,11 +1,13 @@
 """Consumer offsets: each group's next offset, per queue. Kept in memory, written every few seconds and at the end.
 
-Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped.
+Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped. The version rises
+once in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a master compares it with its slaves'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
@@ -13,6 +15,8 @@ from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
+
+VERSION_STEP = 500
 
 
 def encode_offsets(table: OffsetTable) -> bytes:
@@ -31,7 +35,10 @@ def encode_rows(rows: list[tuple[str, dict[int, int]]]) -> bytes:
 class ConsumerOffsets:
     """The offsets of all groups on one broker."""
 
-    def __init__(self, file: JsonFile[OffsetTable]) -> None:
+    def __init__(self, file: JsonFile[OffsetTable], version_step: Callable[[], int] = lambda: VERSION_STEP) -> None:
+        self._run = os.urandom(8).hex()
+        self._version_step = version_step
+        self._commits_left = version_step()
         table = file.load() or OffsetTable()
         self.version: DataVersion = table.data_version
         self.table: dict[str, dict[int, int]] = dict(table.offset_table)
@@ -52,6 +59,10 @@ class ConsumerOffsets:
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self.changes += 1
+        self._commits_left -= 1
+        if self._commits_left <= 0:
+            self._commits_left = self._version_step()
+            self.version = next_version(self.version)
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the next offset to consume, None if the group never committed one."""
@@ -111,9 +122,46 @@ class ConsumerOffsets:
             for key in [k for k in table if k[0] == group or k[1] == topic]:
                 del table[key]
 
+    # -- from another broker of the name ---------------------------------------------------------------------------
+
+    def take(self, table: dict[str, dict[int, int]], version: DataVersion | None) -> None:
+        """Make this table a master's, with its version: also where its offsets are lower, and without other keys."""
+        if table != self.table or (version is not None and version != self.version):
+            # In place: others hold the table.
+            for key in [key for key in self.table if key not in table]:
+                del self.table[key]
+            self.table.update(table)
+            self._took(version)
+
+    def take_back(self, table: dict[str, dict[int, int]], version: DataVersion) -> None:
+        """Take a slave's offsets that are higher, and its version: it served the consumers meanwhile."""
+        for key, offsets in table.items():
+            queues = self.table.setdefault(key, {})
+            for queue_id, offset in offsets.items():
+                queues[queue_id] = max(offset, queues.get(queue_id, offset))
+        self._took(version)
+
+    def _took(self, version: DataVersion | None) -> None:
+        if version is not None:
+            self.version = version
+        self.changes += 1
+        self.save()
+
+    def resets(self) -> list[tuple[str, str, int, int]]:
+        """Return (group, topic, queue id, offset) of each offset set by hand that waits for its consumer."""
+        return [(*key, offset) for key, offset in self._resets.items()]
+
+    def take_resets(self, resets: Iterable[tuple[str, str, int, int]]) -> None:
+        """Make the offsets set by hand that wait a master's; the offsets themselves came with the table."""
+        self._resets = {(group, topic, queue_id): offset for group, topic, queue_id, offset in resets}
+
     def state(self) -> tuple[int, DataVersion]:
         """Return a value that differs whenever `snapshot` differs."""
         return self.changes, self.version
+
+    def mark(self) -> str:
+        """Return the state as text that no other broker or run has; what is read after it is not older."""
+        return f"{self._run}-{self.changes}-{self.version.counter}"
 
     def snapshot(self) -> Iterator[bytes]:
         """Yield consumerOffset.json in pieces: the groups and topics of now, offsets as of when their piece is made.
@@ -138,7 +186,6 @@ class ConsumerOffsets:
         """Write consumerOffset.json if an offset changed since, in a thread if it is large."""
         if self.changes == self._noted:
             return
-        self.version = next_version(self.version)
         self._noted = self.changes
         self.unsaved.changed()
 
@@ -149,7 +196,6 @@ class ConsumerOffsets:
     def finish(self) -> None:
         """Write what is not on disk."""
         if self.changes != self._noted:
-            self.version = next_version(self.version)
             self._noted = self.changes
             self.unsaved.note()
         self.unsaved.flush()

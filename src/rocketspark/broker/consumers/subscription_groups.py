@@ -74,6 +74,19 @@ class SubscriptionGroups:
             del self.forbidden[group]
         self._changed()
 
+    def take(
+        self, table: dict[str, GroupConfig], forbidden: dict[str, dict[str, int]] | None, version: DataVersion
+    ) -> None:
+        """Make this table a master's, with its version. `forbidden`: None from a broker that does not tell."""
+        forbidden = self.forbidden if forbidden is None else forbidden
+        if (table, forbidden, version) != (self.table, self.forbidden, self.version):
+            for name in [name for name in self.table if name not in table]:
+                del self.table[name]
+            self.table.update(table)
+            self.forbidden = forbidden
+            self.version = version
+            self.unsaved.changed()
+
     def _changed(self, count: int = 1) -> None:
         self.version = next_version(self.version, count)
         self.unsaved.changed()

@@ -104,7 +104,6 @@ class AdminHandler:
         add(RequestCode.QUERY_CONSUME_QUEUE, self.queue_units, QueueUnitsHeader)
         add(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check, ResumeCheckHeader)
         add(RequestCode.GET_BROKER_HA_STATUS, self.replication)
-        add(RequestCode.RESET_MASTER_FLUSH_OFFSET, self.nothing_to_do)
         add(RequestCode.SET_COMMITLOG_READ_MODE, self.read_ahead, ReadAheadHeader)
         add(RequestCode.SWITCH_TIMER_ENGINE, self.timer_engine, TimerEngineHeader)
 
@@ -222,10 +221,6 @@ class AdminHandler:
             "masterCommitLogMaxOffset": self._store.written_position,
         }
         return reply(request.opaque, body=bodies.encode(answer))
-
-    def nothing_to_do(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """RESET_MASTER_FLUSH_OFFSET (908): a slave's; a master answers (rule: AdminBrokerProcessor, 5.x)."""
-        return reply(request.opaque)
 
     def read_ahead(self, peer: Peer, request: Request[ReadAheadHeader], body: bytes) -> bytes:
         """SET_COMMITLOG_READ_MODE (2004): whether the kernel reads the log ahead, until the broker stops."""

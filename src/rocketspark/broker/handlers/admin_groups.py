@@ -18,7 +18,8 @@ from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.json_tables import now_ms, sorted_json
+from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
@@ -38,8 +39,17 @@ from rocketspark.protocol.headers import (
     ResetOffsetHeader,
     TopicHeader,
 )
+from rocketspark.protocol.headers.metadata import GroupPageHeader, GroupPageReply, KnownStateHeader, StateReply
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.bodies import GroupConfig, GroupConfigList, QueueBody, SubscriptionBody, TopicConfig
+from rocketspark.protocol.json.bodies import (
+    GroupConfig,
+    GroupConfigList,
+    GroupConfigTable,
+    QueueBody,
+    SubscriptionBody,
+    TopicConfig,
+)
+from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -51,14 +61,6 @@ log = LimitedLog("rocketspark.broker")
 _RESETS_SINCE = 16
 # Groups of one request that are looked at in a turn of the loop.
 GROUPS_IN_TURN = 1000
-
-
-class RequestMode(bodies.Body):
-    """Body of SET_MESSAGE_REQUEST_MODE (401)."""
-
-    topic: str = ""
-    consumer_group: str = ""
-    mode: str = "PULL"
 
 
 class GroupHandler:
@@ -87,6 +89,8 @@ class GroupHandler:
         self._long_polling = long_polling
         self._stats = stats
         self._long_scans = long_scans
+        self._request_modes = tables.request_modes
+        self._group_pages = TablePages(lambda: groups.version, lambda: groups.table, beside)
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
         self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.snapshot, beside)
 
@@ -97,7 +101,7 @@ class GroupHandler:
         add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.put_all)
         add(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete, DeleteGroupHeader)
         add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.show, GroupHeader)
-        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.show_all)
+        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.show_all, GroupPageHeader)
         add(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid, ForbiddenHeader)
         add(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections, ConsumerListHeader)
         add(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections, ProducerGroupHeader)
@@ -110,7 +114,7 @@ class GroupHandler:
         add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset, ResetOffsetHeader)
         add(RequestCode.CLONE_GROUP_OFFSET, self.clone, CloneOffsetsHeader)
         add(RequestCode.QUERY_CORRECTION_OFFSET, self.correction, CorrectionHeader)
-        add(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
+        add(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets, KnownStateHeader)
         add(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     # -- settings -------------------------------------------------------------------------------------------------
@@ -165,6 +169,7 @@ class GroupHandler:
             raise ServerError(
                 ResponseCode.INVALID_PARAMETER, f"mode {wanted.mode}: this broker serves PULL consumers only"
             )
+        self._request_modes.set(wanted)
         return reply(request.opaque)
 
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
@@ -186,9 +191,27 @@ class GroupHandler:
             )
         return reply(request.opaque, body=bodies.encode(config))
 
-    def show_all(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
-        return self._all_groups.answer(peer, request, "totalGroupNum")
+    def show_all(self, peer: Peer, request: Request[GroupPageHeader], body: bytes) -> Answer:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): all, or a page of them with what is forbidden to these."""
+        wanted = page_wanted(request.ext, self._settings.page_rows())
+        if wanted is None:
+            return self._all_groups.answer(peer, request, "totalGroupNum")
+        forbidden = self._groups.forbidden
+        return self._group_pages.answer(
+            peer,
+            wanted,
+            lambda rows, total: reply(
+                request.opaque,
+                header=GroupPageReply(total=total),
+                body=sorted_json(
+                    GroupConfigTable(
+                        subscription_group_table=rows,
+                        forbidden_table={name: forbidden[name] for name in rows if name in forbidden},
+                        data_version=self._groups.version,
+                    )
+                ),
+            ),
+        )
 
     async def forbid(self, peer: Peer, request: Request[ForbiddenHeader], body: bytes) -> bytes:
         """UPDATE_AND_GET_GROUP_FORBIDDEN (353): may the group read the topic?"""
@@ -437,9 +460,14 @@ class GroupHandler:
                 lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
 
-    def all_offsets(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_ALL_CONSUMER_OFFSET (43)."""
-        return self._all_offsets.answer(peer, request)
+    def all_offsets(self, peer: Peer, request: Request[KnownStateHeader], body: bytes) -> Answer:
+        """GET_ALL_CONSUMER_OFFSET (43). A slave of ours that has this state of the table gets it not again."""
+        known, mark = request.ext.known, self._offsets.mark()
+        if known is None:
+            return self._all_offsets.answer(peer, request)
+        if known == mark:
+            return reply(request.opaque, header=StateReply(state=mark))
+        return self._all_offsets.answer(peer, request, header={"state": mark})
 
 
 def _connection(client: ConnectedClient) -> dict[str, Any]:

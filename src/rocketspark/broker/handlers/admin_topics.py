@@ -12,14 +12,17 @@ from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.json_tables import sorted_json
+from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
+from rocketspark.protocol.headers.metadata import TopicPageHeader, TopicPageReply
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -34,7 +37,7 @@ ATTRIBUTE_LENGTH_MAX = 1024
 class TopicHandler:
     """Serves the requests about topics.
 
-    `settled`: waits until the NameServers know of every change.
+    `settled`: waits until the NameServers know of every change. `page_rows`: see TablePages.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class TopicHandler:
         settled: Callable[[], Awaitable[None]],
         long_scans: LongScans,
         beside: BackgroundThread,
+        page_rows: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._broker_name = broker_name
         self._store = store
@@ -55,7 +59,9 @@ class TopicHandler:
         self._settled = settled
         self._traffic = stats
         self._long_scans = long_scans
-        self._all = SavedTable(topics.state, lambda: topics.table, topics.wrapper_json, beside)
+        self._all = SavedTable(lambda: topics.version, lambda: topics.table, topics.snapshot, beside)
+        self._pages = TablePages(lambda: topics.version, lambda: topics.table, beside)
+        self._page_rows = page_rows
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -63,7 +69,7 @@ class TopicHandler:
         routes.add(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.create_static)
         routes.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
         routes.add(RequestCode.GET_TOPIC_CONFIG, self.show)
-        routes.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.show_all)
+        routes.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.show_all, TopicPageHeader)
         routes.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
 
     async def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
@@ -115,9 +121,20 @@ class TopicHandler:
         """GET_TOPIC_CONFIG (351)."""
         return reply(request.opaque, body=bodies.encode(self._known(request.ext.topic)))
 
-    def show_all(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_ALL_TOPIC_CONFIG (21)."""
-        return self._all.answer(peer, request, "totalTopicNum")
+    def show_all(self, peer: Peer, request: Request[TopicPageHeader], body: bytes) -> Answer:
+        """GET_ALL_TOPIC_CONFIG (21): all, or a page of them. The mapping's version is the same for ever."""
+        wanted = page_wanted(request.ext, self._page_rows())
+        if wanted is None:
+            return self._all.answer(peer, request, "totalTopicNum")
+        return self._pages.answer(
+            peer,
+            wanted,
+            lambda rows, total: reply(
+                request.opaque,
+                header=TopicPageReply(total=total),
+                body=sorted_json(TopicConfigTable(topic_config_table=rows, data_version=self._topics.version)),
+            ),
+        )
 
     def stats(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> Answer:
         """GET_TOPIC_STATS_INFO (202): bounds and last store time of each queue, and the topic's rate."""

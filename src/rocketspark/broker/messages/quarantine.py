@@ -107,6 +107,13 @@ class Quarantine:
         """Return all items, oldest first."""
         return list(self._entries.values())
 
+    def take(self, entries: list[Quarantined]) -> None:
+        """Make the items a master's, the newest only if they are too many."""
+        taken = {entry.name: entry for entry in entries[-ENTRIES_MAX:]}
+        if taken != self._entries:
+            self._entries = taken
+            self._changed = True
+
     def by_kind(self) -> dict[str, int]:
         """Return how many items are set aside now, by kind."""
         found = dict.fromkeys(self.counts, 0)

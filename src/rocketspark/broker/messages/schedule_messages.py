@@ -14,12 +14,12 @@ from collections.abc import Callable
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.storage.json_tables import JsonFile, now_ms
+from rocketspark.broker.storage.json_tables import JsonFile, next_version, now_ms
 from rocketspark.errors import RecordError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.bodies import DelayOffsetTable, Quarantined
+from rocketspark.protocol.json.bodies import DataVersion, DelayOffsetTable, Quarantined
 from rocketspark.protocol.message import properties, record
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
@@ -27,6 +27,7 @@ from rocketspark.store.store import Store
 log = LimitedLog("rocketspark.broker")
 
 READ_COUNT = 64
+VERSION_STEP = 200
 RETRY_S = 1.0
 # A level with messages is looked at so often, whatever the loop's own time says: a clock may be put forward.
 LOOK_S = 1.0
@@ -47,15 +48,22 @@ class ScheduleMessages:
     """Delivers parked messages. `deliver` puts a due record back under its real topic."""
 
     def __init__(
-        self, store: Store, delays_ms: tuple[int, ...], file: JsonFile[DelayOffsetTable], quarantine: Quarantine
+        self,
+        store: Store,
+        delays_ms: tuple[int, ...],
+        file: JsonFile[DelayOffsetTable],
+        quarantine: Quarantine,
+        version_step: Callable[[], int] = lambda: VERSION_STEP,
     ) -> None:
+        self._version_step = version_step
+        self._moves_left = version_step()
         self._store = store
         self._delays_ms = delays_ms
         self._file = file
         self._quarantine = quarantine
         quarantine.retries(KIND, self._retry)
         table = file.load() or DelayOffsetTable()
-        self._version = table.data_version
+        self.version: DataVersion = table.data_version
         self._offsets: dict[int, int] = dict(table.offset_table)
         self._saved = dict(self._offsets)
         # Offsets to be saved once the log is on the disk up to a position.
@@ -156,7 +164,8 @@ class ScheduleMessages:
             log.error("delay level %d: offset %d is beyond the queue's end %d; set to the end", level, offset, high)
             offset = high
         if offset == high:
-            self._offsets[level] = offset
+            if self._offsets.get(level) != offset:
+                self._move(level, offset)
             self._caught_up(level)
             return None
         units = self._store.queue_units(topic_names.SCHEDULE_TOPIC, queue_id, offset, min(READ_COUNT, high - offset))
@@ -173,8 +182,16 @@ class ScheduleMessages:
                     if not fails_again(e):
                         raise
                     self._quarantine.add(KIND, topic_names.SCHEDULE_TOPIC, queue_id, at, position, e)
-            self._offsets[level] = at + 1
+            self._move(level, at + 1)
         return 0
+
+    def _move(self, level: int, offset: int) -> None:
+        """Set a level's next offset; the version rises once in so many (rule: ScheduleMessageService, 5.x)."""
+        self._offsets[level] = offset
+        self._moves_left -= 1
+        if self._moves_left <= 0:
+            self._moves_left = self._version_step()
+            self.version = next_version(self.version)
 
     def _deliver_one(self, level: int, due_ms: int, queue_offset: int, position: int) -> None:
         assert self._deliver is not None
@@ -240,6 +257,23 @@ class ScheduleMessages:
         ends = {level: self._store.queue_range(topic_names.SCHEDULE_TOPIC, level - 1)[1] for level in self._offsets}
         return {level: (offset, ends[level]) for level, offset in sorted(self._offsets.items()) if ends[level]}
 
+    def table(self) -> DelayOffsetTable:
+        """Return the next offset of each level as it is now, for other brokers of the name."""
+        return DelayOffsetTable(offset_table=dict(self._offsets), data_version=self.version)
+
+    def take(self, offsets: dict[int, int], version: DataVersion | None) -> None:
+        """Take the offsets of another broker of the name, for `start`; its levels are the same.
+
+        Only while this one does not deliver: those of a broker that does are its own.
+        """
+        version = self.version if version is None else version
+        if self._deliver is None and (offsets, version) != (self._offsets, self.version):
+            self._offsets = dict(offsets)
+            self.version = version
+            # What they count was not delivered here: there is nothing to flush before.
+            self._noted = 0, dict(offsets)
+            self.save()
+
     def save(self) -> None:
         """Write delayOffset.json as far as what was delivered is on the disk; the rest is for a later call."""
         if self._noted is None and self._offsets != self._saved:
@@ -248,7 +282,7 @@ class ScheduleMessages:
             return
         # The quarantine first: it holds the messages that were skipped.
         self._quarantine.save()
-        self._file.save(DelayOffsetTable(offset_table=self._noted[1], data_version=self._version))
+        self._file.save(DelayOffsetTable(offset_table=self._noted[1], data_version=self.version))
         self._saved, self._noted = self._noted[1], None
 
     def finish(self) -> None:

@@ -212,20 +212,24 @@ class SavedTable:
             self._kept = self._state(), len(self._rows()), b"".join(self._snapshot())
         return self._kept[1:]
 
-    def answer(self, peer: Peer, request: Request[Any], count_name: str | None = None) -> Answer:
-        """Return the reply with the JSON, and its number of rows under a name of the header."""
+    def answer(
+        self, peer: Peer, request: Request[Any], count_name: str | None = None, header: dict[str, str] | None = None
+    ) -> Answer:
+        """Return the reply with the JSON, and its number of rows under a name of the header; `header`: more of it."""
         if peer.is_writable and (found := self.now()) is not None:
-            return _answer(request, found, count_name)
+            return _answer(request, found, count_name, header)
         # Its other requests of the same read wait until other connections had a turn.
         peer.rest()
-        return self._answer_later(peer, request, count_name)
+        return self._answer_later(peer, request, count_name, header)
 
-    async def _answer_later(self, peer: Peer, request: Request[Any], count_name: str | None) -> bytes | Parts | None:
+    async def _answer_later(
+        self, peer: Peer, request: Request[Any], count_name: str | None, header: dict[str, str] | None
+    ) -> bytes | Parts | None:
         found = await self.made()
         # Many may wait here: they are answered one after the other, as each reply is large.
         while peer.is_open and not peer.is_writable:
             await peer.writable()
-        return _answer(request, found, count_name) if peer.is_open else None
+        return _answer(request, found, count_name, header) if peer.is_open else None
 
     async def made(self) -> tuple[int, bytes]:
         """Return (rows, JSON), not older than the call."""
@@ -254,6 +258,9 @@ class SavedTable:
         return making
 
 
-def _answer(request: Request[Any], found: tuple[int, bytes], count_name: str | None) -> bytes | Parts:
-    header = {count_name: str(found[0])} if count_name else None
+def _answer(
+    request: Request[Any], found: tuple[int, bytes], count_name: str | None, header: dict[str, str] | None
+) -> bytes | Parts:
+    if count_name:
+        header = {count_name: str(found[0])} | (header or {})
     return reply_with(found[1], request.opaque, header)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rocketspark.errors import ProtocolError
 from rocketspark.store.files.system_calls import OsFiles, failure
 from rocketspark.store.timers.timer_log import DELETE, NORMAL, ROLL, UNIT_BYTES, TimerLog, TimerLogUnit
 from rocketspark.store.timers.timer_wheel import GRIDS_MS, SLOT_COUNT, TimerWheel, TimerWheelSlot, grid_of, moved
@@ -39,6 +40,25 @@ class TimerCheckpoint(NamedTuple):
     state_version: int = 0
     version_time_ms: int = 0
     version_counter: int = 0
+
+    def encode(self) -> bytes:
+        """Return the reply to GET_TIMER_CHECK_POINT (60), which is how the file begins."""
+        return _CHECKPOINT.pack(*self)
+
+    def is_older(self, other: TimerCheckpoint) -> bool:
+        """Tell whether this one's version is before another's (rule: DataVersion.compare, 5.x)."""
+        mine = self.state_version, self.version_counter, self.version_time_ms
+        return mine < (other.state_version, other.version_counter, other.version_time_ms)
+
+
+def decode_checkpoint(body: bytes) -> TimerCheckpoint:
+    """Return the checkpoint of a broker's reply; one before 5.0 tells no version. Raises ProtocolError."""
+    if len(body) not in (_CHECKPOINT.size, _CHECKPOINT.size - 24):
+        raise ProtocolError(f"a checkpoint of timer messages has 56 bytes or 32, {len(body)} came")
+    found = TimerCheckpoint(*_CHECKPOINT.unpack(body.ljust(_CHECKPOINT.size, b"\0")))
+    if min(found) < -1:
+        raise ProtocolError(f"a checkpoint of timer messages holds the number {min(found)}")
+    return found
 
 
 def read_checkpoint(path: str) -> TimerCheckpoint:
@@ -447,6 +467,14 @@ class TimerFiles:
             return
         self.log.flush()
         self.wheel.flush()
+        self.save_checkpoint(checkpoint)
+
+    def saved_checkpoint(self) -> TimerCheckpoint:
+        """Return the checkpoint on the disk, also of files that are not open. Raises StoreError."""
+        return self.checkpoint if any(self.checkpoint) else read_checkpoint(self._checkpoint_path)
+
+    def save_checkpoint(self, checkpoint: TimerCheckpoint) -> None:
+        """Replace the checkpoint alone: another broker's, while nothing is delivered here. Raises StoreError."""
         try:
             self._files.overwrite(self._checkpoint_path, _checkpoint_bytes(checkpoint), CHECKPOINT_BYTES)
         except OSError as e:

@@ -374,6 +374,30 @@ class TimerMessages:
         slot = self._files.wheel.get(time_ms)
         return slot.counted if slot is not None else 0
 
+    # -- for the other brokers of the name ------------------------------------------------------------------------
+
+    def checkpoint(self) -> TimerCheckpoint:
+        """Return how far delivering and reading came, as far as it is on the disk."""
+        if not self._running or self._files.used:
+            return self._files.saved_checkpoint()
+        # With no wheel yet nothing waits before now: a slave must not walk through all slots since 1970.
+        now = self._clock()
+        read_ms = now - now % self._precision_ms
+        return self._version._replace(read_time_ms=read_ms, queue_offset=self._offset, master_queue_offset=self._offset)
+
+    def take_checkpoint(self, taken: TimerCheckpoint) -> bool:
+        """Take how far another broker of the name came, for `start`; False while this one delivers by itself.
+
+        The positions in the files here stay. Raises StoreError.
+        """
+        if self._running:
+            return False
+        known = self._files.saved_checkpoint()
+        wanted = taken._replace(physical_offset=known.physical_offset, queue_offset=known.queue_offset)
+        if wanted != known:
+            self._files.save_checkpoint(wanted)
+        return True
+
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:

@@ -49,6 +49,16 @@ class TimerStatistics:
         self._counts.data_version.timestamp = changed_ms
         self._changed = True
 
+    def table(self) -> TimerCounts:
+        """Return how many messages wait for each topic, with a version."""
+        return self._counts
+
+    def take(self, counts: TimerCounts) -> None:
+        """Make the counts a master's; they are written soon."""
+        if counts.data_version != self._counts.data_version:
+            self._counts = counts
+            self._changed = True
+
     def came(self, topic: str, delay_ms: int) -> None:
         """Count a message that was put on the wheel."""
         self.enqueued[topic] = self.enqueued.get(topic, 0) + 1

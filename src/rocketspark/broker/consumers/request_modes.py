@@ -1,0 +1,47 @@
+"""How groups are given topics' messages (SET_MESSAGE_REQUEST_MODE): kept and told to slaves, as RocketMQ does.
+
+Rule: this broker serves pulls whatever stands here; other modes come from a Java master only, and go back to one.
+"""
+
+from __future__ import annotations
+
+from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.json.metadata import RequestMode, RequestModeTable
+
+log = LimitedLog("rocketspark.broker")
+
+FILE_NAME = "messageRequestMode.json"
+
+
+class RequestModes:
+    """The modes of one broker, by topic and group."""
+
+    def __init__(self, file: JsonFile[RequestModeTable]) -> None:
+        self._file = file
+        self._changed = False
+        try:
+            self.table = file.load() or RequestModeTable()
+        except ConfigError as e:
+            # No consumer is served differently for them.
+            log.error("the message request modes cannot be read and begin empty: %s", e)
+            self.table = RequestModeTable()
+
+    def set(self, mode: RequestMode) -> None:
+        """Set the mode of a group in a topic. Raises StoreError."""
+        self.table.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
+        self._changed = True
+        self.save()
+
+    def take(self, table: RequestModeTable) -> None:
+        """Make the table a master's. Raises StoreError."""
+        self._changed |= table != self.table
+        self.table = table
+        self.save()
+
+    def save(self) -> None:
+        """Write the table if it changed. Raises StoreError."""
+        if self._changed:
+            self._file.save(self.table)
+            self._changed = False

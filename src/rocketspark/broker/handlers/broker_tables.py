@@ -1,0 +1,97 @@
+"""What the other brokers of a name ask for: tables, progress and addresses. Topics, groups and offsets are elsewhere.
+
+Rule: a table comes with its version, as a master and its slaves compare these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rocketspark.broker.messages.schedule_messages import encode_delay_offsets
+from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.ha_info import HaInfoExchange, header_of, info_of
+from rocketspark.broker.storage.json_tables import sorted_json
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.headers.metadata import HaInfoHeader, MasterFlushOffsetHeader
+from rocketspark.protocol.json.metadata import STATE_LAYOUT, BrokerState, ResetOffset
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+
+class BrokerTablesHandler:
+    """Serves the requests of the other brokers of the name. `deleted_topics`: each with its place in the log."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        messages: Messages,
+        deleted_topics: Callable[[], dict[str, int]],
+        ha_info: HaInfoExchange,
+    ) -> None:
+        self._offsets = tables.offsets
+        self._request_modes = tables.request_modes
+        self._delays = messages.delays
+        self._timers = messages.timers
+        self._quarantine = messages.quarantine
+        self._deleted_topics = deleted_topics
+        self._ha_info = ha_info
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.GET_ALL_DELAY_OFFSET, self.delay_offsets)
+        routes.add(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.request_modes)
+        routes.add(RequestCode.GET_TIMER_CHECK_POINT, self.timer_checkpoint)
+        routes.add(RequestCode.GET_TIMER_METRICS, self.timer_metrics)
+        routes.add(RequestCode.GET_BROKER_STATE, self.state)
+        routes.add(RequestCode.EXCHANGE_BROKER_HA_INFO, self.exchange_ha_info, HaInfoHeader)
+        routes.add(RequestCode.RESET_MASTER_FLUSH_OFFSET, self.reset_flush_offset, MasterFlushOffsetHeader)
+
+    def delay_offsets(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_ALL_DELAY_OFFSET (45)."""
+        return reply(request.opaque, body=encode_delay_offsets(self._delays.table()))
+
+    def request_modes(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_ALL_MESSAGE_REQUEST_MODE (402)."""
+        return reply(request.opaque, body=sorted_json(self._request_modes.table))
+
+    def timer_checkpoint(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_TIMER_CHECK_POINT (60): 56 bytes."""
+        return reply(request.opaque, body=self._timers.checkpoint().encode())
+
+    def timer_metrics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_TIMER_METRICS (61)."""
+        return reply(request.opaque, body=sorted_json(self._timers.statistics.table()))
+
+    def state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_BROKER_STATE (7310004): what only brokers of ours keep."""
+        resets = [
+            ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset)
+            for group, topic, queue_id, offset in self._offsets.resets()
+        ]
+        answer = BrokerState(
+            layout=STATE_LAYOUT,
+            quarantine=self._quarantine.entries(),
+            resets=resets,
+            deleted_topics=self._deleted_topics(),
+        )
+        return reply(request.opaque, body=sorted_json(answer))
+
+    def exchange_ha_info(self, peer: Peer, request: Request[HaInfoHeader], body: bytes) -> bytes:
+        """EXCHANGE_BROKER_HA_INFO (906): told by the master, or asked by a slave."""
+        told = info_of(request.ext)
+        if told is not None:
+            self._ha_info.told(told)
+            return reply(request.opaque, header={})
+        return reply(request.opaque, header=header_of(self._ha_info.own()))
+
+    def reset_flush_offset(self, peer: Peer, request: Request[MasterFlushOffsetHeader], body: bytes) -> bytes:
+        """RESET_MASTER_FLUSH_OFFSET (908): a slave's; a master answers (rule: AdminBrokerProcessor, 5.x)."""
+        if self._ha_info.own() is None:
+            if request.ext.offset is None:
+                raise ServerError(ResponseCode.SYSTEM_ERROR, "masterFlushOffset is needed")
+            self._ha_info.reset_flush_offset(request.ext.offset)
+        return reply(request.opaque)

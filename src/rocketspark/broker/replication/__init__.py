@@ -1,0 +1,4 @@
+"""Replication between the brokers of one name: what a slave takes from its master and refuses to clients.
+
+Imports broker.consumers, broker.messages and broker.storage. Start with slave_synchronize.
+"""

@@ -1,0 +1,81 @@
+"""Pages of a large table for slaves, rows in the order of their names. Rule: a page and its version are of one moment.
+
+Which rows (rule: TopicConfigManager.subTopicConfigTable, 5.5.0): from the asked number on, but from the first if the
+asker's version is not the table's any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.storage.table_saving import SMALL_ROWS
+from rocketspark.protocol.json import metadata
+from rocketspark.protocol.json.bodies import DataVersion
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer
+from rocketspark.transport.request_frames import Parts
+
+T = TypeVar("T")
+
+
+class PageHeader(Protocol):
+    """A request for a page."""
+
+    start: int | None
+    version: str | None
+    count_max: int | None
+
+
+class PageWanted(NamedTuple):
+    """The page that is asked for: at most `count_max` rows; `version`: that of the asker's first page."""
+
+    start: int
+    version: DataVersion | None
+    count_max: int
+
+
+def page_wanted(asked: PageHeader, rows_max: int | None) -> PageWanted | None:
+    """Return the page that a request asks for; None for the whole table, as older brokers ask for it.
+
+    `rows_max`: the most rows of a page, None if there are none here.
+    """
+    if rows_max is None or (asked.start is None and asked.version is None and asked.count_max is None):
+        return None
+    count = rows_max if asked.count_max is None else max(1, min(rows_max, asked.count_max))
+    return PageWanted(max(asked.start or 0, 0), metadata.decode_version(asked.version), count)
+
+
+class TablePages(Generic[T]):
+    """The pages of one table. `version`: another one after each change; `rows`: the table as it is now."""
+
+    def __init__(
+        self, version: Callable[[], DataVersion], rows: Callable[[], Mapping[str, T]], beside: BackgroundThread
+    ) -> None:
+        self._version = version
+        self._rows = rows
+        self._beside = beside
+        self._sorted: tuple[DataVersion | None, list[str]] = (None, [])
+
+    def answer(self, peer: Peer, wanted: PageWanted, encode: Callable[[dict[str, T], int], bytes]) -> Answer:
+        """Return the reply with a page. `encode` has its rows and the number of all."""
+        if self._sorted[0] == self._version() or len(self._rows()) <= SMALL_ROWS:
+            return self._page(wanted, encode)
+        peer.rest()
+        return self._page_later(wanted, encode)
+
+    async def _page_later(
+        self, wanted: PageWanted, encode: Callable[[dict[str, T], int], bytes]
+    ) -> bytes | Parts | None:
+        version, names = self._version(), list(self._rows())
+        self._sorted = version, await self._beside.run(lambda: sorted(names))
+        return self._page(wanted, encode)
+
+    def _page(self, wanted: PageWanted, encode: Callable[[dict[str, T], int], bytes]) -> bytes:
+        version, rows = self._version(), self._rows()
+        if self._sorted[0] != version or len(self._sorted[1]) != len(rows):
+            self._sorted = version, sorted(rows)
+        names = self._sorted[1]
+        start = wanted.start if wanted.version == version else 0
+        return encode({name: rows[name] for name in names[start : start + wanted.count_max] if name in rows}, len(rows))

@@ -1,0 +1,195 @@
+"""Tables as the brokers of one name ask each other for them. Rule: what comes is checked here, before a table takes it.
+
+A missing version is None, which a peer of today never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from rocketspark.errors import ProtocolError
+from rocketspark.model.text import INT_MAX, LONG_MAX, shown
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import (
+    Body,
+    DataVersion,
+    GroupConfig,
+    Quarantined,
+    TopicConfig,
+)
+
+T = TypeVar("T")
+
+# RocketMQ's limits are 127 and 255; what an older broker once took is taken.
+NAME_LENGTH_MAX = 255
+QUEUES_MAX = 65_536
+# The layout of BrokerState: another one is not read.
+STATE_LAYOUT = 1
+
+
+class TopicPage(Body):
+    """Reply to GET_ALL_TOPIC_CONFIG (21): some topics, and the version of the whole table."""
+
+    topic_config_table: dict[str, TopicConfig] = {}
+    data_version: DataVersion | None = None
+    mapping_data_version: DataVersion | None = None
+    topic_queue_mapping_detail_map: dict[str, Any] | None = None
+
+
+class GroupPage(Body):
+    """Reply to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+
+    subscription_group_table: dict[str, GroupConfig] = {}
+    forbidden_table: dict[str, dict[str, int]] | None = None
+    data_version: DataVersion | None = None
+
+
+class PeerOffsets(Body):
+    """Reply to GET_ALL_CONSUMER_OFFSET (43): "topic@group" to queue id to offset."""
+
+    offset_table: dict[str, dict[int, int]] = {}
+    data_version: DataVersion | None = None
+
+
+class PeerDelayOffsets(Body):
+    """Reply to GET_ALL_DELAY_OFFSET (45): delay level to the next queue offset."""
+
+    offset_table: dict[int, int] = {}
+    data_version: DataVersion | None = None
+
+
+class RequestMode(Body):
+    """Body of SET_MESSAGE_REQUEST_MODE (401): how a group is given a topic's messages."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class RequestModeTable(Body):
+    """messageRequestMode.json and the reply to GET_ALL_MESSAGE_REQUEST_MODE (402): modes by topic and group."""
+
+    message_request_mode_map: dict[str, dict[str, RequestMode]] = {}
+
+
+class ResetOffset(Body):
+    """An offset set by hand of which the consumer has not heard yet."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+class BrokerState(Body):
+    """Reply to GET_BROKER_STATE: what only brokers of ours keep.
+
+    `deleted_topics`: each with the log's end at its deletion.
+    """
+
+    layout: int = 0
+    quarantine: list[Quarantined] = []
+    resets: list[ResetOffset] = []
+    deleted_topics: dict[str, int] = {}
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Return a peer's table, checked. Raises ProtocolError for anything that no broker has."""
+    table = java_json.decode(body, kind)
+    if isinstance(table, TopicPage):
+        _check_topics(table.topic_config_table)
+    elif isinstance(table, GroupPage):
+        _check_groups(table)
+    elif isinstance(table, PeerOffsets):
+        for key, queues in table.offset_table.items():
+            _check_name(key, length_max=2 * NAME_LENGTH_MAX + 1)
+            # RocketMQ takes a commit of any queue.
+            _check_numbers(key, queues.keys(), high=INT_MAX)
+            _check_numbers(key, queues.values(), low=-1)
+    elif isinstance(table, PeerDelayOffsets):
+        _check_numbers("delay level", table.offset_table.keys(), low=1, high=INT_MAX)
+        _check_numbers("delay level", table.offset_table.values())
+    elif isinstance(table, RequestModeTable):
+        for topic, modes in table.message_request_mode_map.items():
+            for name in (topic, *modes):
+                _check_name(name)
+    elif isinstance(table, BrokerState):
+        _check_state(table)
+    version = getattr(table, "data_version", None)
+    if version is not None:
+        _check_numbers("dataVersion", (version.state_version, version.timestamp, version.counter))
+    return table
+
+
+def _check_topics(topics: Mapping[str, TopicConfig]) -> None:
+    for name, config in topics.items():
+        _check_name(name)
+        if config.topic_name != name:
+            raise ProtocolError(f"topic {shown(name)!r} comes under another name, {shown(config.topic_name)!r}")
+        _check_numbers(name, (config.read_queue_nums, config.write_queue_nums), high=QUEUES_MAX)
+        _check_numbers(name, (config.perm, config.topic_sys_flag), high=INT_MAX)
+
+
+def _check_groups(page: GroupPage) -> None:
+    for name, config in page.subscription_group_table.items():
+        _check_name(name)
+        if config.group_name != name:
+            raise ProtocolError(f"group {shown(name)!r} comes under another name, {shown(config.group_name)!r}")
+        _check_numbers(name, (config.retry_queue_nums,), high=QUEUES_MAX)
+    for group, topics in (page.forbidden_table or {}).items():
+        for name in (group, *topics):
+            _check_name(name)
+        _check_numbers(group, topics.values(), high=INT_MAX)
+
+
+def _check_state(state: BrokerState) -> None:
+    if state.layout != STATE_LAYOUT:
+        raise ProtocolError(f"its own state has layout {state.layout}, {STATE_LAYOUT} is known: upgrade this broker")
+    for entry in state.quarantine:
+        _check_name(entry.topic)
+        _check_numbers(entry.name, (entry.physical_offset, entry.first_seen_ms, entry.attempts))
+    for reset in state.resets:
+        _check_name(reset.topic)
+        _check_name(reset.group)
+        _check_numbers(reset.topic, (reset.queue_id,), high=QUEUES_MAX - 1)
+        _check_numbers(reset.topic, (reset.offset,))
+    for topic in state.deleted_topics:
+        _check_name(topic)
+    _check_numbers("deleted topic", state.deleted_topics.values())
+
+
+def _check_name(name: str, *, length_max: int = NAME_LENGTH_MAX) -> None:
+    if not name or len(name) > length_max or not name.isprintable():
+        raise ProtocolError(f"{shown(name)!r} is no name of a topic or group")
+
+
+def _check_numbers(what: str, numbers: Iterable[int], *, low: int = 0, high: int = LONG_MAX) -> None:
+    for number in numbers:
+        if not low <= number <= high:
+            raise ProtocolError(f"{shown(what)}: {number} is not between {low} and {high}")
+
+
+def encode_version(version: DataVersion | None) -> str:
+    """Return a version as the requests for pages hold it; empty for None."""
+    return "" if version is None else msgspec.json.encode(version, order="sorted").decode()
+
+
+def decode_version(text: str | None) -> DataVersion | None:
+    """Return the version in a request for a page; None for a text that is none."""
+    try:
+        return java_json.decode_request((text or "").encode(), DataVersion)
+    except ProtocolError:
+        return None
+
+
+def is_older(one: DataVersion, other: DataVersion) -> bool:
+    """Tell whether a table is older than another (rule: DataVersion.compare, 5.x)."""
+    return (one.state_version, one.counter, one.timestamp) < (
+        other.state_version,
+        other.counter,
+        other.timestamp,
+    )
