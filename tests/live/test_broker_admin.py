@@ -28,7 +28,7 @@ from tests.live.support import (
 from tests.patience import in_time
 from tests.unit.protocol.golden import frames
 
-from rocketspark.broker.settings import parse_properties
+from rocketspark.model.properties import parse_properties
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     ConsumerStatsHeader,

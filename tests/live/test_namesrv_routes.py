@@ -58,7 +58,7 @@ def registration(version: int = 1, **queues: int) -> RegisterBrokerBody:
         topic_config_serialize_wrapper=TopicConfigTable(
             topic_config_table={
                 name: TopicConfig(topic_name=name, read_queue_nums=n, write_queue_nums=n)
-                for name, n in (queues or {TOPIC: 4}).items()
+                for name, n in (queues or {TOPIC: 4, "Second": 1}).items()
             },
             data_version=DataVersion(counter=version),
         )
@@ -217,7 +217,7 @@ def test_older_clients_get_bare_broker_ids(version: int, standard: bool, quoted:
 def test_registrations_compressed_plain_and_broken() -> None:
     async def main() -> None:
         async with name_server() as names, connected(names.address) as peer:
-            deflated = encode_compressed(registration(1, T=5))
+            deflated = encode_compressed(registration(1, T=5, U=1))
             (await register(peer, deflated, compressed=True)).raise_for_code("register")
             assert queue_count(await route(peer)) == 5
             reply = await register(peer, bodies.encode(registration(2, T=6)), crc=1)
@@ -291,7 +291,7 @@ def test_a_large_registration_is_read_beside_others(monkeypatch: pytest.MonkeyPa
             (await register(peer)).raise_for_code("register")
             many = bodies.encode(registration(2, **{f"T{i}": 4 for i in range(3000)}))
             (await register(peer, many)).raise_for_code("register")
-            assert len(await topics(peer)) == 3001
+            assert len(await topics(peer)) == 3002
             more = registration(3, **{f"T{i}": 4 for i in range(3001)})
             for data, compressed in ((bodies.encode(more), False), (encode_compressed(more), True)):
                 reply = await register(peer, data, compressed=compressed)

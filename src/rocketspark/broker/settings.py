@@ -18,6 +18,7 @@ import msgspec
 
 from rocketspark.broker.ignored_settings import IGNORED, IGNORED_UNSET, UNKEPT_PROMISES
 from rocketspark.errors import ConfigError
+from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
 from rocketspark.transport.connections import parse_addresses
@@ -426,20 +427,6 @@ def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list
         if values.get(key) and os.path.abspath(values[key]) != os.path.abspath(place):
             warnings.append(f"{path}: {key} has no effect, as in RocketMQ: its place is {place} (storePathRootDir)")
     return settings, warnings
-
-
-def parse_properties(text: str, where: str) -> dict[str, str]:
-    """Return keys and values of lines `key=value`. Raises ConfigError naming `where` and the malformed line."""
-    values: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if not line or line[0] in "#!":
-            continue
-        key, equals, value = line.partition("=")
-        if not equals:
-            raise ConfigError(f"{where} line {number}: {line!r} is no key=value")
-        values[key.strip()] = value.strip()
-    return values
 
 
 def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rocketspark.errors import ServerError
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import Settings
-from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.peer import Peer
@@ -65,5 +66,7 @@ class AdminHandlers:
         return self._topics(request, UNIT | UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
 
     def _topics(self, request: Request[Any], mask: int, wanted: int) -> bytes:
+        if not self._settings.topic_list:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "disable")
         found = [topic for topic, flag in self._registry.topic_flags() if flag & mask == wanted]
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=found)))

@@ -13,7 +13,7 @@ from rocketspark.errors import ConnectionLost, ProtocolError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX
 from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
-from rocketspark.namesrv.registration_limits import check_broker
+from rocketspark.namesrv.registration_limits import check_broker, check_version
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -31,6 +31,7 @@ from rocketspark.protocol.headers import (
     TopicHeader,
     ValueReply,
 )
+from rocketspark.protocol.headers.namesrv import DeleteTopicHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.registration import TOPICS_MAX, decode_compressed
 from rocketspark.transport.peer import Peer
@@ -59,6 +60,7 @@ class NameServerHandlers:
         self._registry = registry
         self._kv = kv
         self._settings = settings
+        self._started_ms = now_ms()
         self._large = asyncio.Lock()
         # The number of large registrations not taken yet, by the broker's cluster and address.
         self._under_way: Counter[tuple[str, str]] = Counter()
@@ -75,7 +77,7 @@ class NameServerHandlers:
         add(RequestCode.GET_BROKER_MEMBER_GROUP, self.members)
         add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
         add(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
-        add(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic)
+        add(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic, DeleteTopicHeader)
         add(RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic, TopicHeader)
         add(RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write, BrokerNameHeader)
         add(RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write, BrokerNameHeader)
@@ -87,6 +89,10 @@ class NameServerHandlers:
     def route(self, peer: Peer, request: Request[RouteHeader], body: bytes) -> bytes:
         """GET_ROUTEINFO_BY_TOPIC: TopicRouteData, or code 17."""
         topic = request.ext.topic
+        s = self._settings
+        if s.wait_needed and now_ms() - self._started_ms < s.wait_seconds * 1000:
+            # Brokers are still coming: a route of some of them would turn clients away from the others.
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "name server not ready")
         found = self._registry.route(topic)
         if found is None:
             raise ServerError(
@@ -96,7 +102,7 @@ class NameServerHandlers:
             request.opaque,
             body=bodies.encode_route(
                 *found,
-                order_conf=self._kv.get(ORDER_TOPICS, topic) if self._settings.order_topics else None,
+                order_conf=self._kv.get(ORDER_TOPICS, topic) if s.order_topics else None,
                 mappings=self._registry.mappings(topic),
                 quoted_ids=request.version >= QUOTED_IDS_VERSION or request.ext.standard_json,
             ),
@@ -152,7 +158,7 @@ class NameServerHandlers:
             now_ms=now_ms(),
             connection=peer,
             expiry_ms=min(max(h.expiry_ms, 1), INT_MAX) if h.expiry_ms else None,
-            acting_master=bool(h.acting_master),
+            acting_master=h.acting_master,
         )
         header = RegisterBrokerReply(
             ha_address=master.ha_address if master else None, master_address=master.address if master else None
@@ -175,7 +181,7 @@ class NameServerHandlers:
     def data_version(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:
         """QUERY_DATA_VERSION: tell whether the broker needs to register again."""
         held = self._registry.version_of(request.ext.cluster, request.ext.address, now_ms())
-        changed = held is None or held != java_json.decode(body, bodies.DataVersion)
+        changed = held is None or not body or held != java_json.decode(body, bodies.DataVersion)
         return reply(
             request.opaque,
             header=DataVersionReply(changed=changed),
@@ -199,16 +205,20 @@ class NameServerHandlers:
 
     def topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
+        _check_enabled(self._settings.all_topic_list)
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=self._registry.topics())))
 
     def topics_of_cluster(self, peer: Peer, request: Request[ClusterHeader], body: bytes) -> bytes:
         """GET_TOPICS_BY_CLUSTER."""
+        _check_enabled(self._settings.topic_list)
         names = self._registry.topics_of_cluster(request.ext.cluster)
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=names)))
 
-    def delete_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
-        """DELETE_TOPIC_IN_NAMESRV."""
-        self._registry.delete_topic(request.ext.topic)
+    def delete_topic(self, peer: Peer, request: Request[DeleteTopicHeader], body: bytes) -> bytes:
+        """DELETE_TOPIC_IN_NAMESRV, of one cluster if it is named."""
+        h = request.ext
+        of = self._registry.clusters().cluster_addr_table.get(h.cluster, []) if h.cluster else None
+        self._registry.delete_topic(h.topic, of)
         return reply(request.opaque)
 
     def register_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
@@ -262,4 +272,11 @@ def _registration(h: RegisterBrokerHeader, body: bytes) -> bodies.RegisterBroker
     registered = decode_compressed(body) if h.compressed else java_json.decode(body, bodies.RegisterBrokerBody)
     if (count := len(registered.topic_config_serialize_wrapper.topic_config_table)) > TOPICS_MAX:
         raise ProtocolError(f"{count} topics in one registration: {TOPICS_MAX} are taken, set enableSplitRegistration")
+    check_version(registered.topic_config_serialize_wrapper.data_version)
     return registered
+
+
+def _check_enabled(enabled: bool) -> None:
+    """Raise the refusal of a list of topics that the settings do not allow."""
+    if not enabled:
+        raise ServerError(ResponseCode.SYSTEM_ERROR, "disable")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rocketspark.errors import ServerError
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.json.bodies import QueueDataBody, QueueMapping, TopicConfig
+from rocketspark.protocol.json.bodies import DataVersion, QueueDataBody, QueueMapping, TopicConfig
 
 NAME_CHARACTERS_MAX = 255
 # Of one topic on one broker: clients make each of them an object.
@@ -54,6 +54,13 @@ def check_broker(cluster: str, broker_name: str, broker_id: int, address: str, h
         raise _illegal("haServerAddr", ha_address)
     if not 0 <= broker_id <= LONG_MAX:
         raise ServerError(ResponseCode.INVALID_PARAMETER, "brokerId: a number from 0 to 2^63-1 is needed")
+
+
+def check_version(version: DataVersion) -> None:
+    """Raise ServerError 29 for a data version of numbers that are no long: it could not be told again."""
+    for number in (version.state_version, version.timestamp, version.counter):
+        if not -LONG_MAX - 1 <= number <= LONG_MAX:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "dataVersion: numbers of 64 bits are needed")
 
 
 def _illegal(what: str, text: str) -> ServerError:

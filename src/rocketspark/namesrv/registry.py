@@ -1,14 +1,15 @@
 """The registry of live brokers and their topics. Pure: no sockets; the time, of a clock never set, is an argument.
 
-Rules (RouteInfoManager, 5.x): a registration merges, it never drops topics; a broker's queue data is taken when it is
-a master's and its data version changed or the topic is new; a broker is dropped when it leaves, is silent too long or
-its connection ends.
+Rules (RouteInfoManager, 5.5.0): a registration merges, it drops no topics unless told to; a broker's queue data is
+taken when it is the master's, or the lowest slave's, and its data version changed or the topic is new; of two brokers
+with one id the higher state version stays; a broker is dropped when it leaves, is silent too long or its connection
+ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +17,16 @@ from rocketspark.errors import ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
 from rocketspark.model.text import shown
+from rocketspark.namesrv.acting_master import (
+    MEMBER_TOPIC_PREFIX,
+    MinIdChange,
+    PlainRules,
+    ReplicaRules,
+    acting,
+    after_arrival,
+    after_departure,
+    has_no_master,
+)
 from rocketspark.namesrv.registration_limits import (
     BROKERS_MAX,
     NAME_CHARACTERS_MAX,
@@ -59,10 +70,32 @@ class LiveBroker(msgspec.Struct):
     connection: Hashable
 
 
-class Registry:
-    """The route table of one NameServer. `brokers_max`, `topics_max` (each counts on each of its brokers): bounds."""
+class Leaver(NamedTuple):
+    """A broker that says it leaves."""
 
-    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+
+
+class Registry:
+    """The route table of one NameServer.
+
+    `rules`: the settings it follows; `tell`: called with each change of a group's lowest id, if these want it;
+    `brokers_max`, `topics_max` (each counts on each of its brokers): bounds.
+    """
+
+    def __init__(
+        self,
+        rules: ReplicaRules | None = None,
+        tell: Callable[[MinIdChange], object] = lambda _: None,
+        *,
+        brokers_max: int = BROKERS_MAX,
+        topics_max: int = TOPICS_MAX,
+    ) -> None:
+        self._rules = rules or PlainRules()
+        self._tell = tell
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._brokers: dict[str, BrokerDataBody] = {}
@@ -99,13 +132,14 @@ class Registry:
         now_ms: int,
         connection: Hashable,
         expiry_ms: int | None = None,
-        acting_master: bool = False,
+        acting_master: bool | None = None,
     ) -> Generator[None, None, LiveBroker | None]:
         """Take a broker's registration; returns its live master if it is a slave, else None.
 
-        Yields after each step of topics, so that other requests go on; a broker dropped in between stays dropped.
-        Invalid topics, and topics over the limit, are left out with a line in the log. Raises ServerError 29
-        if there are too many brokers.
+        `acting_master`: whether the lowest slave of its group may stand in for a master; None from a broker that knows
+        nothing of it. Yields after each step of topics, so that other requests go on; a broker dropped in between stays
+        dropped. Invalid topics, and topics over the limit, are left out with a line in the log. Raises ServerError 29
+        if there are too many brokers, 1 for an id that is not registered yet and comes with one topic alone.
         """
         key = (cluster, address)
         if key not in self._live and len(self._live) >= self._brokers_max:
@@ -113,22 +147,23 @@ class Registry:
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(self._live)} brokers are registered here, as many as are taken",
             )
+        if self._is_stale(key, broker_name, broker_id, topics.data_version):
+            return None
         data = self._brokers.get(broker_name)
-        if data is None:
-            data = self._brokers[broker_name] = BrokerDataBody(
-                cluster=cluster, broker_name=broker_name, broker_addrs={}
-            )
-        data.cluster = cluster
-        data.enable_acting_master = acting_master
-        # One address is one broker: a restart under another id replaces the old entry.
-        for other_id in [i for i, a in data.broker_addrs.items() if a == address and i != broker_id]:
-            del data.broker_addrs[other_id]
-        replaced = data.broker_addrs.get(broker_id)
-        if replaced is not None and replaced != address:
-            self._forget((cluster, replaced))
-        first = replaced is None
-        data.broker_addrs[broker_id] = address
+        if (data is None or broker_id not in data.broker_addrs) and len(topics.topic_config_table) == 1:
+            # A change told of before the whole table was: the other topics would be missing until the next one.
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "register broker failed")
         known = self._live.get(key)
+        if known is not None and known.broker_name != broker_name:
+            self._leave([known])
+            known = None
+        data = self._brokers.setdefault(
+            broker_name, BrokerDataBody(cluster=cluster, broker_name=broker_name, broker_addrs={})
+        )
+        data.cluster = cluster
+        data.enable_acting_master = bool(acting_master)
+        lowered = broker_id < min(data.broker_addrs, default=MASTER_ID)
+        first = self._place(data, broker_id, key)
         changed = first or known is None or known.version != topics.data_version
         self._forget(key)
         live = self._live[key] = LiveBroker(
@@ -143,18 +178,66 @@ class Registry:
             connection,
         )
         self._over.setdefault(connection, set()).add(key)
-        if broker_id == MASTER_ID:
-            for _ in self._take_topics(broker_name, topics, changed):
+        if broker_id == MASTER_ID or (acting_master is not None and broker_id == min(data.broker_addrs)):
+            read_only = bool(acting_master) and broker_id != MASTER_ID
+            for _ in self._take_topics(broker_name, topics, changed, read_only):
                 yield
-                if self._live.get(key) is not live:
+                # A lower id that came meanwhile brought its own.
+                if self._live.get(key) is not live or broker_id != min(data.broker_addrs):
                     break
-            return None
-        master = data.broker_addrs.get(MASTER_ID)
+        leads = self._live.get(key) is live and broker_id == min(data.broker_addrs)
+        if lowered and leads and self._rules.notify_min_id:
+            self._tell(after_arrival(data.broker_addrs, ha_address))
+        master = data.broker_addrs.get(MASTER_ID) if broker_id != MASTER_ID else None
         return self._live.get((cluster, master)) if master else None
 
-    def _take_topics(self, broker_name: str, topics: TopicConfigTable, changed: bool) -> Iterator[None]:
-        carried = self._carried.get(broker_name, ())
+    def _is_stale(self, key: tuple[str, str], broker_name: str, broker_id: int, version: DataVersion) -> bool:
+        """Tell whether a live broker at another address holds the id under a higher state version.
+
+        The stale one leaves the routes, under all its ids. So of two brokers that both think they were elected the
+        later one stays, in whichever order they register.
+        """
+        data = self._brokers.get(broker_name)
+        held = data.broker_addrs.get(broker_id) if data is not None else None
+        if data is None or held is None or held == key[1]:
+            return False
+        holder = self._live.get((key[0], held))
+        if holder is None or holder.version.state_version <= version.state_version:
+            return False
+        log.warning(
+            "broker %s (%s) is not taken as id %d: %s holds it under state version %d, which is above %d",
+            broker_name,
+            key[1],
+            broker_id,
+            held,
+            holder.version.state_version,
+            version.state_version,
+        )
+        for other_id in [i for i, a in data.broker_addrs.items() if a == key[1]]:
+            del data.broker_addrs[other_id]
+        self._forget(key)
+        return True
+
+    def _place(self, data: BrokerDataBody, broker_id: int, key: tuple[str, str]) -> bool:
+        """Set a broker's address under its id, and there alone; return whether the id is new."""
+        cluster, address = key
+        # One address is one broker: a restart under another id replaces the old entry.
+        for other_id in [i for i, a in data.broker_addrs.items() if a == address and i != broker_id]:
+            del data.broker_addrs[other_id]
+        replaced = data.broker_addrs.get(broker_id)
+        if replaced is not None and replaced != address:
+            self._forget((cluster, replaced))
+        data.broker_addrs[broker_id] = address
+        return replaced is None
+
+    def _take_topics(
+        self, broker_name: str, topics: TopicConfigTable, changed: bool, read_only: bool
+    ) -> Iterator[None]:
         mappings = topics.topic_queue_mapping_info_map
+        if self._rules.delete_topics and not mappings:
+            for topic in self._carried.get(broker_name, set()) - topics.topic_config_table.keys():
+                self._drop_queues(topic, broker_name)
+        carried = self._carried.get(broker_name, ())
         refused = []
         for number, config in enumerate(topics.topic_config_table.values(), 1):
             if number % TOPICS_IN_TURN == 0:
@@ -175,7 +258,7 @@ class Registry:
                     broker_name=broker_name,
                     read_queue_nums=config.read_queue_nums,
                     write_queue_nums=config.write_queue_nums,
-                    perm=config.perm,
+                    perm=config.perm & ~PERM_WRITE if read_only else config.perm,
                     topic_sys_flag=config.topic_sys_flag,
                 ),
             )
@@ -237,31 +320,55 @@ class Registry:
         return live.version if live else None
 
     def unregister(self, cluster: str, broker_name: str, broker_id: int, address: str) -> None:
-        """Drop a broker at once; with its last address its queues leave every route."""
-        self._forget((cluster, address))
-        data = self._brokers.get(broker_name)
-        if data is None or data.broker_addrs.get(broker_id) != address:
-            return
-        del data.broker_addrs[broker_id]
-        if data.broker_addrs:
-            return
-        del self._brokers[broker_name]
-        for topic in list(self._carried.get(broker_name, ())):
-            self._drop_queues(topic, broker_name)
+        """Drop a broker at once, under whichever id; with its group's last address the queues leave every route."""
+        self._leave([Leaver(cluster, broker_name, broker_id, address)])
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
         """Drop the brokers that were silent longer than they promised; returns them."""
         silent = [b for b in self._live.values() if b.heard_ms + b.expiry_ms < now_ms]
-        for broker in silent:
-            self.unregister(broker.cluster, broker.broker_name, broker.broker_id, broker.address)
+        self._leave(silent)
         return silent
 
     def disconnected(self, connection: Hashable) -> list[LiveBroker]:
         """Drop the brokers that registered over a connection that ended; returns them."""
         lost = [self._live[key] for key in self._over.get(connection, ())]
-        for broker in lost:
-            self.unregister(broker.cluster, broker.broker_name, broker.broker_id, broker.address)
+        self._leave(lost)
         return lost
+
+    def is_used(self, connection: Hashable) -> bool:
+        """Tell whether a live broker registered over the connection."""
+        return connection in self._over
+
+    def _leave(self, leavers: Iterable[LiveBroker | Leaver]) -> None:
+        """Drop brokers together: what remains of their groups is told once."""
+        # The lowest id of each group, and who had it.
+        lowest: dict[str, tuple[int, str]] = {}
+        for leaver in leavers:
+            self._forget((leaver.cluster, leaver.address))
+            name = leaver.broker_name
+            data = self._brokers.get(name)
+            left = _id_of(data, leaver) if data is not None else None
+            if data is None or left is None:
+                continue
+            if name not in lowest:
+                low = min(data.broker_addrs)
+                lowest[name] = low, data.broker_addrs[low]
+            del data.broker_addrs[left]
+        for name, (low, address) in lowest.items():
+            self._shrunk(self._brokers[name], low, address)
+
+    def _shrunk(self, data: BrokerDataBody, low: int, address: str) -> None:
+        """Drop a group of which nobody is left; wipe the write permission of one without a master."""
+        if not data.broker_addrs:
+            del self._brokers[data.broker_name]
+            for topic in list(self._carried.get(data.broker_name, ())):
+                self._drop_queues(topic, data.broker_name)
+            return
+        if has_no_master(data):
+            # It comes back with the master, whose first registration brings all its topics.
+            self.set_writable(data.broker_name, False)
+        if low not in data.broker_addrs and data.enable_acting_master and self._rules.notify_min_id:
+            self._tell(after_departure(data.broker_addrs, address))
 
     def clusters(self) -> ClusterInfo:
         """Return every broker, and the names of each cluster."""
@@ -282,6 +389,8 @@ class Registry:
         if not queues:
             return None
         brokers = [self._brokers[name] for name in queues if name in self._brokers]
+        if self._rules.acting_master and not topic.startswith(MEMBER_TOPIC_PREFIX):
+            brokers = [acting(data, queues[data.broker_name]) for data in brokers]
         return (brokers, list(queues.values())) if brokers else None
 
     def mappings(self, topic: str) -> dict[str, QueueMapping]:
@@ -332,3 +441,10 @@ class Registry:
             data = self._topics[topic][broker_name]
             data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE
         return len(carried)
+
+
+def _id_of(data: BrokerDataBody, leaver: LiveBroker | Leaver) -> int | None:
+    """Return the id that stands at a broker's address, whatever it says itself; None if none does."""
+    if data.broker_addrs.get(leaver.broker_id) == leaver.address:
+        return leaver.broker_id
+    return next((i for i, a in data.broker_addrs.items() if a == leaver.address), None)

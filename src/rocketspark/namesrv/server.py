@@ -9,8 +9,9 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.namesrv.admin_handlers import AdminHandlers
 from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
 from rocketspark.namesrv.kv_config import KvConfig
+from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry
-from rocketspark.namesrv.settings import Settings
+from rocketspark.namesrv.settings import DEFAULT_PORT, SCAN_S, Settings
 from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -18,13 +19,13 @@ from rocketspark.transport.server import Server
 
 log = LimitedLog("rocketspark.namesrv")
 
-DEFAULT_PORT = 9876
-SCAN_S = 5.0
 SHARE_ALONE, SHARE_BESIDE_A_BROKER = 0.5, 0.25
 
 
 class NameServer:
-    """One NameServer. `kv_path`: where the key-value tables are kept, None for memory only.
+    """One NameServer, by its `settings`, as a namesrv.conf has them, or else by the arguments before.
+
+    `kv_path`: where the key-value tables are kept, None for memory only.
 
     `order_topics`: give the order settings of topics with their routes (rule: orderMessageEnable, off by default).
     `share`: the share of this process's descriptors that its connections may take. Beside a broker it is half of the
@@ -39,17 +40,20 @@ class NameServer:
         kv_path: str | Path | None = None,
         order_topics: bool = False,
         scan_s: float = SCAN_S,
+        settings: Settings | None = None,
         share: float = SHARE_ALONE,
     ) -> None:
-        self._host = host
-        self._port = port
-        self.registry = Registry()
-        kv = KvConfig(Path(kv_path) if kv_path else None)
-        self.settings = Settings(order_topics=order_topics, scan_s=scan_s, kv_path=str(kv_path or ""))
+        self.settings = settings or Settings(
+            host=host, port=port, order_topics=order_topics, scan_s=scan_s, kv_path=str(kv_path or "")
+        )
+        self.settings.changed = self._settings_changed
+        self._notices = MinIdNotices()
+        self.registry = Registry(self.settings, self._notices.send)
+        kv = KvConfig(Path(self.settings.kv_path) if self.settings.kv_path else None)
         routes = Routes()
         NameServerHandlers(self.registry, kv, self.settings).routes(routes)
         AdminHandlers(self.registry, self.settings).routes(routes)
-        self._server = Server(routes, on_close=self._peer_closed)
+        self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s)
         self._share = share
         self._scanner: asyncio.TimerHandle | None = None
 
@@ -61,7 +65,7 @@ class NameServer:
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had."""
         self._server.connections_max = connections_max(self._share)
-        await self._server.start(self._host, self._port)
+        await self._server.start(self.settings.host, self.settings.port)
         self.settings.listening(self.address)
         self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
         log.info("NameServer listens on %s", self.address)
@@ -70,6 +74,9 @@ class NameServer:
         try:
             for broker in self.registry.expire(now_ms()):
                 log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
+                # One that hangs is done with; one that lives connects and registers anew.
+                if isinstance(broker.connection, Peer) and not self.registry.is_used(broker.connection):
+                    broker.connection.close()
         finally:
             # After any error: silent brokers would else stay for ever.
             self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
@@ -78,8 +85,12 @@ class NameServer:
         for broker in self.registry.disconnected(peer):
             log.warning("broker %s (%s) closed its connection: dropped", broker.broker_name, broker.address)
 
+    def _settings_changed(self) -> None:
+        self._server.set_idle(self.settings.idle_s)
+
     async def close(self) -> None:
         """Stop listening and close all connections."""
         if self._scanner:
             self._scanner.cancel()
         await self._server.close()
+        await self._notices.close()

@@ -1,117 +1,234 @@
-"""A NameServer's settings by RocketMQ's names, shown and changed while it runs. Rule: a change is whole or not at all.
+"""A NameServer's settings by RocketMQ's names: of namesrv.conf, and changed while it runs.
 
-Rules of 5.5.0 (DefaultRequestProcessor): keys of configBlackList are refused, unknown ones passed over. A change lasts
-until the NameServer stops.
+Rule: a change is whole or not at all, and a promise we cannot keep refuses to start. Rules of 5.5.0
+(DefaultRequestProcessor, Configuration): keys of configBlackList are refused, unknown ones passed over; a change is
+written into the file that the settings came from.
 """
 
 from __future__ import annotations
 
-from rocketspark.errors import ServerError
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rocketspark.errors import ConfigError, ServerError, StoreError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.text import shown, whole_number
+from rocketspark.model.properties import parse_properties, replace_values
+from rocketspark.model.text import INT_MAX, shown, whole_number
+from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.store.files import config_files
 
 log = LimitedLog("rocketspark.namesrv")
 
-# 5.5.0's defaults. Only those in `Settings.LIVE` and the addresses mean something here; the rest is kept and shown.
-_DEFAULTS: dict[str, str] = dict(
-    pair.split("=", 1)
-    for pair in """
-    bindAddress=127.0.0.1 clientRequestThreadPoolNums=8 clientRequestThreadPoolQueueCapacity=50000 clusterTest=false
-    configBlackList=configBlackList;configStorePath;kvConfigPath configStorePath= defaultThreadPoolNums=16
-    defaultThreadPoolQueueCapacity=10000 deleteTopicWithBrokerRegistration=false enableAllTopicList=true
-    enableControllerInNamesrv=false enableShutdownGracefully=false enableTopicList=true kvConfigPath= listenPort=9876
-    needWaitForService=false notifyMinBrokerIdChanged=false orderMessageEnable=false productEnvName=center
-    returnOrderTopicConfigToBroker=true rocketmqHome= scanNotActiveBrokerInterval=5000 serverAsyncSemaphoreValue=64
-    serverCallbackExecutorThreads=0 serverChannelMaxIdleTimeSeconds=120 serverNettyWorkerGroupEnable=true
-    serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3
-    serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8
-    shutdownWaitTimeSeconds=30 supportActingMaster=false unRegisterBrokerQueueCapacity=3000
-    useEpollNativeSelector=false waitSecondsForService=45 writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
-    """.split()
-)
-_FIXED = frozenset({"bindAddress", "listenPort"})
-_SWITCHES = {"true": True, "false": False}
+DEFAULT_PORT = 9876
+SCAN_S = 5.0
 # Below, the scan itself would be the load; above, nobody would see a silent broker go.
 SCAN_MS_MIN, SCAN_MS_MAX = 100, 86_400_000
 VALUE_CHARACTERS_MAX = 4096
 
+_SWITCHES = {
+    "orderMessageEnable": "order_topics",
+    "returnOrderTopicConfigToBroker": "return_order_topics",
+    "supportActingMaster": "acting_master",
+    "notifyMinBrokerIdChanged": "notify_min_id",
+    "deleteTopicWithBrokerRegistration": "delete_topics",
+    "enableAllTopicList": "all_topic_list",
+    "enableTopicList": "topic_list",
+    "needWaitForService": "wait_needed",
+    "enableControllerInNamesrv": "with_controller",
+}
+# Key to field, lowest and highest value.
+_NUMBERS = {
+    "listenPort": ("port", 0, 65_535),
+    "scanNotActiveBrokerInterval": ("scan_ms", SCAN_MS_MIN, SCAN_MS_MAX),
+    "serverChannelMaxIdleTimeSeconds": ("idle_seconds", 0, INT_MAX),
+    "waitSecondsForService": ("wait_seconds", 0, INT_MAX),
+}
+_TEXTS = {"bindAddress": "host", "kvConfigPath": "kv_path", "configBlackList": "fixed_keys"}
+_FIELDS = _SWITCHES | {key: field for key, (field, _, _) in _NUMBERS.items()} | _TEXTS
+# Known only when the NameServer starts.
+_FIXED = frozenset({"bindAddress", "listenPort", "enableControllerInNamesrv"})
+_ALWAYS_BARRED = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+# What RocketMQ would do with them, this NameServer does not.
+_UNKEPT_PROMISES = ("clusterTest", "useTLS")
+_TRUTH = {"true": True, "false": False}
+
 
 class Settings:
-    """The settings of one NameServer. Fields are read at each request."""
+    """The settings of one NameServer. Fields are read at each request.
 
-    LIVE = frozenset({"orderMessageEnable", "returnOrderTopicConfigToBroker", "scanNotActiveBrokerInterval"})
+    `acting_master`, `notify_min_id`, `delete_topics`: rules of the registry. `wait_needed`: no routes for the first
+    `wait_seconds`. `controller`: the keys of a controller inside the NameServer, as they stand in the file.
+    """
 
-    def __init__(self, *, order_topics: bool = False, scan_s: float = 5.0, kv_path: str = "") -> None:
-        self._table = _DEFAULTS | {"kvConfigPath": kv_path}
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        order_topics: bool = False,
+        scan_s: float = SCAN_S,
+        kv_path: str = "",
+    ) -> None:
+        self._table = dict(DEFAULTS)
+        self.conf_path = ""
+        self.host = host
+        self.port = port
+        self.kv_path = kv_path
+        self.fixed_keys = DEFAULTS["configBlackList"]
         self.order_topics = order_topics
         self.return_order_topics = True
-        self.scan_s = scan_s
+        self.acting_master = False
+        self.notify_min_id = False
+        self.delete_topics = False
+        self.all_topic_list = True
+        self.topic_list = True
+        self.wait_needed = False
+        self.wait_seconds = 45
+        self.with_controller = False
+        self.scan_ms: float = scan_s * 1000
+        self.idle_seconds = 120
+        self.controller: dict[str, str] = {}
+        # Called after each change.
+        self.changed: Callable[[], None] = lambda: None
+
+    @property
+    def scan_s(self) -> float:
+        """The time between two looks for silent brokers."""
+        return self.scan_ms / 1000
+
+    @property
+    def idle_s(self) -> float:
+        """How long a connection may be silent; infinity for a 0, as in RocketMQ."""
+        return self.idle_seconds or math.inf
 
     def listening(self, address: str) -> None:
         """Note where the server listens."""
-        host, _, port = address.rpartition(":")
-        self._table |= {"bindAddress": host, "listenPort": port}
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
 
     def properties(self) -> dict[str, str]:
         """Return every key with its value, sorted."""
-        own = {
-            "orderMessageEnable": str(self.order_topics).lower(),
-            "returnOrderTopicConfigToBroker": str(self.return_order_topics).lower(),
-            "scanNotActiveBrokerInterval": str(int(self.scan_s * 1000)),
-        }
-        return dict(sorted((self._table | own).items()))
+        own = {key: _written(getattr(self, field)) for key, field in _FIELDS.items()}
+        return dict(sorted((self._table | own | {"configStorePath": self.conf_path}).items()))
 
     def document(self) -> str:
         """Return all keys with their values as lines `key=value`."""
         return "".join(f"{key}={value}\n" for key, value in self.properties().items())
 
-    def update(self, text: str) -> None:
-        """Change the settings by lines of key=value.
+    def take(self, values: dict[str, str]) -> list[str]:
+        """Take a file's values; returns the keys that RocketMQ does not know. Raises ConfigError for a wrong one."""
+        taken, known, unknown = _converted(values)
+        for field, value in taken.items():
+            setattr(self, field, value)
+        self._table |= known
+        self.controller = {key: value for key, value in values.items() if key in CONTROLLER_KEYS}
+        return unknown
 
-        Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or an address.
+    def update(self, text: str) -> None:
+        """Change the settings by lines of key=value, and the file they came from.
+
+        Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or one that needs a restart, 1 if
+        the file cannot be written.
         """
         values: dict[str, str] = {}
         for line in text.splitlines():
             if line.strip() and line.strip()[0] not in "#!":
                 key, _, value = line.partition("=")
                 values[key.strip()] = value.strip()
-        now = self.properties()
-        if not values.keys().isdisjoint(now["configBlackList"].split(";")):
+        if not values.keys().isdisjoint(_ALWAYS_BARRED | set(self.fixed_keys.split(";"))):
             raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
-        if unknown := values.keys() - now.keys():
+        now = self.properties()
+        changed = {key: value for key, value in values.items() if now.get(key) != value}
+        try:
+            taken, known, unknown = _converted(changed)
+            for key in _FIXED & changed.keys():
+                raise ConfigError(f"{key} cannot change while the NameServer runs")
+        except ConfigError as e:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
+        if unknown:
             log.warning("settings that RocketMQ does not know are passed over: %s", shown(", ".join(sorted(unknown))))
-        for key, value in values.items():
-            if key in now and shown(value, characters_max=VALUE_CHARACTERS_MAX) != value:
-                raise ServerError(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"{key}={shown(value, characters_max=40)!r}: at most {VALUE_CHARACTERS_MAX} characters are taken,"
-                    " none of them a control character",
-                )
-        for key in _FIXED & values.keys():
-            if values[key] != now[key]:
-                raise ServerError(ResponseCode.INVALID_PARAMETER, f"{key} cannot change while the NameServer runs")
-        order = _switch(values, "orderMessageEnable", self.order_topics)
-        returned = _switch(values, "returnOrderTopicConfigToBroker", self.return_order_topics)
-        text = values.get("scanNotActiveBrokerInterval", now["scanNotActiveBrokerInterval"])
-        scan_s = self.scan_s
-        if text != now["scanNotActiveBrokerInterval"]:
-            scan_ms = whole_number(text, low=SCAN_MS_MIN, high=SCAN_MS_MAX)
-            if scan_ms is None:
-                raise ServerError(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"scanNotActiveBrokerInterval={shown(text, characters_max=40)!r}: ms from {SCAN_MS_MIN} to"
-                    f" {SCAN_MS_MAX} are needed",
-                )
-            scan_s = scan_ms / 1000
-        self.order_topics, self.return_order_topics, self.scan_s = order, returned, scan_s
-        self._table |= {k: v for k, v in values.items() if k in now and k not in self.LIVE}
+        for field, value in taken.items():
+            setattr(self, field, value)
+        self._table |= known
+        self.changed()
+        self._persist({key: value for key, value in changed.items() if key not in unknown})
+
+    def _persist(self, values: dict[str, str]) -> None:
+        if not self.conf_path or not values:
+            return
+        try:
+            text = replace_values(Path(self.conf_path).read_text("utf-8"), values)
+            config_files.write(self.conf_path, text, keep_before=False)
+        except (OSError, UnicodeDecodeError, StoreError) as e:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"changed, but {self.conf_path} cannot be written: {getattr(e, 'strerror', None) or e}; the change"
+                " lasts until the NameServer stops",
+            ) from e
 
 
-def _switch(values: dict[str, str], key: str, now: bool) -> bool:
-    if key not in values:
-        return now
-    if values[key].lower() not in _SWITCHES:
-        text = shown(values[key], characters_max=40)
-        raise ServerError(ResponseCode.INVALID_PARAMETER, f"{key}={text!r}: true or false is needed")
-    return _SWITCHES[values[key].lower()]
+def read_namesrv_conf(path: str | os.PathLike[str]) -> tuple[Settings, list[str]]:
+    """Return (settings, warnings) of a namesrv.conf. Raises ConfigError if it cannot be read or a value is wrong."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    values = parse_properties(text, str(path))
+    settings = Settings()
+    try:
+        unknown = settings.take(values)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+    settings.conf_path = str(path)
+    return settings, [f"{path}: unknown key {shown(key)!r} is ignored" for key in unknown]
+
+
+def _converted(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Return (fields and their values, keys without effect, unknown keys). Raises ConfigError naming a wrong value."""
+    taken: dict[str, Any] = {}
+    known: dict[str, str] = {}
+    unknown = []
+    for key, value in values.items():
+        if key in _UNKEPT_PROMISES and value.lower() != "false":
+            raise ConfigError(f"{key}={shown(value, characters_max=40)!r}: not available here, remove it")
+        if key not in _FIELDS and key not in DEFAULTS:
+            if key not in KNOWN_UNSET:
+                unknown.append(key)
+            continue
+        if shown(value, characters_max=VALUE_CHARACTERS_MAX) != value:
+            raise ConfigError(
+                f"{key}={shown(value, characters_max=40)!r}: at most {VALUE_CHARACTERS_MAX} characters are taken,"
+                " none of them a control character"
+            )
+        if key in _FIELDS:
+            taken[_FIELDS[key]] = _value(key, value)
+        else:
+            known[key] = value
+    return taken, known, unknown
+
+
+def _value(key: str, value: str) -> bool | int | str:
+    text = shown(value, characters_max=40)
+    if key in _SWITCHES:
+        if value.lower() not in _TRUTH:
+            raise ConfigError(f"{key}={text!r}: true or false is needed")
+        return _TRUTH[value.lower()]
+    if key in _NUMBERS:
+        _, low, high = _NUMBERS[key]
+        number = whole_number(value, low=low, high=high)
+        if number is None:
+            raise ConfigError(f"{key}={text!r}: a number from {low} to {high} is needed")
+        return number
+    if key == "bindAddress" and not value:
+        raise ConfigError("bindAddress is empty: an address to listen on is needed, such as 0.0.0.0")
+    return value
+
+
+def _written(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else str(int(value))

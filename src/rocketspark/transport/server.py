@@ -72,8 +72,16 @@ class Server:
                 ) from None
             raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; check the address") from None
         self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])
-        if self._idle_s < math.inf:
-            self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+        self.set_idle(self._idle_s)
+
+    def set_idle(self, idle_s: float) -> None:
+        """Set how long a connection may be silent; also while the server runs."""
+        self._idle_s = idle_s
+        if self._sweeper:
+            self._sweeper.cancel()
+            self._sweeper = None
+        if self._server is not None and idle_s < math.inf:
+            self._sweeper = asyncio.get_running_loop().call_later(idle_s / 4, self._sweep)
 
     def _peer(self) -> Peer:
         return Peer(self._routes, language="JAVA", on_open=self._opened, on_close=self._closed)

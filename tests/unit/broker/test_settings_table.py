@@ -14,11 +14,11 @@ from rocketspark.broker.settings import (
     FIELDS,
     BrokerSettings,
     Hearer,
-    parse_properties,
     read_broker_conf,
     settings_from,
 )
 from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.properties import parse_properties
 
 ROOT = Path(__file__).parents[3]
 # As the official classes print them, without names, addresses and folders of the machine.

@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 
 from rocketspark.broker.ignored_settings import IGNORED
-from rocketspark.broker.settings import FIELDS, BrokerSettings, Hearer, convert, parse_properties
+from rocketspark.broker.settings import FIELDS, BrokerSettings, Hearer, convert
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.properties import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion
 
@@ -113,21 +114,10 @@ class LiveSettings:
 
 def replace_lines(path: Path, values: dict[str, str]) -> None:
     """Set keys in a file of key=value lines: in place where they stand, else at the end. Raises OSError."""
-    left = dict(values)
-    lines = []
-    for line in path.read_text("utf-8").splitlines():
-        name = line.partition("=")[0].strip()
-        key = name if name in FIELDS or name in IGNORED else name.replace("mapedFile", "mappedFile")
-        if "=" in line and not line.lstrip().startswith(("#", "!")) and key in values:
-            # A key that stands twice is written once: the last one would win.
-            if key in left:
-                lines.append(f"{name}={left.pop(key)}")
-            continue
-        lines.append(line)
-    lines += [f"{key}={value}" for key, value in left.items()]
+    text = replace_values(path.read_text("utf-8"), values, _key_of)
     fresh = path.with_name(path.name + ".tmp")
     with open(fresh, "w", encoding="utf-8") as f:
-        f.write("\n".join(lines) + "\n")
+        f.write(text)
         f.flush()
         os.fsync(f.fileno())
     os.replace(fresh, path)
@@ -136,3 +126,7 @@ def replace_lines(path: Path, values: dict[str, str]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _key_of(name: str) -> str:
+    return name if name in FIELDS or name in IGNORED else name.replace("mapedFile", "mappedFile")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.broker.settings import BrokerSettings
+    from rocketspark.namesrv.settings import Settings as NameServerSettings
 
 
 class LogLevel(StrEnum):
@@ -106,10 +108,20 @@ async def _fleet(
 
 
 def namesrv(
-    port: Annotated[int, typer.Option("-p", "--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 9876,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    config: Annotated[
+        Path | None,
+        typer.Option("-c", "--config", help="A RocketMQ namesrv.conf: listenPort, supportActingMaster, …"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("-p", "--port", min=0, max=65535, help="Port; 0 takes a free one [default: listenPort, or 9876]."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on [default: namesrv.conf's bindAddress, else 127.0.0.1].")
+    ] = None,
     kv_config: Annotated[
-        Path | None, typer.Option(help="File of the key-value tables [default: kept in memory only].")
+        Path | None,
+        typer.Option(help="File of the key-value tables [default: kvConfigPath, else kept in memory only]."),
     ] = None,
     log_level: Level = LogLevel.info,
 ) -> None:
@@ -118,12 +130,18 @@ def namesrv(
     When ready it prints one line, `ready namesrv=HOST:PORT`.
 
     Example: `rocketspark namesrv -p 9876`
+
+    Example: `rocketspark namesrv -c namesrv.conf`
     """
     from rocketspark.cli.serve import serve
     from rocketspark.namesrv.server import NameServer
 
+    settings = _namesrv_settings(config, host=host, port=port, kv_config=kv_config)
+    if settings.with_controller:
+        raise ConfigError(f"{config}: enableControllerInNamesrv=true is not available yet: start the controller apart")
+
     async def start(servers: AsyncExitStack) -> str:
-        nameserver = NameServer(host, port, kv_path=kv_config)
+        nameserver = NameServer(settings=settings)
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
         return f"ready namesrv={nameserver.address}"
@@ -175,13 +193,31 @@ def broker(
     serve(start, log_level=log_level.value)
 
 
+def _namesrv_settings(
+    config: Path | None, *, host: str | None, port: int | None, kv_config: Path | None
+) -> NameServerSettings:
+    """Return the settings of a namesrv.conf, with the options' values over them."""
+    from rocketspark.namesrv.settings import Settings, read_namesrv_conf
+
+    settings, warnings = read_namesrv_conf(config) if config else (Settings(), [])
+    _warn(warnings)
+    settings.host = host or settings.host
+    settings.port = settings.port if port is None else port
+    settings.kv_path = str(kv_config) if kv_config else settings.kv_path
+    return settings
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {shown(warning, characters_max=1000)}", file=sys.stderr)
+
+
 def _settings(config: Path | None, *, store: Path | None, host: str | None, port: int | None) -> BrokerSettings:
     """Return the settings of a broker.conf, with the options' values over them."""
     from rocketspark.broker.settings import BrokerSettings, read_broker_conf
 
     settings, warnings = read_broker_conf(config) if config else (BrokerSettings(), [])
-    for warning in warnings:
-        print(f"warning: {shown(warning, characters_max=1000)}", file=sys.stderr)
+    _warn(warnings)
     options: dict[str, Any] = {"store_root": str(store) if store else None, "listen_host": host, "listen_port": port}
     for name, value in options.items():
         if value is not None:

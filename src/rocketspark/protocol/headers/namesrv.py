@@ -81,6 +81,37 @@ class MemberGroupHeader(Header, kw_only=True, gc=False, rename={"cluster": "clus
     broker_name: str
 
 
+class MinBrokerIdHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "broker_id": "minBrokerId",
+        "broker_name": "brokerName",
+        "address": "minBrokerAddr",
+        "offline_address": "offlineBrokerAddr",
+        "ha_address": "haBrokerAddr",
+    },
+):
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905): who has the lowest id of a broker name now.
+
+    `offline_address`: of the one that had it and left; `ha_address`: the replication address of one that came.
+    """
+
+    broker_id: Long | None = None
+    broker_name: str | None = None
+    address: str | None = None
+    offline_address: str | None = None
+    ha_address: str | None = None
+
+
+class DeleteTopicHeader(Header, kw_only=True, gc=False, rename={"cluster": "clusterName"}):
+    """DELETE_TOPIC_IN_NAMESRV (216): on all brokers, or on those of a cluster."""
+
+    topic: str
+    cluster: str = ""
+
+
 class KvHeader(Header, kw_only=True, gc=False):
     """PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102), GET_KVLIST_BY_NAMESPACE (219)."""
 

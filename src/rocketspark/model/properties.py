@@ -1,0 +1,41 @@
+"""Lines `key=value`, as RocketMQ's .conf files and requests hold settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocketspark.errors import ConfigError
+
+
+def parse_properties(text: str, where: str) -> dict[str, str]:
+    """Return keys and values of lines `key=value`. Raises ConfigError naming `where` and the malformed line."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        key, equals, value = line.partition("=")
+        if not equals:
+            raise ConfigError(f"{where} line {number}: {line!r} is no key=value")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def replace_values(text: str, values: dict[str, str], key_of: Callable[[str], str] = lambda name: name) -> str:
+    """Return the lines with these keys set: in place where they stand, else at the end; other lines stay as they are.
+
+    `key_of`: gives the key of a name, which may be another spelling of it.
+    """
+    left = dict(values)
+    lines = []
+    for line in text.splitlines():
+        name = line.partition("=")[0].strip()
+        key = key_of(name)
+        if "=" in line and not line.lstrip().startswith(("#", "!")) and key in values:
+            # A key that stands twice is written once: the last one would win.
+            if key in left:
+                lines.append(f"{name}={left.pop(key)}")
+            continue
+        lines.append(line)
+    lines += [f"{key}={value}" for key, value in left.items()]
+    return "\n".join(lines) + "\n"
