@@ -175,6 +175,31 @@ class ApacheNamesrv(_JavaServer):
         return ask(self.namesrv, 106).code == 0  # cluster info
 
 
+class ApacheController(_JavaServer):
+    """The official controller 5.5.0, one node. `config`: more keys of controller.conf."""
+
+    _main = "org.apache.rocketmq.controller.ControllerStartup"
+    _flags = ("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
+
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None, port: int = 0) -> None:
+        port = port or free_ports()
+        self.controller = f"127.0.0.1:{port}"
+        settings: dict[str, Any] = {
+            "controllerDLegerGroup": "group1",
+            "controllerDLegerPeers": f"n0-{self.controller}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": folder / "store",
+            "mappedFileSize": 1 << 20,
+            "scanNotActiveBrokerInterval": 1000,
+            "scanInactiveMasterInterval": 1000,
+        }
+        super().__init__(folder, settings | (config or {}))
+
+    def _is_ready(self) -> bool:
+        # It listens before it leads: until then it names no leader.
+        return ask(self.controller, 1004, ext_fields={"brokerName": "none"}).code == 2008
+
+
 # Three threads of the official broker would keep a core busy. TransactionMetricsFlush spins until its first interval is
 # over; TransactionalOpBatch, once a transaction has ended, from one interval after that until the next end (so what
 # ended is written at once, and the interval never passes); TimerFlush compares 38 MB each time.

@@ -1,0 +1,99 @@
+"""Holds elections and tells brokers the outcome. Rule: each change of a role is a line in the log, with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocketspark.controller import replicas_info
+from rocketspark.controller.journal import Journal
+from rocketspark.controller.live_table import Broker, LiveTable
+from rocketspark.controller.replica_sets import Sets
+from rocketspark.controller.replicas_info import Decision
+from rocketspark.controller.role_notices import RoleNotices
+from rocketspark.controller.settings import ControllerSettings
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.controller_bodies import SyncStateSet
+
+log = LimitedLog("rocketspark.controller")
+
+
+class Elections:
+    """The elections of one controller: those that brokers and operators ask for, and its own."""
+
+    def __init__(self, settings: ControllerSettings, journal: Journal, live: LiveTable, notices: RoleNotices) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._live = live
+        self._notices = notices
+        # Elections of the controller's own, by the broker's name.
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    async def hold(self, h: ElectMasterHeader, why: str) -> Decision:
+        """Elect a master, tell the brokers, and return the answer. Raises StoreError."""
+
+        def decide(sets: Sets) -> Decision:
+            return replicas_info.elect(sets, h, self._live, unclean=self._settings.unclean)
+
+        decision = await self._journal.carry_out(decide)
+        answer = decision.header
+        if decision.code == 0 and isinstance(answer, ElectMasterReply):
+            log.info(
+                "%s: %d (%s) is master in epoch %d: %s",
+                h.broker_name,
+                answer.master_broker_id,
+                answer.master_address,
+                answer.master_epoch,
+                why,
+            )
+            if self._settings.notify:
+                self._tell(h.broker_name, answer)
+        elif decision.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST:
+            log.warning("%s has no new master (%s): %s", h.broker_name, why, decision.remark)
+        return decision
+
+    def _tell(self, broker_name: str, answer: ElectMasterReply) -> None:
+        s = self._journal.sets.get(broker_name)
+        if s is None or s.master_epoch != answer.master_epoch or s.master is None:
+            return  # Cleaned or elected anew meanwhile.
+        living = [r.address for i, r in s.replicas.items() if self._live.alive(s.cluster, s.broker_name, i)]
+        body = SyncStateSet(sync_state_set=[s.master], sync_state_set_epoch=answer.sync_state_set_epoch or 0)
+        self._notices.tell(living, answer, bodies.encode(body))
+
+    def gone(self, broker: Broker, how: str) -> None:
+        """Elect another master if the broker that is gone was it."""
+        s = self._journal.sets.get(broker.broker_name)
+        if s is None or s.cluster != broker.cluster or broker.broker_id not in s.replicas:
+            return
+        log.warning("%s: %d (%s) %s", s.broker_name, broker.broker_id, s.address(broker.broker_id), how)
+        if s.master == broker.broker_id:
+            self._begin(broker.broker_name, f"master {broker.broker_id} {how}")
+
+    def scan(self) -> None:
+        """Elect a master for each set that has none while some replica lives."""
+        for name in replicas_info.without_master(self._journal.sets, self._live):
+            self._begin(name, f"master {self._journal.sets[name].master} is not alive")
+
+    def _begin(self, broker_name: str, why: str) -> None:
+        if broker_name not in self._under_way:
+            self._under_way[broker_name] = asyncio.create_task(self._try(broker_name, why))
+
+    async def _try(self, broker_name: str, why: str) -> None:
+        # RocketMQ tries as often if nobody fits, too; but who fits is decided by what is known, which stays the same.
+        try:
+            for left in reversed(range(self._settings.tries)):
+                try:
+                    await self.hold(ElectMasterHeader(broker_name=broker_name), why)
+                    return
+                except RocketSparkError as e:
+                    log.error("%s: no election could be held (%s), %d more tries: %s", broker_name, why, left, e)
+        finally:
+            del self._under_way[broker_name]
+
+    async def close(self) -> None:
+        """Finish what was begun."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way.values()))

@@ -1,0 +1,142 @@
+"""Which brokers live, by their heartbeats and connections. Pure: times are handed in.
+
+Rule: a broker lives until all connections that brought its heartbeats have ended, or it was silent for its time.
+RocketMQ counts the connection of the first heartbeat alone, however many others follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from rocketspark.controller.elect_policy import LogEnd
+from rocketspark.model.text import INT_MAX, LONG_MAX
+from rocketspark.protocol.headers.controller import ReplicaHeartbeatHeader
+
+TIMEOUT_MS = 10_000
+BROKERS_MAX = 20_000
+# The most that a clock goes on between two ticks.
+ADVANCE_MS_MAX = 1500
+
+
+class Clock:
+    """Ms that stand still while this process does: who was not listened to has not been silent."""
+
+    def __init__(self, read_s: Callable[[], float] = time.monotonic) -> None:
+        self._read_s = read_s
+        self._ticked_s = read_s()
+        self._then_ms = 0
+
+    def now_ms(self) -> int:
+        """Return the time."""
+        return self._then_ms + min(int((self._read_s() - self._ticked_s) * 1000), ADVANCE_MS_MAX)
+
+    def tick(self) -> int:
+        """Let time go on, and return it; wanted at least each half second."""
+        self._then_ms = self.now_ms()
+        self._ticked_s = self._read_s()
+        return self._then_ms
+
+
+class Broker(NamedTuple):
+    """The name of one broker."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+
+
+class _Life:
+    __slots__ = ("connections", "end", "heard_ms", "timeout_ms")
+
+    def __init__(self) -> None:
+        self.connections: set[Hashable] = set()
+        self.end = LogEnd()
+        self.heard_ms = 0
+        self.timeout_ms = TIMEOUT_MS
+
+
+class LiveTable:
+    """The brokers that were heard since the controller started. `now_ms`: the clock."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._started_ms = now_ms()
+        self._lives: dict[Broker, _Life] = {}
+        self._by_connection: dict[Hashable, set[Broker]] = {}
+        # Those that were heard and are gone: they had their time.
+        self._gone: set[Broker] = set()
+
+    def heard(self, h: ReplicaHeartbeatHeader, broker_id: int, connection: Hashable) -> bool:
+        """Note a heartbeat; False if there is no room for one more broker."""
+        broker = Broker(h.cluster_name, h.broker_name, broker_id)
+        life = self._lives.get(broker)
+        if life is None:
+            if len(self._lives) >= BROKERS_MAX:
+                return False
+            life = self._lives[broker] = _Life()
+            self._gone.discard(broker)
+        life.heard_ms = self._now_ms()
+        life.timeout_ms = min(max(h.timeout_ms, 1), LONG_MAX) if h.timeout_ms is not None else TIMEOUT_MS
+        priority = h.election_priority if h.election_priority is not None else INT_MAX
+        epoch, offset = life.end[:2]
+        reached = (h.epoch if h.epoch is not None else -1, h.max_offset if h.max_offset is not None else -1)
+        # Heartbeats may come late: a log that is shorter in the same epoch is an older one (rule: 5.5.0).
+        life.end = LogEnd(*max((epoch, offset), reached), priority)
+        if connection not in life.connections:
+            life.connections.add(connection)
+            self._by_connection.setdefault(connection, set()).add(broker)
+        return True
+
+    def closed(self, connection: Hashable) -> list[Broker]:
+        """Note the end of a connection; returns the brokers that are gone with it."""
+        ended = []
+        for broker in self._by_connection.pop(connection, ()):
+            life = self._lives[broker]
+            life.connections.discard(connection)
+            if not life.connections:
+                self._forget(broker)
+                ended.append(broker)
+        return ended
+
+    def expire(self) -> list[Broker]:
+        """Forget those that were silent for too long, and return them."""
+        now_ms = self._now_ms()
+        silent = [broker for broker, life in self._lives.items() if now_ms - life.heard_ms > life.timeout_ms]
+        for broker in silent:
+            self._forget(broker)
+        return silent
+
+    def _forget(self, broker: Broker) -> None:
+        for connection in self._lives.pop(broker).connections:
+            of_connection = self._by_connection[connection]
+            of_connection.discard(broker)
+            if not of_connection:
+                del self._by_connection[connection]
+        if len(self._gone) < BROKERS_MAX:
+            self._gone.add(broker)
+
+    def alive(self, cluster: str, broker_name: str, broker_id: int) -> bool:
+        """Tell whether the broker was heard in time."""
+        life = self._lives.get(Broker(cluster, broker_name, broker_id))
+        return life is not None and self._now_ms() - life.heard_ms <= life.timeout_ms
+
+    def may_live(self, cluster: str, broker_name: str, broker_id: int) -> bool:
+        """Tell whether it was, or had no time yet to be heard since the start.
+
+        A controller that starts again hears one broker first: without this time it would depose a healthy master.
+        """
+        broker = Broker(cluster, broker_name, broker_id)
+        if self.alive(*broker):
+            return True
+        if broker in self._lives or broker in self._gone:
+            return False
+        # Brokers of one name are set alike: as long as the others may be silent.
+        of_set = [b_life.timeout_ms for b, b_life in self._lives.items() if b[:2] == broker[:2]]
+        return self._now_ms() - self._started_ms <= max(of_set, default=TIMEOUT_MS)
+
+    def log_end(self, cluster: str, broker_name: str, broker_id: int) -> LogEnd:
+        """Return how far the broker's log goes."""
+        life = self._lives.get(Broker(cluster, broker_name, broker_id))
+        return life.end if life else LogEnd()

@@ -1,0 +1,117 @@
+"""The sets of replicas, and the events that change them. Pure. Rule: what changes them is an event, and can be written.
+
+Rules: BrokerReplicaInfo, SyncStateInfo and ReplicasInfoManager, 5.5.0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+FIRST_ID = 1
+
+
+class Replica(msgspec.Struct, frozen=True, rename="camel"):
+    """One broker of a set. `check_code`: by which it proves that an id is its own."""
+
+    address: str
+    check_code: str
+
+
+class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The brokers of one name. `in_sync`: ids of those that hold all that was acknowledged, in order.
+
+    `next_id`: counts the ids given out, so that none comes again. The epochs only rise.
+    """
+
+    cluster: str
+    broker_name: str
+    next_id: int = FIRST_ID
+    replicas: dict[int, Replica] = {}
+    master: int | None = None
+    master_epoch: int = 0
+    in_sync: tuple[int, ...] = ()
+    set_epoch: int = 0
+
+    def address(self, broker_id: int | None) -> str | None:
+        """Return a replica's address; None for none."""
+        replica = self.replicas.get(broker_id) if broker_id is not None else None
+        return replica.address if replica else None
+
+    @property
+    def never_elected(self) -> bool:
+        """True until the first master: an election that found none does not count."""
+        return self.set_epoch == 0
+
+
+Sets = dict[str, ReplicaSet]
+
+
+class IdApplied(msgspec.Struct, frozen=True):
+    """A broker has an id."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    replica: Replica
+
+
+class AddressChanged(msgspec.Struct, frozen=True):
+    """A broker listens elsewhere."""
+
+    broker_name: str
+    broker_id: int
+    address: str
+
+
+class MasterElected(msgspec.Struct, frozen=True):
+    """A broker is master, alone in sync; None: the set has no master."""
+
+    broker_name: str
+    broker_id: int | None
+
+
+class SetAltered(msgspec.Struct, frozen=True):
+    """These replicas are in sync."""
+
+    broker_name: str
+    members: tuple[int, ...]
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """Replicas were removed; None: the whole set."""
+
+    broker_name: str
+    ids: tuple[int, ...] | None
+
+
+Event = IdApplied | AddressChanged | MasterElected | SetAltered | Cleaned
+
+
+def apply(sets: Sets, event: Event) -> Sets:
+    """Return the sets after an event; those given stay as they are."""
+    name = event.broker_name
+    if isinstance(event, IdApplied):
+        s = sets.get(name) or ReplicaSet(cluster=event.cluster, broker_name=name)
+        replicas = s.replicas | {event.broker_id: event.replica}
+        return sets | {name: msgspec.structs.replace(s, replicas=replicas, next_id=s.next_id + 1)}
+    if isinstance(event, Cleaned):
+        return _cleaned(sets, event)
+    s = sets[name]
+    if isinstance(event, AddressChanged):
+        moved = msgspec.structs.replace(s.replicas[event.broker_id], address=event.address)
+        return sets | {name: msgspec.structs.replace(s, replicas=s.replicas | {event.broker_id: moved})}
+    if isinstance(event, SetAltered):
+        return sets | {name: msgspec.structs.replace(s, in_sync=event.members, set_epoch=s.set_epoch + 1)}
+    after = msgspec.structs.replace(s, master=event.broker_id, master_epoch=s.master_epoch + 1)
+    if event.broker_id is not None:
+        after = msgspec.structs.replace(after, in_sync=(event.broker_id,), set_epoch=s.set_epoch + 1)
+    return sets | {name: after}
+
+
+def _cleaned(sets: Sets, event: Cleaned) -> Sets:
+    s = sets[event.broker_name]
+    left = {i: replica for i, replica in s.replicas.items() if event.ids is not None and i not in event.ids}
+    if not left:
+        return {name: each for name, each in sets.items() if name != event.broker_name}
+    in_sync = tuple(i for i in s.in_sync if i in left)
+    return sets | {event.broker_name: msgspec.structs.replace(s, replicas=left, in_sync=in_sync)}

@@ -1,0 +1,301 @@
+"""What is decided about the sets of replicas: requests in, decisions out. Pure: no sockets, no files, no clock.
+
+Rule: a decision changes nothing; its events do, once they are on disk. Rules: ReplicasInfoManager, 5.5.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from rocketspark.controller.elect_policy import Lives, elected
+from rocketspark.controller.replica_sets import (
+    FIRST_ID,
+    AddressChanged,
+    Cleaned,
+    Event,
+    IdApplied,
+    MasterElected,
+    Replica,
+    ReplicaSet,
+    SetAltered,
+    Sets,
+)
+from rocketspark.model.text import shown, whole_number
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers.controller import (
+    CONTROLLER_ASKS,
+    AlterSyncStateSetHeader,
+    AlterSyncStateSetReply,
+    ApplyBrokerIdHeader,
+    BrokerSetHeader,
+    CleanBrokerDataHeader,
+    ElectMasterHeader,
+    ElectMasterReply,
+    NextBrokerIdReply,
+    RegisterToControllerHeader,
+    RegisterToControllerReply,
+    ReplicaInfoReply,
+)
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.controller_bodies import (
+    MEMBERS_MAX,
+    ElectMasterBody,
+    MemberGroup,
+    ReplicaIdentity,
+    ReplicasInfo,
+    ReplicasOfSet,
+    SyncStateSet,
+)
+
+NAME_CHARACTERS_MAX = 255
+# Of all sets: the file of them is written at each event.
+REPLICAS_MAX = 10_000
+
+
+class Decision(NamedTuple):
+    """The answer to a request, and the events that must be on disk before it is given."""
+
+    code: int = 0
+    header: Header | None = None
+    body: bytes = b""
+    remark: str | None = None
+    events: tuple[Event, ...] = ()
+
+
+def next_id(sets: Sets, h: BrokerSetHeader) -> Decision:
+    """CONTROLLER_GET_NEXT_BROKER_ID: a number that no broker of the set has or had.
+
+    RocketMQ gives its count even if a broker took that number by itself, and no broker can join any more.
+    """
+    s = sets.get(h.broker_name)
+    number = s.next_id if s else FIRST_ID
+    while s and number in s.replicas:
+        number += 1
+    return Decision(
+        header=NextBrokerIdReply(cluster_name=h.cluster_name, broker_name=h.broker_name, next_broker_id=number)
+    )
+
+
+def apply_id(sets: Sets, h: ApplyBrokerIdHeader) -> Decision:
+    """CONTROLLER_APPLY_BROKER_ID: a free id, or one's own by its code; in an unknown set the first one only."""
+    answer = BrokerSetHeader(cluster_name=h.cluster_name, broker_name=h.broker_name)
+    s = sets.get(h.broker_name)
+    own = s.replicas.get(h.applied_broker_id) if s else None
+    if own is not None and own.check_code == h.register_check_code:
+        return Decision(header=answer)
+    if s is None and h.applied_broker_id != FIRST_ID:
+        why = f"broker set {h.broker_name} is not registered: its first id is {FIRST_ID}, not {h.applied_broker_id}"
+    elif own is not None:
+        why = f"id {h.applied_broker_id} of broker set {h.broker_name} belongs to {own.address}"
+    elif h.applied_broker_id < FIRST_ID:
+        why = f"id {h.applied_broker_id}: ids begin at {FIRST_ID}"
+    else:
+        replica = Replica(h.register_check_code.partition(";")[0], h.register_check_code)
+        event = IdApplied(h.cluster_name, h.broker_name, h.applied_broker_id, replica)
+        return _too_large(sets, h, s) or Decision(header=answer, events=(event,))
+    return Decision(ResponseCode.CONTROLLER_BROKER_ID_INVALID, answer, remark=why)
+
+
+def _too_large(sets: Sets, h: ApplyBrokerIdHeader, s: ReplicaSet | None) -> Decision | None:
+    for what, text in (
+        ("clusterName", h.cluster_name),
+        ("brokerName", h.broker_name),
+        ("registerCheckCode", h.register_check_code),
+    ):
+        if not text or shown(text, characters_max=NAME_CHARACTERS_MAX) != text:
+            why = f"{what}: 1 to {NAME_CHARACTERS_MAX} characters are needed, all of them to be seen"
+            return Decision(ResponseCode.CONTROLLER_INVALID_REQUEST, remark=why)
+    if (s is not None and len(s.replicas) >= MEMBERS_MAX) or sum(
+        len(s.replicas) for s in sets.values()
+    ) >= REPLICAS_MAX:
+        why = f"{MEMBERS_MAX} replicas may be in a set, {REPLICAS_MAX} in all: clean those that are gone"
+        return Decision(ResponseCode.CONTROLLER_INVALID_REQUEST, remark=why)
+    return None
+
+
+def register(sets: Sets, h: RegisterToControllerHeader, live: Lives) -> Decision:
+    """CONTROLLER_REGISTER_BROKER: note the broker's address; tell it the master if that lives."""
+    answer = RegisterToControllerReply(cluster_name=h.cluster_name, broker_name=h.broker_name)
+    s = sets.get(h.broker_name)
+    replica = s.replicas.get(h.broker_id) if s else None
+    if s is None or replica is None:
+        what = f"broker set {h.broker_name}" if s is None else f"id {h.broker_id} of broker set {h.broker_name}"
+        code = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+        return Decision(code, answer, remark=f"{what} is not registered")
+    if s.master is not None and live.may_live(s.cluster, s.broker_name, s.master):
+        answer.master_broker_id, answer.master_address = s.master, s.address(s.master)
+        answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
+    body = _members(s)
+    if replica.address == h.broker_address:
+        return Decision(header=answer, body=body)
+    if not h.broker_address or shown(h.broker_address, characters_max=NAME_CHARACTERS_MAX) != h.broker_address:
+        why = f"brokerAddress: 1 to {NAME_CHARACTERS_MAX} characters are needed, all of them to be seen"
+        return Decision(ResponseCode.CONTROLLER_INVALID_REQUEST, remark=why)
+    event = AddressChanged(h.broker_name, h.broker_id, h.broker_address)
+    return Decision(header=answer, body=body, events=(event,))
+
+
+def replica_info(sets: Sets, broker_name: str) -> Decision:
+    """CONTROLLER_GET_REPLICA_INFO: the master and the in-sync set."""
+    s = sets.get(broker_name)
+    if s is None:
+        code = ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
+        return Decision(code, ReplicaInfoReply(), remark=f"broker set {broker_name} is not known")
+    answer = ReplicaInfoReply(
+        master_broker_id=s.master, master_address=s.address(s.master), master_epoch=s.master_epoch
+    )
+    return Decision(header=answer, body=_members(s))
+
+
+def sync_state(sets: Sets, broker_names: Collection[str], live: Lives) -> Decision:
+    """CONTROLLER_GET_SYNC_STATE_DATA: the replicas of each known set."""
+    table = {}
+    for s in (sets[name] for name in broker_names if name in sets):
+        shown_as = {
+            i: ReplicaIdentity(
+                broker_name=s.broker_name,
+                broker_id=i,
+                broker_address=replica.address,
+                alive=live.alive(s.cluster, s.broker_name, i),
+            )
+            for i, replica in sorted(s.replicas.items())
+        }
+        table[s.broker_name] = ReplicasOfSet(
+            master_broker_id=s.master,
+            master_address=s.address(s.master),
+            master_epoch=s.master_epoch,
+            sync_state_set_epoch=s.set_epoch,
+            in_sync_replicas=[each for i, each in shown_as.items() if i in s.in_sync],
+            not_in_sync_replicas=[each for i, each in shown_as.items() if i not in s.in_sync],
+        )
+    return Decision(body=bodies.encode(ReplicasInfo(replicas_info_table=table)))
+
+
+def alter(sets: Sets, h: AlterSyncStateSetHeader, wanted: SyncStateSet, live: Lives) -> Decision:
+    """CONTROLLER_ALTER_SYNC_STATE_SET: the master names who is in sync, by the epochs as they are."""
+    members = tuple(sorted(set(wanted.sync_state_set)))
+    s = sets.get(h.broker_name)
+    if s is None:
+        code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+        return Decision(code, AlterSyncStateSetReply(), remark=f"broker set {h.broker_name} is not known")
+    refusal = _refusal(s, h, wanted, members, live)
+    if refusal is not None:
+        return Decision(refusal[0], AlterSyncStateSetReply(), remark=refusal[1])
+    epoch = s.set_epoch + 1
+    body = bodies.encode(SyncStateSet(sync_state_set=list(members), sync_state_set_epoch=epoch))
+    answer = AlterSyncStateSetReply(new_sync_state_set_epoch=epoch)
+    return Decision(header=answer, body=body, events=(SetAltered(h.broker_name, members),))
+
+
+def _refusal(
+    s: ReplicaSet, h: AlterSyncStateSetHeader, wanted: SyncStateSet, members: tuple[int, ...], live: Lives
+) -> tuple[int, str] | None:
+    """Return code and text of why an in-sync set is not taken; in RocketMQ's order, which its brokers act on."""
+    refused = f"the in-sync set of {s.broker_name} stays {list(s.in_sync)}: "
+    if members == s.in_sync:
+        return ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, refused + "that is what it is"
+    if s.master != h.master_broker_id:
+        return ResponseCode.CONTROLLER_INVALID_MASTER, refused + f"its master is {s.master}, not {h.master_broker_id}"
+    if s.master_epoch != h.master_epoch:
+        why = refused + f"the master's epoch is {s.master_epoch}, not {h.master_epoch}"
+        return ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, why
+    if s.set_epoch != wanted.sync_state_set_epoch:
+        why = refused + f"the set's epoch is {s.set_epoch}, not {wanted.sync_state_set_epoch}"
+        return ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, why
+    for i in members:
+        if i not in s.replicas:
+            return ResponseCode.CONTROLLER_INVALID_REPLICAS, refused + f"{i} is not registered"
+        if not live.alive(s.cluster, s.broker_name, i):
+            return ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, refused + f"{i} is not alive"
+    if s.master not in members:
+        return ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, refused + f"master {s.master} is always in sync"
+    return None
+
+
+def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool) -> Decision:
+    """CONTROLLER_ELECT_MASTER: the first broker that asks, later by elect_policy. `unclean`: outside the set, too."""
+    s = sets.get(h.broker_name)
+    need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    if s is None:
+        return Decision(need, ElectMasterReply(), remark=f"broker set {h.broker_name} is not registered")
+    asking = h.broker_id if h.broker_id != CONTROLLER_ASKS else None
+    if s.never_elected and asking is not None:
+        # RocketMQ takes any number for the first master, registered or not.
+        if asking not in s.replicas:
+            why = f"id {asking} of broker set {h.broker_name} is not registered"
+            return Decision(need, ElectMasterReply(), remark=why)
+        found: int | None = asking
+    else:
+        found = elected(s, live, designated=asking if h.designate_elect else None, unclean=unclean)
+    if found is None:
+        return _nobody(s, asking)
+    members = ElectMasterBody(sync_state_set=[found])
+    answer = ElectMasterReply(
+        master_broker_id=found,
+        master_address=s.address(found),
+        master_epoch=s.master_epoch + 1,
+        sync_state_set_epoch=s.set_epoch + 1,
+    )
+    if found == s.master:
+        answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
+        members.sync_state_set = list(s.in_sync)
+        why = f"master {found} of {s.broker_name} is alive"
+        return Decision(ResponseCode.CONTROLLER_MASTER_STILL_EXIST, answer, bodies.encode(members), why)
+    members.broker_member_group = MemberGroup(
+        cluster=s.cluster,
+        broker_name=s.broker_name,
+        broker_addrs={str(i): replica.address for i, replica in s.replicas.items()},
+    )
+    return Decision(header=answer, body=bodies.encode(members), events=(MasterElected(s.broker_name, found),))
+
+
+def _nobody(s: ReplicaSet, asking: int | None) -> Decision:
+    why = f"no replica of {s.broker_name} can be master: of those in sync ({list(s.in_sync)}) none is alive and fits"
+    if asking is not None:
+        return Decision(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ElectMasterReply(), remark=why)
+    # From now on no set of the master that is gone is taken: its epoch is over.
+    events = (MasterElected(s.broker_name, None),) if s.master is not None else ()
+    return Decision(ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, ElectMasterReply(), remark=why, events=events)
+
+
+def clean(sets: Sets, h: CleanBrokerDataHeader, live: Lives) -> Decision:
+    """CLEAN_BROKER_DATA: forget a set, or those of its replicas that are named.
+
+    Of replicas named RocketMQ forgets the whole set if living ones may go; here only these go.
+    """
+    s = sets.get(h.broker_name)
+    ids: tuple[int, ...] | None = None
+    why = "" if s is not None else f"broker set {h.broker_name} is not known"
+    if h.broker_controller_ids_to_clean and h.broker_controller_ids_to_clean.strip():
+        words = [word.strip() for word in h.broker_controller_ids_to_clean.split(";")]
+        numbers = [number for word in words if (number := whole_number(word)) is not None]
+        ids = tuple(numbers)
+        if len(numbers) < len(words):
+            text = shown(h.broker_controller_ids_to_clean, characters_max=60)
+            why = f"brokerControllerIdsToClean {text!r}: numbers separated by semicolons are needed, as in 1;2"
+    if s is not None and not why and not h.is_clean_living_broker:
+        if ids is None and s.master is not None:
+            why = f"{s.broker_name} has master {s.master}: nothing is cleaned"
+        living = [i for i in ids or () if live.alive(s.cluster, s.broker_name, i)]
+        if living:
+            why = f"{living} of {s.broker_name} are alive: nothing is cleaned"
+    if why:
+        return Decision(ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA, remark=why)
+    return Decision(events=(Cleaned(h.broker_name, ids),))
+
+
+def without_master(sets: Sets, live: Lives) -> list[str]:
+    """Return the sets whose master is gone while some other replica lives."""
+    return [
+        name
+        for name, s in sets.items()
+        if s.master is not None
+        and not live.may_live(s.cluster, name, s.master)
+        and any(live.alive(s.cluster, name, i) for i in s.replicas)
+    ]
+
+
+def _members(s: ReplicaSet) -> bytes:
+    return bodies.encode(SyncStateSet(sync_state_set=list(s.in_sync), sync_state_set_epoch=s.set_epoch))

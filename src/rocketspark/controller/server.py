@@ -1,0 +1,101 @@
+"""A controller of one node: listens, looks after the brokers' lives. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocketspark.controller.elections import Elections
+from rocketspark.controller.handlers import ControllerHandlers
+from rocketspark.controller.journal import Journal
+from rocketspark.controller.live_table import Clock, LiveTable
+from rocketspark.controller.role_notices import RoleNotices
+from rocketspark.controller.settings import ControllerSettings
+from rocketspark.controller.state_file import StateFile
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.descriptors import connections_max
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.server import Server
+
+log = LimitedLog("rocketspark.controller")
+
+TICK_S = 0.25
+SHARE_ALONE, SHARE_BESIDE_A_BROKER = 0.5, 0.125
+
+
+class ControllerServer:
+    """One controller, on the running loop. `share`: of this process's descriptors that its connections may take."""
+
+    def __init__(self, settings: ControllerSettings, *, share: float = SHARE_ALONE) -> None:
+        self.settings = settings
+        self._file = StateFile(settings.folder)
+        self._journal = Journal(self._file)
+        self._clock = Clock()
+        self._live = LiveTable(self._clock.now_ms)
+        self._notices = RoleNotices()
+        self._elections = Elections(settings, self._journal, self._live, self._notices)
+        routes = Routes()
+        handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, lambda: self.address)
+        handlers.routes(routes)
+        self._server = Server(routes, on_close=self._peer_closed)
+        self._share = share
+        self._ticker: asyncio.TimerHandle | None = None
+        self._brokers_at_ms = self._masters_at_ms = 0
+        self._closing = False
+        self.address = ""
+
+    async def start(self) -> None:
+        """Read the state and listen. Raises ConfigError, StoreError; `address` is what brokers are told then."""
+        self._journal.open()
+        try:
+            self._server.connections_max = connections_max(self._share)
+            await self._server.start(self.settings.host, self.settings.port)
+        except BaseException:
+            await self._journal.close()
+            raise
+        self.address = self.settings.listening(self._server.port)
+        now_ms = self._clock.tick()
+        self._brokers_at_ms = now_ms + self.settings.scan_brokers_ms
+        self._masters_at_ms = now_ms + self.settings.scan_masters_ms
+        self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        log.warning(
+            "controller on %s is a single node: while it is down no master is elected, and its state (%s) has no copy",
+            self.address,
+            self._file.path,
+        )
+
+    def _tick(self) -> None:
+        try:
+            self._scan(self._clock.tick())
+        finally:
+            # After any error: masters that are gone would else never be replaced.
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _scan(self, now_ms: int) -> None:
+        settings = self.settings
+        # A shorter interval that was set meanwhile holds at once.
+        self._brokers_at_ms = min(self._brokers_at_ms, now_ms + settings.scan_brokers_ms)
+        self._masters_at_ms = min(self._masters_at_ms, now_ms + settings.scan_masters_ms)
+        if now_ms >= self._brokers_at_ms:
+            self._brokers_at_ms = now_ms + settings.scan_brokers_ms
+            for broker in self._live.expire():
+                self._elections.gone(broker, "is silent")
+        if now_ms >= self._masters_at_ms:
+            self._masters_at_ms = now_ms + settings.scan_masters_ms
+            self._elections.scan()
+
+    def _peer_closed(self, peer: Peer) -> None:
+        # Connections that this controller closes itself, as it stops, say nothing about brokers.
+        if not self._closing:
+            for broker in self._live.closed(peer):
+                self._elections.gone(broker, "closed its connection")
+
+    async def close(self) -> None:
+        """Stop listening, close all connections, finish what is being written."""
+        self._closing = True
+        if self._ticker:
+            self._ticker.cancel()
+        await self._elections.close()
+        await self._server.close()
+        await self._notices.close()
+        await self._journal.close()

@@ -1,0 +1,150 @@
+"""Headers of the requests to a controller, of its replies, and of what it tells brokers."""
+
+from __future__ import annotations
+
+from rocketspark.protocol.headers.codec import Header, Long
+
+# In place of a broker's id: the controller itself asks for an election.
+CONTROLLER_ASKS = -1
+
+
+class ControllerMetadataReply(Header, kw_only=True, gc=False):
+    """Reply to CONTROLLER_GET_METADATA_INFO (1005). `peers`: "n0:host:port;" of each node."""
+
+    group: str | None = None
+    controller_leader_id: str | None = None
+    controller_leader_address: str | None = None
+    is_leader: bool = False
+    peers: str = ""
+
+
+class BrokerSetHeader(Header, kw_only=True, gc=False):
+    """CONTROLLER_GET_NEXT_BROKER_ID (1012), and the replies to 1012 and 1013: one set of replicas."""
+
+    cluster_name: str = ""
+    broker_name: str
+
+
+class NextBrokerIdReply(Header, kw_only=True, gc=False):
+    """Reply to CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
+
+    cluster_name: str = ""
+    broker_name: str = ""
+    next_broker_id: Long
+
+
+class ApplyBrokerIdHeader(Header, kw_only=True, gc=False):
+    """CONTROLLER_APPLY_BROKER_ID (1013). `register_check_code`: the broker's address, ";", and when it asked (ms)."""
+
+    cluster_name: str = ""
+    broker_name: str
+    applied_broker_id: Long
+    register_check_code: str
+
+
+class RegisterToControllerHeader(Header, kw_only=True, gc=False):
+    """CONTROLLER_REGISTER_BROKER (1003): the address of a broker that has its id."""
+
+    cluster_name: str = ""
+    broker_name: str
+    broker_id: Long
+    broker_address: str
+    invoke_time: Long | None = None
+
+
+class RegisterToControllerReply(Header, kw_only=True, gc=False):
+    """Reply to CONTROLLER_REGISTER_BROKER (1003); the master only if it is alive."""
+
+    cluster_name: str = ""
+    broker_name: str = ""
+    master_broker_id: Long | None = None
+    master_address: str | None = None
+    master_epoch: Long | None = None
+    sync_state_set_epoch: Long | None = None
+
+
+class ReplicaHeartbeatHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={
+        "cluster_name": "clusterName",
+        "broker_name": "brokerName",
+        "address": "brokerAddr",
+        "broker_id": "brokerId",
+        "max_offset": "maxOffset",
+        "confirm_offset": "confirmOffset",
+        # RocketMQ's spelling; that of REGISTER_BROKER is another.
+        "timeout_ms": "heartbeatTimeoutMills",
+        "election_priority": "electionPriority",
+    },
+):
+    """BROKER_HEARTBEAT (904) to a controller: how far the broker's log goes, and in which epoch it ends."""
+
+    cluster_name: str
+    broker_name: str
+    address: str
+    broker_id: Long | None = None
+    epoch: Long | None = None
+    max_offset: Long | None = None
+    confirm_offset: Long | None = None
+    timeout_ms: Long | None = None
+    election_priority: Long | None = None
+
+
+class ElectMasterHeader(Header, kw_only=True, gc=False):
+    """CONTROLLER_ELECT_MASTER (1002). `designate_elect`: this broker and no other."""
+
+    cluster_name: str = ""
+    broker_name: str
+    broker_id: Long = CONTROLLER_ASKS
+    designate_elect: bool = False
+    invoke_time: Long | None = None
+
+
+class ElectMasterReply(Header, kw_only=True, gc=False):
+    """Reply to CONTROLLER_ELECT_MASTER (1002), and NOTIFY_BROKER_ROLE_CHANGED (1008): who is master, in which epoch."""
+
+    master_broker_id: Long | None = None
+    master_address: str | None = None
+    master_epoch: Long | None = None
+    sync_state_set_epoch: Long | None = None
+
+
+class ReplicaInfoHeader(Header, kw_only=True, gc=False):
+    """CONTROLLER_GET_REPLICA_INFO (1004)."""
+
+    broker_name: str
+
+
+class ReplicaInfoReply(Header, kw_only=True, gc=False):
+    """Reply to CONTROLLER_GET_REPLICA_INFO (1004); id and address only if there is a master."""
+
+    master_broker_id: Long | None = None
+    master_address: str | None = None
+    master_epoch: Long | None = None
+
+
+class AlterSyncStateSetHeader(Header, kw_only=True, gc=False):
+    """CONTROLLER_ALTER_SYNC_STATE_SET (1001), asked by the master."""
+
+    broker_name: str
+    master_broker_id: Long
+    master_epoch: Long
+    invoke_time: Long | None = None
+
+
+class AlterSyncStateSetReply(Header, kw_only=True, gc=False):
+    """Reply to CONTROLLER_ALTER_SYNC_STATE_SET (1001); 0 if it was refused."""
+
+    new_sync_state_set_epoch: Long = 0
+
+
+class CleanBrokerDataHeader(Header, kw_only=True, gc=False):
+    """CLEAN_BROKER_DATA (1011). `broker_controller_ids_to_clean`: ids separated by ";", none for all of the set."""
+
+    cluster_name: str | None = None
+    broker_name: str
+    broker_controller_ids_to_clean: str | None = None
+    is_clean_living_broker: bool = False
+    invoke_time: Long | None = None

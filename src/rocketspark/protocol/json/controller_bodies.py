@@ -1,0 +1,64 @@
+"""JSON bodies of what controllers and brokers tell each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from rocketspark.model.text import LONG_MAX
+from rocketspark.protocol.json.bodies import Body
+
+# More are no replicas of one broker.
+MEMBERS_MAX = 1000
+Id = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
+Ids = Annotated[list[Id], msgspec.Meta(max_length=MEMBERS_MAX)]
+
+
+class SyncStateSet(Body):
+    """The replicas that hold all that was acknowledged, and the number of this set."""
+
+    sync_state_set: Ids = []
+    sync_state_set_epoch: Id = 0
+
+
+class MemberGroup(Body):
+    """The addresses of one set of replicas, by id."""
+
+    cluster: str = ""
+    broker_name: str = ""
+    # By id.
+    broker_addrs: dict[str, str] = {}
+
+
+class ElectMasterBody(Body, kw_only=True, omit_defaults=True):
+    """Reply to CONTROLLER_ELECT_MASTER (1002); the members only if a new master was elected."""
+
+    broker_member_group: MemberGroup | None = None
+    sync_state_set: Annotated[list[Id], msgspec.Meta(max_length=MEMBERS_MAX)]
+
+
+class ReplicaIdentity(Body):
+    """One replica, as operators are shown it."""
+
+    broker_name: str = ""
+    broker_id: Id = 0
+    broker_address: str = ""
+    alive: bool = False
+
+
+class ReplicasOfSet(Body, kw_only=True, omit_defaults=True):
+    """One set of replicas, as operators are shown it."""
+
+    master_broker_id: Id | None = None
+    master_address: str | None = None
+    master_epoch: Id
+    sync_state_set_epoch: Id
+    in_sync_replicas: list[ReplicaIdentity]
+    not_in_sync_replicas: list[ReplicaIdentity]
+
+
+class ReplicasInfo(Body):
+    """Reply to CONTROLLER_GET_SYNC_STATE_DATA (1006)."""
+
+    replicas_info_table: dict[str, ReplicasOfSet] = {}
