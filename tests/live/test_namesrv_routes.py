@@ -366,13 +366,9 @@ def test_a_slave_is_told_its_master() -> None:
             reply = await peer.request(
                 RequestCode.GET_BROKER_MEMBER_GROUP, headers.MemberGroupHeader(cluster="c", broker_name="a")
             )
-            assert json.loads(reply.body) == {
-                "brokerMemberGroup": {
-                    "brokerAddrs": {"0": "127.0.0.1:1", "1": "127.0.0.1:11"},
-                    "brokerName": "a",
-                    "cluster": "c",
-                }
-            }
+            assert reply.body == (
+                b'{"brokerMemberGroup":{"brokerAddrs":{0:"127.0.0.1:1",1:"127.0.0.1:11"},"brokerName":"a","cluster":"c"}}'
+            )
 
     run(main())
 

@@ -196,12 +196,8 @@ class NameServerHandlers:
         """GET_BROKER_MEMBER_GROUP: the addresses under one broker name."""
         h = request.ext
         data = self._registry.members(h.broker_name)
-        group = {
-            "brokerAddrs": {str(i): a for i, a in data.broker_addrs.items()} if data else {},
-            "brokerName": h.broker_name,
-            "cluster": h.cluster,
-        }
-        return reply(request.opaque, body=bodies.encode({"brokerMemberGroup": group}))
+        addresses = data.broker_addrs if data is not None else {}
+        return reply(request.opaque, body=bodies.encode_member_group(h.cluster, h.broker_name, addresses))
 
     def topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""

@@ -176,6 +176,15 @@ def _broker_data(broker: BrokerDataBody, quoted: bool) -> bytes:
     )
 
 
+def encode_member_group(cluster: str, broker_name: str, addresses: dict[int, str]) -> bytes:
+    """Reply to GET_BROKER_MEMBER_GROUP (901), with bare broker ids, as RocketMQ always writes it."""
+    return b'{"brokerMemberGroup":{"brokerAddrs":%b,"brokerName":%b,"cluster":%b}}' % (
+        java_json.encode_number_keys(dict(sorted(addresses.items()))),
+        msgspec.json.encode(broker_name),
+        msgspec.json.encode(cluster),
+    )
+
+
 class ClusterInfo(Body):
     """Reply to GET_BROKER_CLUSTER_INFO (106)."""
 
