@@ -22,11 +22,11 @@ class RequestModes:
         self._file = file
         self._changed = False
         try:
-            self.table = file.load() or RequestModeTable()
+            self.table = file.load() or RequestModeTable(message_request_mode_map={})
         except ConfigError as e:
             # No consumer is served differently for them.
             log.error("the message request modes cannot be read and begin empty: %s", e)
-            self.table = RequestModeTable()
+            self.table = RequestModeTable(message_request_mode_map={})
 
     def set(self, mode: RequestMode) -> None:
         """Set the mode of a group in a topic. Raises StoreError."""

@@ -20,6 +20,7 @@ from rocketspark.protocol.json.bodies import (
     Quarantined,
     TopicConfig,
 )
+from rocketspark.protocol.timers import TimerCount, TimerCounts
 
 T = TypeVar("T")
 
@@ -50,15 +51,22 @@ class GroupPage(Body):
 class PeerOffsets(Body):
     """Reply to GET_ALL_CONSUMER_OFFSET (43): "topic@group" to queue id to offset."""
 
-    offset_table: dict[str, dict[int, int]] = {}
+    offset_table: dict[str, dict[int, int]]
     data_version: DataVersion | None = None
 
 
 class PeerDelayOffsets(Body):
     """Reply to GET_ALL_DELAY_OFFSET (45): delay level to the next queue offset."""
 
-    offset_table: dict[int, int] = {}
+    offset_table: dict[int, int]
     data_version: DataVersion | None = None
+
+
+class PeerTimerCounts(TimerCounts, rename={"data_version": "dataVersion", "counts": "timingCount"}):
+    """Reply to GET_TIMER_METRICS (61)."""
+
+    data_version: DataVersion
+    counts: dict[str, TimerCount]
 
 
 class RequestMode(Body):
@@ -73,7 +81,7 @@ class RequestMode(Body):
 class RequestModeTable(Body):
     """messageRequestMode.json and the reply to GET_ALL_MESSAGE_REQUEST_MODE (402): modes by topic and group."""
 
-    message_request_mode_map: dict[str, dict[str, RequestMode]] = {}
+    message_request_mode_map: dict[str, dict[str, RequestMode]]
 
 
 class ResetOffset(Body):

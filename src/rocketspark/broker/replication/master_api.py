@@ -1,0 +1,170 @@
+"""What brokers of a name ask each other. Rule: an answer is returned whole and checked, or an error is raised.
+
+All is asked at the port that clients use, where every broker serves these requests. Java's asks for topics and timers
+two ports below, where there may be none, or another broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
+
+from rocketspark.broker.replication.table_fetch import TableFetch
+from rocketspark.errors import NoReply, ProtocolError, ServerError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers.metadata import (
+    GroupPageHeader,
+    GroupPageReply,
+    KnownStateHeader,
+    StateReply,
+    TopicPageHeader,
+    TopicPageReply,
+)
+from rocketspark.protocol.json import java_json, metadata
+from rocketspark.protocol.json.bodies import Body, DataVersion, GroupConfig, TopicConfig
+from rocketspark.protocol.json.metadata import (
+    BrokerState,
+    GroupPage,
+    PeerDelayOffsets,
+    PeerOffsets,
+    PeerTimerCounts,
+    RequestModeTable,
+    TopicPage,
+)
+from rocketspark.protocol.timers import TimerCounts
+from rocketspark.store.timers.timer_files import TimerCheckpoint, decode_checkpoint
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.request_frames import Reply
+
+T = TypeVar("T")
+
+TIMEOUT_MS = 3000
+PAGE_TIMEOUT_MS = 30_000
+PAGES_TIMEOUT_S = 60.0
+
+
+class Groups(NamedTuple):
+    """A table of groups; `forbidden` is None from a broker that does not tell."""
+
+    table: dict[str, GroupConfig]
+    forbidden: dict[str, dict[str, int]] | None
+    version: DataVersion
+
+
+class Offsets(NamedTuple):
+    """A table of offsets. `state`: what to ask with the next time, None from a broker that is not ours."""
+
+    table: PeerOffsets
+    state: str | None
+
+
+class MasterApi:
+    """The requests to one broker. All raise RocketSparkError."""
+
+    def __init__(self, connections: Connections, address: str) -> None:
+        self._connections = connections
+        self.address = address
+
+    async def topics(self, known: DataVersion | None) -> tuple[dict[str, TopicConfig], DataVersion] | None:
+        """Return all topics and their version; None if that is the known one."""
+        fetch = TableFetch[TopicConfig](known)
+        async with _limited("topics", self.address):
+            while True:
+                asked = fetch.ask()
+                header = TopicPageHeader(
+                    start=asked.start, version=metadata.encode_version(asked.version), count_max=asked.count_max
+                )
+                reply = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, header, timeout_ms=PAGE_TIMEOUT_MS)
+                page = metadata.decode(reply.body, TopicPage)
+                if fetch.take(page.topic_config_table, page.data_version, reply.header(TopicPageReply).total):
+                    break
+        assert fetch.version is not None or fetch.unchanged
+        return None if fetch.version is None else (fetch.rows, fetch.version)
+
+    async def groups(self, known: DataVersion | None) -> Groups | None:
+        """Return all groups and what is forbidden to them; None if their version is the known one."""
+        fetch = TableFetch[GroupConfig](known)
+        forbidden: dict[str, dict[str, int]] | None = None
+        async with _limited("groups", self.address):
+            while True:
+                asked = fetch.ask()
+                if not asked.start:
+                    forbidden = None
+                header = GroupPageHeader(
+                    start=asked.start, version=metadata.encode_version(asked.version), count_max=asked.count_max
+                )
+                reply = await self._ask(
+                    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=PAGE_TIMEOUT_MS
+                )
+                page = metadata.decode(reply.body, GroupPage)
+                if page.forbidden_table is not None:
+                    forbidden = (forbidden or {}) | page.forbidden_table
+                total = reply.header(GroupPageReply).total
+                if fetch.take(page.subscription_group_table, page.data_version, total):
+                    break
+        return None if fetch.version is None else Groups(fetch.rows, forbidden, fetch.version)
+
+    async def offsets(self, state: str = "") -> Offsets | None:
+        """Return the offsets of all groups; None if their state is the one given."""
+        reply = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, KnownStateHeader(known=state))
+        found = reply.header(StateReply).state
+        if state and found == state and not reply.body:
+            return None
+        return Offsets(metadata.decode(reply.body, PeerOffsets), found)
+
+    async def delay_offsets(self) -> PeerDelayOffsets:
+        """Return the next offset of each delay level."""
+        return metadata.decode((await self._ask(RequestCode.GET_ALL_DELAY_OFFSET)).body, PeerDelayOffsets)
+
+    async def request_modes(self) -> RequestModeTable:
+        """Return how groups are given topics' messages."""
+        return metadata.decode((await self._ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)).body, RequestModeTable)
+
+    async def timer_checkpoint(self) -> TimerCheckpoint:
+        """Return how far the broker came with timer messages."""
+        return decode_checkpoint((await self._ask(RequestCode.GET_TIMER_CHECK_POINT)).body)
+
+    async def timer_counts(self) -> TimerCounts:
+        """Return how many timer messages wait for each topic."""
+        return metadata.decode((await self._ask(RequestCode.GET_TIMER_METRICS)).body, PeerTimerCounts)
+
+    async def state(self) -> BrokerState | None:
+        """Return what only brokers of ours keep; None from one that is not."""
+        try:
+            return metadata.decode((await self._ask(RequestCode.GET_BROKER_STATE)).body, BrokerState)
+        except ServerError as e:
+            if e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return None
+            raise
+
+    async def log_end(self) -> int:
+        """Return the end of the broker's log."""
+        reply = await self._ask(RequestCode.GET_BROKER_HA_STATUS)
+        end = java_json.decode(reply.body, _HaStatus).master_commit_log_max_offset
+        if end < 0:
+            raise ProtocolError(f"{self.address} tells {end} as the end of its log")
+        return end
+
+    async def _ask(self, code: RequestCode, header: Header | None = None, *, timeout_ms: float = TIMEOUT_MS) -> Reply:
+        peer = await self._connections.get(self.address)
+        reply = await peer.request(code, header, timeout_ms=timeout_ms)
+        return reply.raise_for_code(f"ask {self.address} for {code.name}")
+
+
+class _HaStatus(Body):
+    master_commit_log_max_offset: int = -1
+
+
+@asynccontextmanager
+async def _limited(what: str, address: str) -> AsyncIterator[None]:
+    """Bound the time for all pages of a table together. Raises NoReply."""
+    try:
+        async with asyncio.timeout(PAGES_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise NoReply(
+            f"{address} did not send all its {what} within {PAGES_TIMEOUT_S:.0f} s", address=address
+        ) from None

@@ -1,0 +1,374 @@
+"""A slave's tables, kept equal to its master's: topics, groups, offsets, delay levels, timers, and what is ours alone.
+
+The rule for offsets: in this direction the master is right, also where its offsets are lower (an operator reset them)
+or gone (he deleted a group): the whole table is replaced, and what consumers committed here while the master was away
+is theirs to commit again. In the other direction (`reverse_synchronize`: a slave served in the master's place, and
+its version says so) the higher offset of each queue is taken, so that nothing finished on either side comes again.
+
+What counts messages (offsets, delay levels, timers) is taken once the log here reaches where the master's ended when it
+was asked: a slave that is behind must not skip, should it become the master, what it has not received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.master_api import MasterApi, Offsets
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, TransportError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.json import metadata
+from rocketspark.protocol.json.bodies import DataVersion, TopicConfig
+from rocketspark.protocol.json.metadata import BrokerState, PeerDelayOffsets
+from rocketspark.store.timers.timer_files import TimerCheckpoint
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.peer import Peer
+
+log = LimitedLog("rocketspark.broker")
+
+INTERVAL_S = 3.0
+RETRY_S = 1.0
+# How long one look waits for the log to arrive; what is not taken then is taken later.
+ARRIVE_S = 1.0
+ARRIVE_STEP_S = 0.02
+
+
+@dataclass(slots=True)
+class StoreSide:
+    """What the store has to hear of, and tells. `log_end`: up to where the log has arrived here; None: not asked.
+
+    `topics_taken`: new and changed topics; `topics_gone`: the names of those that went; `deleted_topics`: all deleted
+    ones that the master knows of, each with its log's end at the deletion.
+    """
+
+    log_end: Callable[[], int] | None = None
+    topics_taken: Callable[[list[TopicConfig]], None] = lambda topics: None
+    topics_gone: Callable[[list[str]], None] = lambda names: None
+    deleted_topics: Callable[[dict[str, int]], None] = lambda positions: None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What one look at the master found of what counts messages. `log_end`: that of the master, asked afterwards."""
+
+    offsets: Offsets | None = None
+    delays: PeerDelayOffsets | None = None
+    timers: TimerCheckpoint | None = None
+    log_end: int = 0
+
+
+class SlaveSynchronize:
+    """Follows one master, which may change or be unknown. `own_address`: this broker's, which is no master of its own.
+
+    `passes`: looks that ended so far; `failing`: what failed in the last one, with its error.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        messages: Messages,
+        store_side: StoreSide,
+        *,
+        own_address: str = "",
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._tables = tables
+        self._messages = messages
+        self._store_side = store_side
+        self._own_address = own_address
+        self._interval_s = interval_s
+        self._connections = Connections(language="JAVA")
+        self._master: str | None = None
+        self._peer: Peer | None = None
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.passes = self._begun = 0
+        self.failing: dict[str, str] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew with a master: nothing is known of it."""
+        self._whole = {"topics", "groups"}
+        self._offsets_state, self._offsets_changes = "", -1
+        self._is_ours = True
+        self._waiting: _Progress | None = None
+        self._told = False
+
+    # -- following ------------------------------------------------------------------------------------------------
+
+    @property
+    def master(self) -> str | None:
+        """Return the master's address, None while it is not known."""
+        return self._master
+
+    def set_master(self, address: str | None) -> None:
+        """Follow another master from now on, at once; None: there is none, the tables stay as they are."""
+        address = None if address == self._own_address else address
+        if address == self._master:
+            return
+        if self._master is not None:
+            self._connections.forget(self._master)
+        self._master = address
+        self.failing.clear()
+        self._forget()
+        self._wake.set()
+
+    def look(self) -> None:
+        """Look at the master now, not at the next time."""
+        self._wake.set()
+
+    def start(self) -> None:
+        """Follow the master in the background."""
+        assert self._task is None
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop following; the connection is closed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        await self._connections.close()
+
+    async def passed(self) -> None:
+        """Wait until a look that begins after this call has ended."""
+        wanted = self._begun + 1
+        while self.passes < wanted:
+            await asyncio.shield(self._passed)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            wait_s: float | None = None
+            if self._master is not None:
+                await self.synchronize()
+                wait_s = min(RETRY_S, self._interval_s) if self.failing else self._interval_s
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def synchronize(self) -> None:
+        """Take everything from the master once. Each table fails alone; none raises."""
+        address = self._master
+        if address is None:
+            return
+        self._begun += 1
+        try:
+            await self._all(address)
+        finally:
+            self.passes = self._begun
+            done, self._passed = self._passed, asyncio.get_running_loop().create_future()
+            done.set_result(None)
+
+    async def _all(self, address: str) -> None:
+        api = MasterApi(self._connections, address)
+        progress = _Progress()
+        items: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("connection", lambda: self._connect(api)),
+            ("state", lambda: self._state(api)),
+            ("topics", lambda: self._topics(api)),
+            ("groups", lambda: self._groups(api)),
+            ("request modes", lambda: self._request_modes(api)),
+            ("timer counts", lambda: self._timer_counts(api)),
+            ("offsets", lambda: self._offsets(api, progress)),
+            ("delay levels", lambda: self._delays(api, progress)),
+            ("timers", lambda: self._timers(api, progress)),
+            ("progress", lambda: self._progress(api, progress)),
+        ]
+        for name, fetch in items:
+            try:
+                await fetch()
+            except RocketSparkError as e:
+                self._failed(address, name, e)
+                if isinstance(e, TransportError):
+                    # The others would only wait as long.
+                    return
+            except Exception as e:
+                # A mistake here must not end the following for good.
+                log.exception("%s of the master at %s were not taken", name, address)
+                self.failing[name] = str(e)
+            else:
+                self._worked(address, name)
+            if self._master != address:
+                return
+        if not self._told and not self.failing:
+            self._told = True
+            log.info(
+                "the tables of the master at %s are taken: %d topics, %d groups",
+                address,
+                len(self._tables.topics.table),
+                len(self._tables.groups.table),
+            )
+
+    def _failed(self, address: str, name: str, error: RocketSparkError) -> None:
+        if self._master == address:
+            if name not in self.failing:
+                log.warning("%s of the master at %s were not taken: %s; tried again", name, address, error)
+            self.failing[name] = str(error)
+
+    def _worked(self, address: str, name: str) -> None:
+        if self.failing.pop(name, None) is not None:
+            log.info("%s of the master at %s are taken again", name, address)
+
+    def _is_master(self, api: MasterApi) -> bool:
+        """Tell whether the asked broker is still the one to follow: else its answer is thrown away."""
+        return api.address == self._master
+
+    async def _connect(self, api: MasterApi) -> None:
+        """A new connection may lead to another broker, at the same address."""
+        peer = await self._connections.get(api.address)
+        if peer is not self._peer and self._is_master(api):
+            self._peer = peer
+            self._forget()
+
+    # -- the tables -----------------------------------------------------------------------------------------------
+
+    def _known(self, name: str, version: DataVersion) -> DataVersion | None:
+        """Return the version with which a table need not come; None to have it whole.
+
+        So it comes at first, and once more after a change: a Java broker may tell the new version with the old rows.
+        """
+        return None if name in self._whole else version
+
+    async def _topics(self, api: MasterApi) -> None:
+        topics = self._tables.topics
+        found = await api.topics(self._known("topics", topics.version))
+        if found is None or not self._is_master(api):
+            return
+        before = topics.version
+        changed, gone = topics.take(*found)
+        self._took("topics", again=topics.version != before)
+        if changed:
+            self._store_side.topics_taken(changed)
+        if gone:
+            self._store_side.topics_gone(gone)
+
+    async def _groups(self, api: MasterApi) -> None:
+        groups = self._tables.groups
+        found = await api.groups(self._known("groups", groups.version))
+        if found is None or not self._is_master(api):
+            return
+        before = groups.version
+        groups.take(found.table, found.forbidden, found.version)
+        self._took("groups", again=groups.version != before)
+
+    def _took(self, name: str, *, again: bool) -> None:
+        if again:
+            self._whole.add(name)
+        else:
+            self._whole.discard(name)
+
+    async def _request_modes(self, api: MasterApi) -> None:
+        found = await api.request_modes()
+        if self._is_master(api):
+            self._tables.request_modes.take(found)
+
+    async def _timer_counts(self, api: MasterApi) -> None:
+        found = await api.timer_counts()
+        if self._is_master(api):
+            statistics = self._messages.timers.statistics
+            statistics.take(found)
+            statistics.save(now_ms())
+
+    async def _state(self, api: MasterApi) -> None:
+        found: BrokerState | None = await api.state() if self._is_ours else None
+        if not self._is_master(api):
+            return
+        if found is None:
+            self._is_ours = False
+            return
+        self._store_side.deleted_topics(found.deleted_topics)
+        self._messages.quarantine.take(found.quarantine)
+        self._tables.offsets.take_resets((r.group, r.topic, r.queue_id, r.offset) for r in found.resets)
+
+    # -- what counts messages -------------------------------------------------------------------------------------
+
+    async def _offsets(self, api: MasterApi, progress: _Progress) -> None:
+        # What was committed here meanwhile goes, also if nothing changed there.
+        is_known = self._tables.offsets.changes == self._offsets_changes
+        progress.offsets = await api.offsets(self._offsets_state if is_known else "")
+
+    async def _delays(self, api: MasterApi, progress: _Progress) -> None:
+        progress.delays = await api.delay_offsets()
+
+    async def _timers(self, api: MasterApi, progress: _Progress) -> None:
+        progress.timers = await api.timer_checkpoint()
+
+    async def _progress(self, api: MasterApi, progress: _Progress) -> None:
+        """Take what was found as soon as the log is here; a slave far behind keeps the oldest of what it found."""
+        log_end = self._store_side.log_end
+        if log_end is None:
+            self._take_progress(api, progress)
+            return
+        try:
+            progress.log_end = await api.log_end()
+        except ServerError:
+            # A broker that tells nothing of its log.
+            progress.log_end = 0
+        waiting, self._waiting = self._waiting, None
+        # A log that ends before where it ended is another one.
+        if waiting is not None and waiting.log_end <= progress.log_end:
+            if log_end() < waiting.log_end:
+                self._waiting = waiting
+                return
+            self._take_progress(api, waiting)
+        left = round(ARRIVE_S / ARRIVE_STEP_S)
+        while log_end() < progress.log_end and left > 0:
+            left -= 1
+            await asyncio.sleep(ARRIVE_STEP_S)
+        if log_end() < progress.log_end:
+            self._waiting = progress
+        else:
+            self._take_progress(api, progress)
+
+    def _take_progress(self, api: MasterApi, progress: _Progress) -> None:
+        if not self._is_master(api):
+            return
+        if progress.offsets is not None:
+            table, state = progress.offsets
+            self._tables.offsets.take(table.offset_table, table.data_version)
+            self._offsets_state, self._offsets_changes = state or "", self._tables.offsets.changes
+        if progress.delays is not None:
+            self._messages.delays.take(progress.delays.offset_table, progress.delays.data_version)
+        if progress.timers is not None:
+            self._messages.timers.take_checkpoint(progress.timers)
+
+
+async def reverse_synchronize(connections: Connections, address: str, tables: Tables, messages: Messages) -> None:
+    """Let a master that was away take back what a slave did in its place, before it serves again.
+
+    Taken is what has a version not older than here (rule: BrokerPreOnlineService, 5.5.0): of offsets and delay levels
+    the higher number each, of timers the later time. Raises RocketSparkError if any of the three cannot be had or has
+    no version: nothing is taken then.
+    """
+    api = MasterApi(connections, address)
+    delays = await api.delay_offsets()
+    found = await api.offsets()
+    timers = await api.timer_checkpoint()
+    assert found is not None
+    offsets = found.table
+    if delays.data_version is None or offsets.data_version is None:
+        raise ProtocolError(f"{address} tells no version of its offsets: an older RocketMQ cannot act for a master")
+    if not metadata.is_older(offsets.data_version, tables.offsets.version):
+        tables.offsets.take_back(offsets.offset_table, offsets.data_version)
+    own = messages.delays.table()
+    if not metadata.is_older(delays.data_version, own.data_version):
+        highest = dict(own.offset_table)
+        for level, offset in delays.offset_table.items():
+            highest[level] = max(offset, highest.get(level, offset))
+        messages.delays.take(highest, delays.data_version)
+    checkpoint = messages.timers.checkpoint()
+    if not timers.is_older(checkpoint):
+        messages.timers.take_checkpoint(
+            timers._replace(
+                read_time_ms=max(timers.read_time_ms, checkpoint.read_time_ms),
+                master_queue_offset=max(timers.master_queue_offset, checkpoint.master_queue_offset),
+            )
+        )
+    log.info("what the broker at %s did in this master's place is taken back", address)
