@@ -130,7 +130,12 @@ def caught_up(master: str, count: int = 1) -> bool:
     status = ha_status(master)
     end = status.get("masterCommitLogMaxOffset")
     slaves = status.get("haConnectionInfo") or []
-    return sum(slave["slaveAckOffset"] == end for slave in slaves) >= count
+    return len([slave for slave in slaves if slave["slaveAckOffset"] == end]) >= count
+
+
+def has_topic(broker: str, topic: str) -> bool:
+    """Whether the broker has settings of the topic: a slave gets them 10 s (classic: 60 s) after its start."""
+    return ask(broker, 351, ext_fields={"topic": topic}).code == 0
 
 
 class PairNamesrv(ApacheNamesrv):
