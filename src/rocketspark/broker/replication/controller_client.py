@@ -1,0 +1,257 @@
+"""A broker's calls on its controllers. Rule: one kept connection per controller, as its end is the broker's end there.
+
+Which controller leads is asked of any of them, kept, and asked anew once it does not answer or leads no more. Codes
+that a controller refuses with are ServerErrors: see ResponseCode, CONTROLLER_…
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rocketspark.errors import NotSent, RocketSparkError, ServerError, TransportError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers.controller import (
+    AlterSyncStateSetHeader,
+    AlterSyncStateSetReply,
+    ApplyBrokerIdHeader,
+    BrokerSetHeader,
+    ControllerMetadataReply,
+    ElectMasterHeader,
+    ElectMasterReply,
+    NextBrokerIdReply,
+    RegisterToControllerHeader,
+    RegisterToControllerReply,
+    ReplicaHeartbeatHeader,
+    ReplicaInfoHeader,
+    ReplicaInfoReply,
+)
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.controller_bodies import ElectMasterBody, SyncStateSet
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.request_frames import Reply
+
+log = LimitedLog("rocketspark.broker")
+
+TIMEOUT_MS = 3000
+
+
+class Master(NamedTuple):
+    """The master of a set. `epoch`: how many times it changed; `set_epoch`: how many times the in-sync set did."""
+
+    broker_id: int
+    address: str
+    epoch: int
+    set_epoch: int
+
+
+class SetState(NamedTuple):
+    """A set as its controller has it. `master`: None if there is none, after a registration: if none is alive.
+
+    `epoch`: the master's, None if that was not told.
+    """
+
+    master: Master | None
+    epoch: int | None
+    in_sync: frozenset[int]
+    set_epoch: int
+
+
+class Elected(NamedTuple):
+    """An election's outcome. `new`: false if the master from before goes on."""
+
+    master: Master
+    in_sync: frozenset[int]
+    new: bool
+
+
+class InSync(NamedTuple):
+    """The in-sync set as a controller took it."""
+
+    members: frozenset[int]
+    epoch: int
+
+
+class ControllerClient:
+    """Calls on the leader of a group of controllers. `addresses`: "host:port" of each; they may change."""
+
+    def __init__(self, addresses: Iterable[str], *, timeout_ms: float = TIMEOUT_MS) -> None:
+        self.addresses = list(addresses)
+        self._timeout_ms = timeout_ms
+        self._connections = Connections(connect_timeout_ms=timeout_ms, language="JAVA")
+        self.leader: str | None = None
+
+    async def find_leader(self) -> str:
+        """Ask the controllers in turn who leads, until one knows. Raises TransportError if none does."""
+        failed: list[str] = []
+        for address in dict.fromkeys([*([self.leader] if self.leader else []), *self.addresses]):
+            try:
+                found = await self.metadata(address)
+            except RocketSparkError as e:
+                failed.append(str(e))
+                continue
+            if found.controller_leader_address:
+                self.leader = found.controller_leader_address
+                return self.leader
+            failed.append(f"{address} knows no leader")
+        self.leader = None
+        raise NotSent(f"no controller leads: {'; '.join(failed) or 'no address is set'}")
+
+    async def metadata(self, address: str) -> ControllerMetadataReply:
+        """What one controller says of its group. Raises TransportError, ServerError."""
+        reply = await self._ask(address, RequestCode.CONTROLLER_GET_METADATA_INFO, None)
+        return reply.raise_for_code("controller's metadata").header(ControllerMetadataReply)
+
+    async def next_id(self, cluster: str, broker_name: str) -> int:
+        """Return the id that a new replica may apply for. Raises TransportError, ServerError."""
+        header = BrokerSetHeader(cluster_name=cluster, broker_name=broker_name)
+        reply = await self._ask_leader(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
+        return reply.raise_for_code("next broker id").header(NextBrokerIdReply).next_broker_id
+
+    async def apply_id(self, cluster: str, broker_name: str, broker_id: int, check_code: str) -> None:
+        """Take an id, or find it one's own by the check code.
+
+        Raises ServerError 2014 if another broker has it; TransportError.
+        """
+        header = ApplyBrokerIdHeader(
+            cluster_name=cluster,
+            broker_name=broker_name,
+            applied_broker_id=broker_id,
+            register_check_code=check_code,
+        )
+        reply = await self._ask_leader(RequestCode.CONTROLLER_APPLY_BROKER_ID, header)
+        reply.raise_for_code(f"apply for id {broker_id} of {broker_name}")
+
+    async def register(self, cluster: str, broker_name: str, broker_id: int, address: str) -> SetState:
+        """Tell where this broker listens. Raises ServerError 2010 if its id is not known; TransportError."""
+        header = RegisterToControllerHeader(
+            cluster_name=cluster,
+            broker_name=broker_name,
+            broker_id=broker_id,
+            broker_address=address,
+            invoke_time=_now_ms(),
+        )
+        reply = await self._ask_leader(RequestCode.CONTROLLER_REGISTER_BROKER, header)
+        found = reply.raise_for_code(f"register {broker_id} of {broker_name}").header(RegisterToControllerReply)
+        return _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
+
+    async def elect(self, cluster: str, broker_name: str, broker_id: int, *, designate: bool = False) -> Elected:
+        """Have a master elected, if there is none. `designate`: this broker and no other.
+
+        Raises ServerError 2012 if nobody can be, 2010 if the set is not known; TransportError.
+        """
+        header = ElectMasterHeader(
+            cluster_name=cluster,
+            broker_name=broker_name,
+            broker_id=broker_id,
+            designate_elect=designate,
+            invoke_time=_now_ms(),
+        )
+        reply = await self._ask_leader(RequestCode.CONTROLLER_ELECT_MASTER, header)
+        reply.raise_for_code(f"elect a master of {broker_name}", ResponseCode.CONTROLLER_MASTER_STILL_EXIST)
+        found = reply.header(ElectMasterReply)
+        in_sync = java_json.decode(reply.body, ElectMasterBody).sync_state_set if reply.body else []
+        master = _master(
+            found.master_broker_id, found.master_address, found.master_epoch, found.sync_state_set_epoch or 0
+        )
+        if master is None:
+            raise ServerError(
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                "the controller named no master",
+                address=reply.address,
+                doing=f"elect a master of {broker_name}",
+            )
+        return Elected(master, frozenset(in_sync), reply.code == 0)
+
+    async def alter_in_sync(
+        self, broker_name: str, master_id: int, master_epoch: int, members: Iterable[int], set_epoch: int
+    ) -> InSync:
+        """Ask, as the master, for another in-sync set. `set_epoch`: of the set as it is.
+
+        Raises ServerError: 2000, 2001 another epoch, 2002 not the master, 2003 or 2006 an unknown or dead member, 2013
+        the same set; TransportError, after which the set may be either.
+        """
+        header = AlterSyncStateSetHeader(
+            broker_name=broker_name, master_broker_id=master_id, master_epoch=master_epoch, invoke_time=_now_ms()
+        )
+        wanted = SyncStateSet(sync_state_set=sorted(members), sync_state_set_epoch=set_epoch)
+        reply = await self._ask_leader(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, header, bodies.encode(wanted))
+        epoch = reply.raise_for_code(f"in-sync set of {broker_name}").header(AlterSyncStateSetReply)
+        taken = java_json.decode(reply.body, SyncStateSet) if reply.body else wanted
+        return InSync(frozenset(taken.sync_state_set), epoch.new_sync_state_set_epoch)
+
+    async def replica_info(self, broker_name: str) -> SetState:
+        """Return a set as the controller has it. Raises ServerError 2008 if it is not known; TransportError."""
+        header = ReplicaInfoHeader(broker_name=broker_name)
+        reply = await self._ask_leader(RequestCode.CONTROLLER_GET_REPLICA_INFO, header)
+        found = reply.raise_for_code(f"replicas of {broker_name}").header(ReplicaInfoReply)
+        return _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
+
+    async def heartbeat(self, header: ReplicaHeartbeatHeader) -> None:
+        """Tell the leader that this broker lives, and wait until it knows: before an election is asked for.
+
+        Raises TransportError, ServerError.
+        """
+        reply = await self._ask_leader(RequestCode.BROKER_HEARTBEAT, header)
+        reply.raise_for_code("heartbeat to the controller")
+
+    async def heartbeat_all(self, header: ReplicaHeartbeatHeader) -> int:
+        """Tell every controller one-way that this broker lives; returns how many could be told."""
+        addresses = list(dict.fromkeys([*self.addresses, *([self.leader] if self.leader else [])]))
+        told = await asyncio.gather(*(self._tell(address, header) for address in addresses))
+        return sum(told)
+
+    async def _tell(self, address: str, header: ReplicaHeartbeatHeader) -> bool:
+        try:
+            peer = await self._connections.get(address)
+            peer.oneway(RequestCode.BROKER_HEARTBEAT, header)
+        except RocketSparkError as e:
+            log.info("controller %s was not told that this broker lives: %s", address, e)
+            return False
+        return True
+
+    async def _ask(self, address: str, code: int, header: Header | None, body: bytes = b"") -> Reply:
+        peer = await self._connections.get(address)
+        return await peer.request(code, header, body, timeout_ms=self._timeout_ms)
+
+    async def _ask_leader(self, code: int, header: Header, body: bytes = b"") -> Reply:
+        """Ask the leader; another one is looked for once if it leads no more, or cannot be reached."""
+        known = self.leader
+        leader = known or await self.find_leader()
+        try:
+            reply = await self._ask(leader, code, header, body)
+        except NotSent:
+            self.leader = None
+            if known is None:
+                raise
+            return await self._ask(await self.find_leader(), code, header, body)
+        except TransportError:
+            # It may have been carried out: not asked again here.
+            self.leader = None
+            raise
+        if reply.code != ResponseCode.CONTROLLER_NOT_LEADER:
+            return reply
+        self.leader = None
+        return await self._ask(await self.find_leader(), code, header, body)
+
+    async def close(self) -> None:
+        """Close the connections: for the controllers this broker is gone then."""
+        await self._connections.close()
+
+
+def _master(broker_id: int | None, address: str | None, epoch: int | None, set_epoch: int) -> Master | None:
+    return Master(broker_id, address, epoch or 0, set_epoch) if broker_id is not None and address else None
+
+
+def _state(broker_id: int | None, address: str | None, epoch: int | None, body: bytes) -> SetState:
+    members = java_json.decode(body, SyncStateSet) if body else SyncStateSet()
+    master = _master(broker_id, address, epoch, members.sync_state_set_epoch)
+    return SetState(master, epoch, frozenset(members.sync_state_set), members.sync_state_set_epoch)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
