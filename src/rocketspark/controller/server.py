@@ -20,7 +20,7 @@ from rocketspark.transport.server import Server
 log = LimitedLog("rocketspark.controller")
 
 TICK_S = 0.25
-SHARE_ALONE, SHARE_BESIDE_A_BROKER = 0.5, 0.125
+SHARE_ALONE = 0.5
 
 
 class ControllerServer:

@@ -13,9 +13,12 @@ import msgspec
 
 from rocketspark.controller.replica_sets import ReplicaSet, Sets
 from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.files import config_files
 from rocketspark.store.files.directory_lock import DirectoryLock
 from rocketspark.store.files.system_calls import OsFiles, failure
+
+log = LimitedLog("rocketspark.controller")
 
 NAME = "controllerState"
 FORMAT = "rocketspark controller state"
@@ -57,6 +60,8 @@ class StateFile:
             self._lock.release()
             raise
         config_files.remove_leftovers(self._folder)
+        if any(name.startswith("dledger-") for name in os.listdir(self._folder)):
+            log.warning("%s holds the log of Apache's controllers, too: it is not read", self._folder)
         return sets
 
     def _read(self) -> Sets:

@@ -15,6 +15,7 @@ from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.broker.settings import BrokerSettings
+    from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.settings import Settings as NameServerSettings
 
 
@@ -127,7 +128,8 @@ def namesrv(
 ) -> None:
     """Run a NameServer.
 
-    When ready it prints one line, `ready namesrv=HOST:PORT`.
+    When ready it prints one line, `ready namesrv=HOST:PORT`; with enableControllerInNamesrv=true in its file a
+    controller of one node runs inside it, and the line ends in ` controller=HOST:PORT`.
 
     Example: `rocketspark namesrv -p 9876`
 
@@ -137,14 +139,14 @@ def namesrv(
     from rocketspark.namesrv.server import NameServer
 
     settings = _namesrv_settings(config, host=host, port=port, kv_config=kv_config)
-    if settings.with_controller:
-        raise ConfigError(f"{config}: enableControllerInNamesrv=true is not available yet: start the controller apart")
+    inside = _controller_inside(settings) if settings.with_controller else None
 
     async def start(servers: AsyncExitStack) -> str:
         nameserver = NameServer(settings=settings)
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
-        return f"ready namesrv={nameserver.address}"
+        ready = f"ready namesrv={nameserver.address}"
+        return f"{ready} controller={await start_controller(servers, inside, share=0.25)}" if inside else ready
 
     serve(start, log_level=log_level.value)
 
@@ -200,14 +202,35 @@ def _namesrv_settings(
     from rocketspark.namesrv.settings import Settings, read_namesrv_conf
 
     settings, warnings = read_namesrv_conf(config) if config else (Settings(), [])
-    _warn(warnings)
+    warn(warnings)
     settings.host = host or settings.host
     settings.port = settings.port if port is None else port
     settings.kv_path = str(kv_config) if kv_config else settings.kv_path
     return settings
 
 
-def _warn(warnings: list[str]) -> None:
+def _controller_inside(settings: NameServerSettings) -> ControllerSettings:
+    """Return the settings of the controller inside a NameServer, which stand in the same file."""
+    from rocketspark.controller.settings import ControllerSettings
+
+    try:
+        return ControllerSettings(settings.controller, conf_path=settings.conf_path)
+    except ConfigError as e:
+        raise ConfigError(f"{settings.conf_path}: {e}") from None
+
+
+async def start_controller(servers: AsyncExitStack, settings: ControllerSettings, *, share: float = 0.5) -> str:
+    """Start a controller that ends with the other servers; returns its address."""
+    from rocketspark.controller.server import ControllerServer
+
+    server = ControllerServer(settings, share=share)
+    await server.start()
+    servers.push_async_callback(server.close)
+    return server.address
+
+
+def warn(warnings: list[str]) -> None:
+    """Print warnings on stderr."""
     for warning in warnings:
         print(f"warning: {shown(warning, characters_max=1000)}", file=sys.stderr)
 
@@ -217,7 +240,7 @@ def _settings(config: Path | None, *, store: Path | None, host: str | None, port
     from rocketspark.broker.settings import BrokerSettings, read_broker_conf
 
     settings, warnings = read_broker_conf(config) if config else (BrokerSettings(), [])
-    _warn(warnings)
+    warn(warnings)
     options: dict[str, Any] = {"store_root": str(store) if store else None, "listen_host": host, "listen_port": port}
     for name, value in options.items():
         if value is not None:

@@ -1,0 +1,58 @@
+"""`controller`: a thin shell over the controller of one node. Rule: options win over controller.conf."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocketspark.cli.commands.servers import Level, LogLevel, start_controller, warn
+from rocketspark.errors import ConfigError
+
+
+def controller(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "-c", "--config", help="A RocketMQ controller.conf: controllerDLegerPeers, controllerStorePath, …"
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT to listen on; port 0 takes a free one"
+            " [default: the address in controllerDLegerPeers, else 127.0.0.1:9877]."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of its state [default: controllerStorePath, else ./controller].")
+    ] = None,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Run a controller: it elects the masters of brokers in controller mode.
+
+    It is a single node, for one machine, tests and development: while it is down no master is elected, and its state
+    has no copy. A replicated controller is Apache's.
+
+    When ready it prints one line, `ready controller=HOST:PORT`. SIGTERM or Ctrl-C stops it cleanly.
+
+    Example: `rocketspark controller --listen 127.0.0.1:9877 --store ./controller`
+
+    Example: `rocketspark controller -c controller.conf`
+    """
+    from rocketspark.cli.serve import serve
+    from rocketspark.controller.settings import ControllerSettings, read_controller_conf
+
+    values = read_controller_conf(config) if config else {}
+    try:
+        settings = ControllerSettings(values, listen=listen, folder=store or "", conf_path=config or "")
+    except ConfigError as e:
+        raise ConfigError(f"{config}: {e}" if config else str(e)) from None
+    warn([f"{config}: unknown key {key!r} is ignored" for key in settings.unknown])
+
+    async def start(servers: AsyncExitStack) -> str:
+        return f"ready controller={await start_controller(servers, settings)}"
+
+    serve(start, log_level=log_level.value)
