@@ -25,7 +25,7 @@
         StoreLocked           another process has the directory
         StoreUnwritable       a directory or file that cannot be written
         NotMaster             the store holds a copy of another broker's log
-        ReplicationError      bytes of another broker's log that do not continue this one
+        ReplicationError      another broker's log that does not continue this one (`reason`)
       DatabaseFailed        the database of an outbox or of seen ids does not answer or refuses (`retriable`)
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
@@ -239,7 +239,14 @@ class NotMaster(StoreError):
 
 
 class ReplicationError(StoreError):
-    """Bytes of another broker's log that do not continue this store's, or a place that is none of its records'."""
+    """Another broker's log that does not continue this one, or a place that is none of its records'.
+
+    `reason`: one word that it is counted by.
+    """
+
+    def __init__(self, message: str, *, reason: str = "diverged") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DatabaseFailed(RocketSparkError):

@@ -24,7 +24,7 @@ TOPICS = ("A", "B", "C" * 130, "SCHEDULE_TOPIC_XXXX")
 
 
 def some_message(rng: random.Random, store: Store, number: int) -> None:
-    """One message of any kind: plain, half, committed, rolled back, delayed, of IPv6 hosts, of a long topic, a batch."""
+    """A message of any kind: plain, half, committed, rolled back, delayed, of IPv6 hosts, of a long topic, a batch."""
     pairs = {props.UNIQUE_ID: f"u{number}", props.KEYS: f"k{number}"}
     if rng.random() < 0.7:
         pairs[props.TAGS] = rng.choice("xyz")

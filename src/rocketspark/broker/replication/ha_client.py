@@ -1,0 +1,232 @@
+"""The slave's end: connects to its master, takes the log, tries again.
+
+Rule: a loss is tried again soon, what does not fit after a long pause, a new address at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rocketspark.broker.replication.slave_link import SlaveLink, State
+from rocketspark.broker.replication.troubles import Troubles, reason_of
+from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.connections import parse_address
+
+log = LimitedLog("rocketspark.broker.replication")
+
+# RocketMQ waits 5 s.
+RETRY_S = 1.0
+# After what another try will hardly mend.
+TROUBLE_PAUSE_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
+# A master that takes office refuses until it has.
+CLOSED_PAUSE_S_MAX = 10.0
+
+MakeLink = Callable[[float], SlaveLink]
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to the master; `ended` is set with why, None for a plain loss."""
+
+    def __init__(self, client: HaClient, link: SlaveLink) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self.link = link
+        self.ended: asyncio.Future[Exception | None] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self.ended.done():
+            transport.abort()
+            return
+        transport.write(self.link.hello(self._loop.time()))
+        self._look_again()
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended.done() or self._transport is None:
+            return
+        before_fit = self.link.fits
+        try:
+            answer = self.link.received(data, self._loop.time())
+        except (FrameError, ReplicationError, StoreError) as e:
+            self.end(e)
+        else:
+            if answer:
+                self._transport.write(answer)
+        if self.link.fits and not before_fit:
+            self._client.fitted()
+        # After this turn, so that the report leaves before the records are looked at.
+        self._client.appended_soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(None)
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_at(self.link.due_s(), self._due)
+
+    def _due(self) -> None:
+        if self.ended.done() or self._transport is None:
+            return
+        try:
+            answer = self.link.check(self._loop.time())
+        except ReplicationError as e:
+            self.end(e)
+            return
+        if answer:
+            self._transport.write(answer)
+        self._look_again()
+
+    def end(self, error: Exception | None) -> None:
+        """Close at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.ended.done():
+            self.ended.set_result(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class HaClient:
+    """A slave's link to whichever master it is told.
+
+    Args:
+        make_link: the machine of a new connection, given the time.
+        on_appended: called after bytes were appended, once a turn of the loop.
+        retry_s, trouble_pause_s: pauses between tries.
+    """
+
+    def __init__(
+        self,
+        make_link: MakeLink,
+        troubles: Troubles,
+        *,
+        on_appended: Callable[[], None],
+        retry_s: float = RETRY_S,
+        trouble_pause_s: float = TROUBLE_PAUSE_S,
+    ) -> None:
+        self._make_link = make_link
+        self._troubles = troubles
+        self._on_appended = on_appended
+        self._retry_s = retry_s
+        self._trouble_pause_s = trouble_pause_s
+        self.address: str | None = None
+        self.connects_count = 0
+        self._changed = asyncio.Event()
+        self._connection: _Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._appended_due = False
+        self._closed_count = 0
+
+    @property
+    def link(self) -> SlaveLink | None:
+        """The machine of the connection that is open."""
+        connection = self._connection
+        return None if connection is None or connection.ended.done() else connection.link
+
+    @property
+    def state(self) -> State:
+        """How far the link is."""
+        link = self.link
+        return State.READY if link is None else link.state
+
+    def start(self) -> None:
+        """Begin, once an address is known."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def set_address(self, address: str | None) -> None:
+        """Copy from this master ("host:port" of its replication) from now on; None ends copying for a while."""
+        if address == self.address:
+            return
+        self.address = address
+        self._changed.set()
+        if self._connection is not None:
+            self._connection.end(None)
+
+    async def close(self) -> None:
+        """End the connection and stop."""
+        self.address = None
+        if self._connection is not None:
+            self._connection.end(None)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            address = self.address
+            self._changed.clear()
+            if address is None:
+                await self._changed.wait()
+                continue
+            error = await self._copy_from(address)
+            if error is not None and self.address == address:
+                self._troubles.note(address, error)
+            pause_s = self._pause_after(error)
+            try:
+                await asyncio.wait_for(self._changed.wait(), pause_s)
+            except TimeoutError:
+                pass
+
+    async def _copy_from(self, address: str) -> Exception | None:
+        """Connect and copy until the connection ends; return why, None if another try may do."""
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = parse_address(address)
+        except ConfigError as e:
+            return e
+        link = self._make_link(loop.time())
+        connection = self._connection = _Connection(self, link)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.create_connection(lambda: connection, host, port)
+        except (OSError, TimeoutError) as e:
+            self._connection = None
+            log.info("the master's replication at %s cannot be reached, tried again: %s", address, e)
+            return None
+        self.connects_count += 1
+        try:
+            error = await connection.ended
+        finally:
+            connection.end(None)
+            self._connection = None
+        if error is None and not link.received_bytes:
+            return ReplicationError(
+                "the master ended the connection without a word: it is no master, or speaks the other protocol"
+                " (enableControllerMode on one side alone)",
+                reason="closed",
+            )
+        return error
+
+    def _pause_after(self, error: Exception | None) -> float:
+        reason = reason_of(error) if error is not None else ""
+        self._closed_count = self._closed_count + 1 if reason == "closed" else 0
+        if reason == "closed":
+            return float(min(self._retry_s * 2**self._closed_count, CLOSED_PAUSE_S_MAX))
+        if reason == "stalled":
+            return 0.0
+        return self._trouble_pause_s if reason else self._retry_s
+
+    def retry(self) -> None:
+        """Try again now, as after news of the master."""
+        self._changed.set()
+
+    def fitted(self) -> None:
+        """The master's log goes on where this one ends."""
+        if self.address is not None:
+            self._troubles.ended(self.address)
+
+    def appended_soon(self) -> None:
+        """Call `on_appended` in the next turn."""
+        if not self._appended_due:
+            self._appended_due = True
+            asyncio.get_running_loop().call_soon(self._appended)
+
+    def _appended(self) -> None:
+        self._appended_due = False
+        self._on_appended()
