@@ -148,7 +148,8 @@ class ReplicaReceiver:
         if position + len(data) > start + log.file_bytes:
             raise ReplicationError(
                 f"{len(data)} bytes at {position} lie over the end of a log file of {log.file_bytes} bytes: set"
-                " mappedFileSizeCommitLog as the master has it, and begin with an empty store"
+                " mappedFileSizeCommitLog as the master has it, and begin with an empty store",
+                reason="file-size",
             )
         if not len(data):
             return
@@ -187,6 +188,12 @@ class ReplicaReceiver:
                     break
                 whole = file_end
                 break
+            elif magic == MAGIC_BLANK and size >= BLANK_BYTES_MIN:
+                raise ReplicationError(
+                    f"a log file of the master ends at {whole + size}, and none of {log.file_bytes} bytes does: set"
+                    " mappedFileSizeCommitLog as the master has it, and begin with an empty store",
+                    reason="file-size",
+                )
             found = self._after_damage(view, start, whole)
             if found < 0:
                 break

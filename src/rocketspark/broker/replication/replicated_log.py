@@ -6,10 +6,7 @@ from typing import Protocol
 
 
 class ReplicatedLog(Protocol):
-    """The raw bytes of a commit log, in files of one size.
-
-    When the broker starts and after `truncate` the end lies between two records; a link may leave it within one.
-    """
+    """The raw bytes of a commit log, in files of one size. The end may lie within a record while they arrive."""
 
     @property
     def min_position(self) -> int:
@@ -30,8 +27,11 @@ class ReplicatedLog(Protocol):
         """Append bytes at the end, cut anywhere, none of them over the end of a file.
 
         An empty log takes any file start. Raises StoreError if they cannot be written, ReplicationError if they do not
-        belong there.
+        belong there: a record must begin where one ended, and files end where the master's do.
         """
+
+    def cut_partial_record(self) -> int:
+        """Give up the bytes of a record that is not whole; return the end, where a record must begin."""
 
     def record_begins(self, position: int) -> bool:
         """Tell whether a whole record, a blank or the end lies there."""

@@ -5,7 +5,6 @@ Rule: nothing is appended that is not the next piece of this very log; a slave r
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from enum import Enum
 
@@ -14,13 +13,7 @@ from rocketspark.broker.replication.replicated_log import ReplicatedLog
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ReplicationError
 from rocketspark.protocol import ha
-from rocketspark.protocol.message.record_layout import MAGIC_BLANK, MAGICS
 from rocketspark.store.files.epoch_file import EpochList
-
-_SIZE_AND_MAGIC = struct.Struct(">ii")
-_HEAD_BYTES = _SIZE_AND_MAGIC.size
-# All fields of a record without body, topic and properties.
-_RECORD_BYTES_MIN = 91
 
 
 class State(Enum):
@@ -31,78 +24,19 @@ class State(Enum):
     TRANSFER = 2
 
 
-class RecordWalk:
-    """Follows the records of a log through pieces that are cut anywhere, before they are appended.
-
-    Some 0.2 us a record. `end`: of the last piece; `next`: where the next record begins, at or after it.
-    """
-
-    def __init__(self, position: int) -> None:
-        self.begin(position)
-
-    def begin(self, position: int) -> None:
-        """Begin anew where a record does."""
-        self.end = self.next = position
-        self._head = b""
-
-    def back(self, before: tuple[int, int, bytes]) -> None:
-        """Undo a step by what it returned."""
-        self.end, self.next, self._head = before
-
-    def step(self, position: int, data: memoryview, file_bytes: int) -> tuple[int, int, bytes]:
-        """Go on through a piece that begins at `end`. Raises ReplicationError, and stays, where no record can be."""
-        before = self.end, self.next, self._head
-        at, end, head = self.next - position, len(data), self._head
-        if head:
-            # The size or the magic number was cut: its first bytes lie before this piece.
-            missing = _HEAD_BYTES - len(head)
-            head += bytes(data[:missing])
-            if len(head) < _HEAD_BYTES:
-                self.end, self._head = position + end, head
-                return before
-            size, magic = _SIZE_AND_MAGIC.unpack(head)
-            at += _checked(self.next, size, magic, file_bytes)
-        last = end - _HEAD_BYTES
-        unpack = _SIZE_AND_MAGIC.unpack_from
-        while at <= last:
-            size, magic = unpack(data, at)
-            at += _checked(position + at, size, magic, file_bytes)
-        self._head = bytes(data[at:]) if at < end else b""
-        self.end, self.next = position + end, position + at
-        return before
-
-
-def _checked(position: int, size: int, magic: int, file_bytes: int) -> int:
-    """Return the size of the record that begins there. Raises ReplicationError if it is none."""
-    left = file_bytes - position % file_bytes
-    if magic in MAGICS and _RECORD_BYTES_MIN <= size <= left - _HEAD_BYTES:
-        return size
-    if magic == MAGIC_BLANK and size == left:
-        return size
-    if magic == MAGIC_BLANK or (magic in MAGICS and size > 0):
-        raise ReplicationError(
-            f"what the master's log holds at {position} does not end with a file of {file_bytes} bytes: give both"
-            " brokers the same mappedFileSizeCommitLog, and this one an empty store",
-            reason="file-size",
-        )
-    raise ReplicationError(
-        f"the master's log has no record at {position}, where one of this log ends: the two are different logs. Stop"
-        " this broker, remove its store and start it again",
-        reason="diverged",
-    )
-
-
 class SlaveLink:
-    """One connection to a master, in the classic protocol. `walk` goes on from one connection to the next."""
+    """One connection to a master, in the classic protocol.
+
+    What the connection before left of a record is given up: so the first bytes of this one must begin a record, or the
+    log refuses them.
+    """
 
     state = State.TRANSFER
 
-    def __init__(self, log: ReplicatedLog, settings: BrokerSettings, now_s: float, walk: RecordWalk) -> None:
+    def __init__(self, log: ReplicatedLog, settings: BrokerSettings, now_s: float) -> None:
         self._log = log
         self._settings = settings
-        if walk.end != log.end_position:
-            walk.begin(log.end_position)
-        self._walk = walk
+        log.cut_partial_record()
         self.last_read_s = self.last_write_s = now_s
         self.received_bytes = 0
         self.window = FlowWindow(now_s)
@@ -149,21 +83,7 @@ class SlaveLink:
                     reason="file-size",
                 )
         if body:
-            view = memoryview(body)
-            if self._walk.end != position:
-                self._walk.begin(position)
-            if position % log.file_bytes + len(view) > log.file_bytes:
-                raise ReplicationError(
-                    f"a frame at {position} crosses the end of a file of {log.file_bytes} bytes: give both brokers the"
-                    " same mappedFileSizeCommitLog, and this one an empty store",
-                    reason="file-size",
-                )
-            before = self._walk.step(position, view, log.file_bytes)
-            try:
-                log.append_raw(position, view)
-            except BaseException:
-                self._walk.back(before)
-                raise
+            log.append_raw(position, body)
         self.fits = True
 
     def _report(self, now_s: float) -> bytes:
@@ -206,13 +126,12 @@ class SwitchSlaveLink(SlaveLink):
         log: ReplicatedLog,
         settings: BrokerSettings,
         now_s: float,
-        walk: RecordWalk,
         *,
         epochs: EpochList,
         replica_id: int,
         confirm: Callable[[int], None],
     ) -> None:
-        super().__init__(log, settings, now_s, walk)
+        super().__init__(log, settings, now_s)
         self._reader = ha.SwitchFrames()
         self._epochs = epochs
         self._replica_id = replica_id
@@ -278,7 +197,6 @@ class SwitchSlaveLink(SlaveLink):
                     reason="diverged",
                 )
             log.truncate(point)
-            self._walk.begin(log.end_position)
         self._epochs.cut(point, master.epochs)
 
     def _report(self, now_s: float) -> bytes:

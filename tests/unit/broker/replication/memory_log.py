@@ -38,8 +38,25 @@ class MemoryLog:
         elif position != self.end_position:
             raise ReplicationError(f"{position} is not the end {self.end_position}")
         if position % self.file_bytes + len(data) > self.file_bytes:
-            raise ReplicationError("over a file's end")
+            raise ReplicationError("over a file's end", reason="file-size")
         self.content += data
+        self.check()
+
+    def check(self) -> None:
+        """Refuse what is no record, as the store does."""
+        at, content = self.whole_position() - self.min_position, self.content
+        while at + 8 <= len(content):
+            size, magic = struct.unpack_from(">ii", content, at)
+            left = self.file_bytes - (self.min_position + at) % self.file_bytes
+            if (magic == MAGIC_BLANK and size != left) or (magic == MAGIC_V1 and size > left - 8):
+                del content[at:]
+                raise ReplicationError("a file of another size", reason="file-size")
+            if magic not in (MAGIC_V1, MAGIC_BLANK) or size <= 0:
+                del content[at:]
+                raise ReplicationError("no record begins there")
+            if at + size > len(content):
+                break
+            at += size
 
     def record_begins(self, position: int) -> bool:
         return position in {*self.starts(), self.end_position}
@@ -62,11 +79,14 @@ class MemoryLog:
             at += size
         return found
 
-    def cut_incomplete(self) -> None:
-        """What a start of the broker does."""
-        whole = self.starts()
-        end = whole[-1] + struct.unpack_from(">i", self.content, whole[-1] - self.min_position)[0] if whole else 0
-        del self.content[max(0, end - self.min_position) :]
+    def whole_position(self) -> int:
+        if not (starts := self.starts()):
+            return self.min_position
+        return int(starts[-1] + struct.unpack_from(">i", self.content, starts[-1] - self.min_position)[0])
+
+    def cut_partial_record(self) -> int:
+        del self.content[self.whole_position() - self.min_position :]
+        return self.end_position
 
     def put(self, body: bytes) -> int:
         """Append a record as a master does, with a blank before it where the file is full; return the log's end."""
