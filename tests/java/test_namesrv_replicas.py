@@ -176,11 +176,11 @@ def test_a_slave_stands_in_while_there_is_no_master(table: Table, brokers: Broke
 
 def test_a_master_that_is_silent_is_dropped_and_its_connection_closed(table: Table, brokers: Brokers) -> None:
     master, slave = brokers(2)
-    assert slave.register(1, TOPICS, expiry_ms=3000).code == 0
-    assert master.register(0, TOPICS, expiry_ms=3000).code == 0
+    assert slave.register(1, TOPICS, expiry_ms=4000).code == 0
+    assert master.register(0, TOPICS, expiry_ms=4000).code == 0
     assert slave.heard() == arrived(master)
     # With what a controller is told, and as before 5.0: both count.
-    for number in range(8):
+    for number in range(10):
         fields = slave.identity(1) | {"epoch": "3", "maxOffset": "77", "confirmOffset": "70", "electionPriority": "1"}
         slave.link.ask(904, fields | {"heartbeatTimeoutMills": "1"}, oneway=True)
         version = {"counter": number % 2, "stateVersion": 0, "timestamp": 1}

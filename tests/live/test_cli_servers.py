@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.java.apache import ask
 from tests.ports import server_ports
 
 from rocketspark import Producer, RocketSparkError
@@ -137,6 +138,42 @@ def test_namesrv_and_broker_apart(processes: Processes, tmp_path: Path) -> None:
     warnings = [line for line in log.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1
     assert "flushDiskTipe" in warnings[0]
+
+
+def test_a_namesrv_conf_acts_and_options_win_over_it(processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "namesrv.conf").write_text(
+        "listenPort=1\nkvConfigPath=not-here.json\nsupportActingMaster=true\nenableAllTopicList=false\noddKey=1\n"
+    )
+    process = processes.start("namesrv", "-c", "namesrv.conf", "-p", "0", "--kv-config", "kv.json")
+    found = re.fullmatch(r"ready namesrv=127\.0\.0\.1:(\d+)\n", ready_line(process))
+    assert found is not None
+    namesrv = f"127.0.0.1:{found[1]}"
+    assert found[1] != "1"
+    shown = ask(namesrv, 319).body.decode().splitlines()
+    assert {"supportActingMaster=true", "kvConfigPath=kv.json", "configStorePath=namesrv.conf"} <= {*shown}
+    assert ask(namesrv, 206).code == 1
+    assert ask(namesrv, 318, b"enableAllTopicList=true").code == 0
+    assert ask(namesrv, 206).code == 0
+    assert "enableAllTopicList=true" in (tmp_path / "namesrv.conf").read_text().splitlines()
+    process.terminate()
+    _, log = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert [line for line in log.splitlines() if line.startswith("warning: ")] == [
+        "warning: namesrv.conf: unknown key 'oddKey' is ignored"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("supportActingMaster=perhaps", "namesrv.conf: supportActingMaster='perhaps': true or false is needed"),
+        ("oops", "namesrv.conf line 1: 'oops' is no key=value"),
+        ("kvConfigPath=namesrv.conf", "namesrv.conf cannot be read: "),
+    ],
+)
+def test_a_wrong_namesrv_conf_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "namesrv.conf").write_text(f"{text}\n")
+    assert_one_line_error(run(tmp_path, "namesrv", "-c", "namesrv.conf", "-p", "0"), says)
 
 
 def test_options_win_over_broker_conf(processes: Processes, tmp_path: Path) -> None:

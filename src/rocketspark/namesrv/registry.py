@@ -213,6 +213,9 @@ class Registry:
             holder.version.state_version,
             version.state_version,
         )
+        known = self._live.get(key)
+        if known is not None and known.broker_name != broker_name:
+            self._leave([known])
         for other_id in [i for i, a in data.broker_addrs.items() if a == key[1]]:
             del data.broker_addrs[other_id]
         self._forget(key)
@@ -320,8 +323,13 @@ class Registry:
         return live.version if live else None
 
     def unregister(self, cluster: str, broker_name: str, broker_id: int, address: str) -> None:
-        """Drop a broker at once, under whichever id; with its group's last address the queues leave every route."""
-        self._leave([Leaver(cluster, broker_name, broker_id, address)])
+        """Drop a broker at once, under whichever id; with its group's last address the queues leave every route.
+
+        One that lives under another name by now stays.
+        """
+        live = self._live.get((cluster, address))
+        if live is None or live.broker_name == broker_name:
+            self._leave([Leaver(cluster, broker_name, broker_id, address)])
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
         """Drop the brokers that were silent longer than they promised; returns them."""
