@@ -126,6 +126,7 @@ class LiveTable:
         """Tell whether it was, or had no time yet to be heard since the start.
 
         A controller that starts again hears one broker first: without this time it would depose a healthy master.
+        Official brokers look only every 3 s whether a controller that was away is back.
         """
         broker = Broker(cluster, broker_name, broker_id)
         if self.alive(*broker):
@@ -134,7 +135,7 @@ class LiveTable:
             return False
         # Brokers of one name are set alike: as long as the others may be silent.
         of_set = [b_life.timeout_ms for b, b_life in self._lives.items() if b[:2] == broker[:2]]
-        return self._now_ms() - self._started_ms <= max(of_set, default=TIMEOUT_MS)
+        return self._now_ms() - self._started_ms <= max([TIMEOUT_MS, *of_set])
 
     def log_end(self, cluster: str, broker_name: str, broker_id: int) -> LogEnd:
         """Return how far the broker's log goes."""
