@@ -96,6 +96,7 @@ def test_all_tables_come_at_once_and_then_whatever_changes(tmp_path: Path) -> No
                 await look(follow)
                 assert_equal(copies, server)
                 again = copies.saved()
+                again.messages.timers.statistics.open()
                 assert_equal(again, server)
                 copies.store = again.store
 

@@ -92,7 +92,7 @@ class GroupHandler:
         self._request_modes = tables.request_modes
         self._group_pages = TablePages(lambda: groups.version, lambda: groups.table, beside)
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
-        self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.snapshot, beside)
+        self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.reply_snapshot, beside)
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""

@@ -164,7 +164,7 @@ class ScheduleMessages:
             log.error("delay level %d: offset %d is beyond the queue's end %d; set to the end", level, offset, high)
             offset = high
         if offset == high:
-            if self._offsets.get(level) != offset:
+            if self._offsets.get(level, 0) != offset:
                 self._move(level, offset)
             self._caught_up(level)
             return None

@@ -40,6 +40,8 @@ SCAN_COUNT = 256
 READ_BYTES = 1 << 20
 # An idle wheel's progress is noted less often than messages are.
 IDLE_SAVE_MS = 10_000
+# How far back the slots of a new wheel begin.
+NEW_WHEEL_MS = 7 * 24 * 3_600_000
 CLEAN_MS = 60_000
 # TIMER_ENQUEUE_MS of a message that came too late for the wheel.
 NEVER_MS = (1 << 63) - 1
@@ -378,12 +380,12 @@ class TimerMessages:
 
     def checkpoint(self) -> TimerCheckpoint:
         """Return how far delivering and reading came, as far as it is on the disk."""
-        if not self._running or self._files.used:
-            return self._files.saved_checkpoint()
-        # With no wheel yet nothing waits before now: a slave must not walk through all slots since 1970.
-        now = self._clock()
-        read_ms = now - now % self._precision_ms
-        return self._version._replace(read_time_ms=read_ms, queue_offset=self._offset, master_queue_offset=self._offset)
+        saved = self._files.saved_checkpoint()
+        if not self._running or saved.read_time_ms:
+            return saved
+        # As RocketMQ begins: a slave must not walk through all slots since 1970.
+        read_ms = self._clock() - NEW_WHEEL_MS
+        return saved._replace(read_time_ms=read_ms - read_ms % self._precision_ms)
 
     def take_checkpoint(self, taken: TimerCheckpoint) -> bool:
         """Take how far another broker of the name came, for `start`; False while this one delivers by itself.
