@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
+from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
@@ -31,13 +31,13 @@ class TimerHandler:
         rules: TimerRules,
         put_message: PutMessage,
         topics: Topics,
-        flush_service: FlushService,
+        durability: Durability,
     ) -> None:
         self._settings = settings
         self._rules = rules
         self._put_message = put_message
         self._topics = topics
-        self._flush_service = flush_service
+        self._durability = durability
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -51,9 +51,9 @@ class TimerHandler:
         except ServerError as e:
             return reply(request.opaque, e.code, ext, remark=e.remark)
         ext["msgId"] = message_id
-        if not self._settings.sync_flush or request.flag & frames.ONEWAY_FLAG:
+        if not self._durability.needed or request.flag & frames.ONEWAY_FLAG:
             return reply(request.opaque, 0, ext)
-        self._flush_service.reply_when_flushed(peer, request, end, lambda code: reply(request.opaque, code, ext))
+        self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code, ext))
         return None
 
     def _store_marker(self, peer: Peer, h: RecallHeader) -> tuple[str, int]:

@@ -17,9 +17,9 @@ from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_lette
 from rocketspark.broker.messages.put_message import Accepted, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue
 from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.flush import FlushService
 from rocketspark.errors import ServerError
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
@@ -47,7 +47,7 @@ class SendHandler:
         store: Store,
         tables: Tables,
         messages: Messages,
-        flush_service: FlushService,
+        durability: Durability,
         stats: Stats,
         settled: Callable[[], Awaitable[None]],
     ) -> None:
@@ -63,12 +63,11 @@ class SendHandler:
         self._untimed = 0
         self._topics = tables.topics
         self._groups = tables.groups
-        self._flush_service = flush_service
+        self._durability = durability
         self._settled = settled
         self._transactions = messages.transactions
         self._stats = stats
         self._timer_rules = messages.timer_rules
-        self._sync_flush = settings.sync_flush
         self._host_hex = store.store_host.hex().upper().encode()
         self._plain = SendFastPath(put_message)
         self.configure()
@@ -86,7 +85,7 @@ class SendHandler:
         )
         self._reply = reply_of % (b"%d", b"%d", b"%b", b"%d")
         self._plain.configure(
-            on=not self._sync_flush,
+            on=not self._durability.needed,
             reply=reply_of % (b"0", b"%d", self._host_hex + b"%016X", b"%b"),
         )
 
@@ -129,6 +128,8 @@ class SendHandler:
                 return self._answer_settled(self.send(peer, request, body))
             stored = h.properties.encode()
             pairs = pairs_of(stored)
+            if self._durability.needed and pairs.get(b"WAIT") != b"false":
+                self._durability.check()
             if h.batch or request.code == 320:
                 batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host)
                 ids = self._ids(batch.positions)
@@ -155,7 +156,7 @@ class SendHandler:
         except ServerError as e:
             return reply(request.opaque, e.code, self._marks, remark=e.remark)
         message_id = b"%b%016X" % (self._host_hex, position)
-        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+        if self._durability.needed and pairs.get(b"WAIT") != b"false":
             self._answer_when_durable(peer, request, queue_id, queue_offset, message_id, end, pairs)
             return None
         transaction_id = pairs[b"UNIQ_KEY"]
@@ -210,7 +211,7 @@ class SendHandler:
         end: int,
         pairs: dict[bytes, bytes],
     ) -> None:
-        self._flush_service.reply_when_flushed(
+        self._durability.reply_when_durable(
             peer, request, end, lambda code: self._answer(code, request, queue_id, queue_offset, message_ids, pairs)
         )
 
@@ -224,7 +225,7 @@ class SendHandler:
         end: int,
         pairs: dict[bytes, bytes],
     ) -> bytes | None:
-        if self._sync_flush and pairs.get(b"WAIT") != b"false":
+        if self._durability.needed and pairs.get(b"WAIT") != b"false":
             self._answer_when_durable(peer, request, queue_id, queue_offset, ids, end, pairs)
             return None
         return self._answer(0, request, queue_id, queue_offset, ids, pairs)
@@ -281,7 +282,7 @@ class SendHandler:
             failed, plan.topic, queue_id, plan.stored, pairs, delayed=True, reconsume_times=plan.reconsume_times
         )
         self._stats.sent_back(h.group, pairs[b"RETRY_TOPIC"].decode("utf-8", "replace"), dead=plan.dead)
-        if self._sync_flush and not request.flag & frames.ONEWAY_FLAG:
-            self._flush_service.reply_when_flushed(peer, request, end, lambda code: reply(request.opaque, code))
+        if self._durability.needed and not request.flag & frames.ONEWAY_FLAG:
+            self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code))
             return None
         return reply(request.opaque)

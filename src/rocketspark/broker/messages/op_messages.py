@@ -35,6 +35,11 @@ class OpMessages:
         # (offset in the op queue, highest half offset it marks).
         self._written: deque[tuple[int, int]] = deque()
 
+    def begin_anew(self) -> None:
+        """Forget what was written; what was not is known from the log."""
+        self._marks = []
+        self._written.clear()
+
     def read(self) -> tuple[set[int], bool]:
         """Return the offsets of half messages that ended, and whether all op messages could be read."""
         ended: set[int] = set()

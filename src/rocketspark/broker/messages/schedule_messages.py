@@ -89,6 +89,9 @@ class ScheduleMessages:
     def start(self, deliver: Deliver) -> None:
         """Begin delivering, from where the last run stopped."""
         self._deliver = deliver
+        self._behind.clear()
+        self._ahead.clear()
+        self._delivered = None
         self._find_delivered()
         for level in range(1, len(self._delays_ms) + 1):
             self._arm(level, 0)

@@ -106,7 +106,10 @@ class Transactions:
     # -- start ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Find the half messages that are open, then check them from time to time."""
+        """Find the half messages that are open, then check them from time to time. May be called again after `stop`."""
+        self._open.clear()
+        self._noted = None
+        self._op_messages.begin_anew()
         self._recover()
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
 
@@ -114,6 +117,7 @@ class Transactions:
         """Stop checking; write the marks of ended half messages."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._op_messages.write()
 
     def finish(self) -> None:

@@ -136,7 +136,7 @@ class TimerFiles:
         except OSError as e:
             raise failure(e, "open", f"{self._root}/timerlog") from e
         self.used = self.wheel.open()
-        if self.log.end < self.checkpoint.physical_offset or not self.log.end:
+        if self.log.end < self.checkpoint.physical_offset or (not self.log.end and self.checkpoint.queue_offset):
             # Units are lost: whatever is pending is found again in the queue.
             self.checkpoint = self.checkpoint._replace(read_time_ms=0, physical_offset=0, queue_offset=0)
         if not self.log.end:
@@ -419,15 +419,8 @@ class TimerFiles:
         if not self.used:
             self.wheel.make()
             self.used = True
-        magic = NORMAL | (DELETE if delete else 0) | (ROLL if roll else 0)
-        time_ms = out_time_ms
-        window_ms = self._roll_slots * self.precision_ms
-        beyond_ms = out_time_ms - write_time_ms - window_ms
-        if beyond_ms >= 0:
-            magic |= ROLL
-            # Little beyond the window: roll at its middle, so that there is time left for the next step.
-            near = beyond_ms < self._roll_slots // 3 * self.precision_ms
-            time_ms = write_time_ms + (self._roll_slots // 2 * self.precision_ms if near else window_ms)
+        time_ms, rolls = self.slot_time(write_time_ms, out_time_ms)
+        magic = NORMAL | (DELETE if delete else 0) | (ROLL if roll or rolls else 0)
         slot = self.wheel.get(time_ms) or TimerWheelSlot(-1, -1, 0)
         position = self.log.append(
             slot.last, magic, write_time_ms, time_ms - write_time_ms, physical_offset, record_bytes, topic_hash, grid_ms
@@ -435,6 +428,16 @@ class TimerFiles:
         first = position if slot.first == -1 else slot.first
         self.wheel.put(time_ms, TimerWheelSlot(first, position, slot.counted + (-1 if delete else 1), slot.magic))
         return time_ms
+
+    def slot_time(self, write_time_ms: int, out_time_ms: int) -> tuple[int, bool]:
+        """Return the time of the slot for a message, in ms, and whether it is rolled on from there."""
+        window_ms = self._roll_slots * self.precision_ms
+        beyond_ms = out_time_ms - write_time_ms - window_ms
+        if beyond_ms < 0:
+            return out_time_ms, False
+        # Little beyond the window: roll at its middle, so that there is time left for the next step.
+        near = beyond_ms < self._roll_slots // 3 * self.precision_ms
+        return write_time_ms + (self._roll_slots // 2 * self.precision_ms if near else window_ms), True
 
     def chain(self, time_ms: int) -> Iterator[TimerLogUnit]:
         """Return the units of a slot, newest first."""
@@ -480,6 +483,22 @@ class TimerFiles:
         except OSError as e:
             raise failure(e, "write", self._checkpoint_path, CHECKPOINT_BYTES) from e
         self.checkpoint = checkpoint
+
+    def remove(self) -> None:
+        """Remove wheel and log, as the records they lead to are gone; the queue is read anew. Raises StoreError."""
+        self.close()
+        known = self.saved_checkpoint()
+        self.save_checkpoint(known._replace(physical_offset=0, queue_offset=0))
+        for path in (f"{self._root}/timerwheel", f"{self._root}/timerlog", self._remade):
+            try:
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+            except FileNotFoundError:
+                pass
+            except OSError as e:
+                raise failure(e, "remove", path) from e
+        self.used = self.misfit = False
+        self.wheel = TimerWheel(f"{self._root}/timerwheel", self.precision_ms, self._files)
+        self.log = TimerLog(f"{self._root}/timerlog", self._log_file_bytes, self._files)
 
     def close(self) -> None:
         """Give the files back."""

@@ -88,8 +88,16 @@ class TimerMessages:
         self._saves = saves or SaveFailures()
         quarantine.retries(KIND, self._retry)
         self._clock = clock
-        self._precision_ms = files.precision_ms
+        self._running = self._is_open = False
+        self._flushing: asyncio.Future[None] | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget everything that was read from the files."""
+        self._precision_ms = self._files.precision_ms
         self._offset = 0
+        # Messages before this queue offset were put on another broker's wheel, which went on with it until `_read_ms`.
+        self._taken_to = 0
         self._armed_for_s = float("inf")
         self._read_ms = 0
         # After the last slot from which anything was delivered: the checkpoint should soon be there.
@@ -108,18 +116,19 @@ class TimerMessages:
         self._regrid_to = self._regrid_flushed = 0
         self._remaking: Iterator[None] | None = None
         self._timer: asyncio.Handle | None = None
-        self._running = False
         self._snapshot: tuple[int, TimerCheckpoint] | None = None
-        self._flushing: asyncio.Future[None] | None = None
         self._saved_ms = self._cleaned_ms = 0
 
     # -- start and stop -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Read the files: the pending slots, and the offset from which on the queue is to be scanned."""
+        self._begin_anew()
         self._files.open()
+        self._is_open = True
         self._version = self._files.checkpoint
         self._offset = self._version.queue_offset
+        self._taken_to = self._version.master_queue_offset
         self._read_ms = self._version.read_time_ms
         low, high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)
         if self._offset > high:
@@ -145,6 +154,11 @@ class TimerMessages:
         self.open()
         self._running = True
         self._arm(0)
+
+    @property
+    def is_running(self) -> bool:
+        """True while this broker delivers timer messages."""
+        return self._running
 
     async def stop(self) -> None:
         """Stop delivering; a flush that is under way is waited for."""
@@ -313,9 +327,15 @@ class TimerMessages:
             out_ms = moved(out_ms, grid_ms, self._precision_ms)
         open_from = self._read_ms if self._draining is None else self._draining + self._precision_ms
         open_from = max(open_from, now - SLOT_COUNT // 2 * self._precision_ms)
+        # On the other broker's wheel it got the slot that it had when it came: what lies before was delivered or rolled.
+        theirs = stored.queue_offset < self._taken_to
+        if theirs:
+            now = min(now, stored.store_time_ms)
+            if self._files.slot_time(now // self._precision_ms * self._precision_ms, out_ms)[0] < open_from:
+                return
         if out_ms < open_from:
             # Its slot was delivered already.
-            if not delete:
+            if not delete and not theirs:
                 self._delivery.put_back(stored, pairs, topic, NEVER_MS, roll=False)
             return
         write_ms = now // self._precision_ms * self._precision_ms
@@ -400,10 +420,20 @@ class TimerMessages:
             self._files.save_checkpoint(wanted)
         return True
 
+    def queue_was_cut(self) -> None:
+        """Read the queue anew at the next `start`: the wheel may lead to records that were cut off. Raises StoreError."""
+        known = self._files.saved_checkpoint()
+        high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
+        self._files.remove()
+        if known.master_queue_offset > high:
+            self._files.save_checkpoint(self._files.saved_checkpoint()._replace(master_queue_offset=high))
+
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Put all changes on the disk, off the loop. Call about every second."""
+        if not self._is_open:
+            return
         now = self._clock()
         self.statistics.measure(now)
         unread = self._offset < self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
@@ -462,11 +492,12 @@ class TimerMessages:
 
     def finish(self) -> None:
         """After the store's last flush: write everything down. Raises StoreError."""
-        if self._files.used and self._store.flushed_position >= self._store.written_position:
+        if self._is_open and self._files.used and self._store.flushed_position >= self._store.written_position:
             self._quarantine.save()
             self._files.flush(self._next_checkpoint(self._clock()))
             self.statistics.save(self._clock())
 
     def close(self) -> None:
         """Give the files back."""
+        self._is_open = False
         self._files.close()

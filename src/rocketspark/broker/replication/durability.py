@@ -1,0 +1,152 @@
+"""What the answer to a stored message waits for: the disk, other brokers' copies, or neither.
+
+Rule: both waits run side by side, each has its own deadline, and the copies' outcome is told if both fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rocketspark.broker.replication.replica_waits import (
+    NOBODY,
+    NOT_ENOUGH,
+    NOT_ENOUGH_TEXT,
+    Mode,
+    ReplicaWaits,
+    acks_wanted,
+    in_sync_members,
+)
+from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.flush import FlushService
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.frames import ONEWAY_FLAG
+from rocketspark.protocol.headers import Request
+from rocketspark.transport.peer import Peer
+
+
+class InSync(Protocol):
+    """Who holds copies now."""
+
+    def in_sync_slaves(self) -> int:
+        """Return how many slaves are connected and close to the log's end."""
+
+    def alive_members(self) -> int:
+        """Return how many brokers of the name are alive, this one among them."""
+
+    def sync_set_size(self) -> int:
+        """Return the size of the controller's in-sync set, the larger of the known and the wanted one."""
+
+
+class Durability:
+    """Decides and waits. `needed`: some answers wait, so that handlers ask; it follows settings and role."""
+
+    def __init__(
+        self, settings: BrokerSettings, flush_service: FlushService, waits: ReplicaWaits, role: BrokerRole
+    ) -> None:
+        self._settings = settings
+        self._flush_service = flush_service
+        self._waits = waits
+        self._role = role
+        self.mode = Mode.CLASSIC
+        self.in_sync: InSync | None = None
+        self.flushes = settings.sync_flush
+        self.replicates = False
+        self.needed = False
+        self.changed: Callable[[], None] = lambda: None
+        # Called when a message waits for copies: the log has grown.
+        self.wake: Callable[[], None] = lambda: None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Follow a change of settings or role."""
+        s = self._settings
+        self.flushes = s.sync_flush
+        self.replicates = self._role.is_sync_master and (
+            s.in_sync_replicas > 1
+            or (self.mode is Mode.CONTROLLER and (s.all_ack_in_sync_set or s.in_sync_replicas_min > 1))
+            or (self.mode is Mode.ACTING_MASTER and s.auto_in_sync_replicas and s.in_sync_replicas_min > 1)
+        )
+        needed = self.flushes or self.replicates
+        if needed != self.needed:
+            self.needed = needed
+            self.changed()
+
+    def _wanted(self) -> int:
+        if not self.replicates or self.in_sync is None:
+            return NOBODY
+        found, mode = self.in_sync, self.mode
+        in_sync_count = sync_set_size = 0
+        if mode is Mode.ACTING_MASTER:
+            in_sync_count = in_sync_members(found.alive_members(), found.in_sync_slaves())
+        elif mode is Mode.CONTROLLER:
+            sync_set_size = found.sync_set_size()
+        return acks_wanted(self._settings, mode, in_sync_count=in_sync_count, sync_set_size=sync_set_size)
+
+    def check(self) -> None:
+        """Raise ServerError 1 if a message that waits for copies cannot have as many: nothing is stored then."""
+        if self.replicates and self._wanted() == NOT_ENOUGH:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH_TEXT)
+
+    def reply_when_durable(
+        self, peer: Peer, request: Request[Any], position: int, reply_of: Callable[[int], bytes]
+    ) -> None:
+        """Answer a request by `reply_of(code)` once what it stored, up to `position`, is as durable as it should be."""
+        wanted = self._wanted()
+        if wanted in (NOBODY, NOT_ENOUGH):
+            if self.flushes:
+                self._flush_service.reply_when_flushed(peer, request, position, reply_of)
+            elif not request.flag & ONEWAY_FLAG:
+                peer.promise()
+                peer.answer(reply_of(ResponseCode.SUCCESS))
+            return
+        self.wake()
+        if request.flag & ONEWAY_FLAG:
+            if self.flushes:
+                self._flush_service.reached(position, lambda done: None)
+            return
+        peer.promise()
+        if not self.flushes:
+            self._waits.reached(
+                position,
+                wanted,
+                lambda done: peer.answer(
+                    reply_of(ResponseCode.SUCCESS if done else ResponseCode.FLUSH_SLAVE_TIMEOUT)
+                ),
+            )
+            return
+        both = _Both(peer, reply_of)
+        self._flush_service.reached(position, both.flushed)
+        self._waits.reached(position, wanted, both.replicated)
+
+
+class _Both:
+    """An answer that waits for the disk and for copies."""
+
+    __slots__ = ("_flushed", "_peer", "_replicated", "_reply_of")
+
+    def __init__(self, peer: Peer, reply_of: Callable[[int], bytes]) -> None:
+        self._peer = peer
+        self._reply_of = reply_of
+        self._flushed: bool | None = None
+        self._replicated: bool | None = None
+
+    def flushed(self, done: bool) -> None:
+        self._flushed = done
+        self._answer()
+
+    def replicated(self, done: bool) -> None:
+        self._replicated = done
+        self._answer()
+
+    def _answer(self) -> None:
+        if self._flushed is None or self._replicated is None:
+            return
+        code = ResponseCode.SUCCESS
+        if not self._replicated:
+            code = ResponseCode.FLUSH_SLAVE_TIMEOUT
+        elif not self._flushed:
+            code = ResponseCode.FLUSH_DISK_TIMEOUT
+        self._peer.answer(self._reply_of(code))

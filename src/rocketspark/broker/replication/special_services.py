@@ -1,0 +1,64 @@
+"""What runs once among the brokers of a name: delay levels, timer messages, checks of transactions.
+
+Rule: it runs where messages are taken (or a slave acts for the master), begins from what is on the disk then, and can
+begin and end again while the broker runs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rocketspark.broker.messages.schedule_messages import Deliver, ScheduleMessages
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.errors import RocketSparkError
+
+log = logging.getLogger("rocketspark.broker")
+
+
+class SpecialServices:
+    """The special services of one broker."""
+
+    def __init__(
+        self, delays: ScheduleMessages, timers: TimerMessages, transactions: Transactions, deliver: Deliver
+    ) -> None:
+        self._delays = delays
+        self._timers = timers
+        self._transactions = transactions
+        self._deliver = deliver
+        self.running = False
+
+    def start(self) -> None:
+        """Begin. Raises StoreError, ConfigError if the timer files cannot be read."""
+        if not self.running:
+            self.running = True
+            self._delays.start(self._deliver)
+            self._transactions.start()
+            self._timers.start()
+
+    async def stop(self) -> None:
+        """End, so that what was not done is done by whoever begins next."""
+        if not self.running:
+            return
+        self.running = False
+        self._delays.stop()
+        self._transactions.stop()
+        await self._timers.stop()
+
+    def finish(self) -> None:
+        """Note how far all came, after `stop` and the store's last flush."""
+        for save in (self._transactions.finish, self._delays.finish, self._timers.finish):
+            try:
+                save()
+            except RocketSparkError as e:
+                log.error("while the broker ends its deliveries: %s", e)
+            except Exception:
+                log.exception("a table of the broker's deliveries could not be written")
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._timers.close()
+
+    def queue_was_cut(self) -> None:
+        """See `TimerMessages.queue_was_cut`."""
+        self._timers.queue_was_cut()
