@@ -9,15 +9,15 @@ from __future__ import annotations
 IGNORED: dict[str, str] = dict(
     pair.split("=", 1)
     for pair in """
-    accessMessageInMemoryHotRatio=26 accessMessageInMemoryMaxRatio=40 accountStatsEnable=true
+    accessMessageInMemoryHotRatio=26 accountStatsEnable=true
     accountStatsPrintZeroValues=true ackMessageThreadPoolNums=16 ackThreadPoolQueueCapacity=100000
     adminBrokerThreadPoolNums=16 adminBrokerThreadPoolQueueCapacity=10000
     appendAckAsync=false appendCkAsync=false
     appendTopicForTimerDeleteKey=false asyncSendEnable=true autoDeleteUnusedStats=true
     autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums=16 bitMapLengthConsumeQueueExt=64
     bottomMostCompressionTypeForConsumeQueueStore=zstd broadcastOffsetExpireMaxSecond=300
-    broadcastOffsetExpireSecond=120 brokerElectionPriority=2147483647     brokerHeartbeatInterval=1000 brokerIP2=
-    brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
+    broadcastOffsetExpireSecond=120
+    cgColdReadThreshold=3145728
     channelNotActiveInterval=60000 checkCRCOnRecover=true checkCommitLogOffsetOnRecover=false
     cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
@@ -32,10 +32,10 @@ IGNORED: dict[str, str] = dict(
     commitCommitLogLeastPages=4 commitCommitLogThoroughInterval=200 commitIntervalCommitLog=200
     commitLogForceSwapMapInterval=43200000 commitLogRecoverMaxNum=10 commitLogSwapMapInterval=3600000
     commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600
-    compactionScheduleInternal=900000 compactionThreadNum=6 compatibleWithOldNameSrv=true compressedRegister=false
+    compactionScheduleInternal=900000 compactionThreadNum=6 compressedRegister=false
     configManagerVersion=v1 connectTimeoutMillis=3000 consumerFallbehindThreshold=17179869184
     consumerManageThreadPoolNums=32 consumerManagerThreadPoolQueueCapacity=1000000
-    controllerAddr= controllerHeartBeatTimeoutMills=10000
+
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dataReadAheadEnable=true
     debugLockEnable=false defaultMessageRequestMode=PULL defaultPopShareQueueNum=-1 defaultQueryMaxNum=32
     deleteConsumeQueueFilesInterval=100
@@ -53,7 +53,7 @@ IGNORED: dict[str, str] = dict(
     enableNetWorkFlowControl=false enableNotifyAfterPopOrderLockRelease=true
     enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false enablePopLog=false
     enablePopMessageThreshold=false enablePopMetrics=true enableReconnectForGoAway=true
-    enableRegisterProducer=true enableRemoteEscape=false enableRemotingMetrics=true enableRequestMetrics=true
+    enableRegisterProducer=true enableRemotingMetrics=true enableRequestMetrics=true
     enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush=false
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false
@@ -78,7 +78,7 @@ IGNORED: dict[str, str] = dict(
     litePullMessageEnable=true litePullMessageThreadPoolNums=20 litePullThreadPoolQueueCapacity=100000
     liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000 liteTtlCheckInterval=120000
     loadBalancePollNameServerInterval=30000 loadBalanceProcessorThreadPoolNums=32
-    loadBalanceThreadPoolQueueCapacity=100000 lockInStrictMode=false logicQueueForceSwapMapInterval=43200000
+    loadBalanceThreadPoolQueueCapacity=100000 logicQueueForceSwapMapInterval=43200000
     logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
     logicalDiskSpaceCleanForciblyThreshold=0.8
     mappedFileSwapEnable=true
@@ -88,12 +88,12 @@ IGNORED: dict[str, str] = dict(
     maxMessageFilterNumForNotification=64 maxMsgsNumBatch=64 maxOffsetMapSize=104857600 maxPopPollingSize=100000
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
-    maxTransferBytesOnMessageInDisk=65536 maxTransferCountOnMessageInDisk=8 memTableFlushIntervalMs=3600000
+    memTableFlushIntervalMs=3600000
     messageIndexSafe=false messageStorePlugIn= metricGrpcExporterIntervalInMills=60000
     metricGrpcExporterTimeOutInMills=3000 metricLoggingExporterIntervalInMills=10000
     metricsExportBatchMaxDataPoints=1000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
     metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 minLiteTTl=900000
-    offsetCheckInSlave=false persistConsumerOffsetIncrementally=false
+    persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
     popConsumerKVServiceLog=false popFromRetryProbability=20 popFromRetryProbabilityForPriority=0
@@ -113,16 +113,16 @@ IGNORED: dict[str, str] = dict(
     rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
     rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
     scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
-    searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000 sendMessageThreadPoolNums=2
+    searchBcqByCacheEnable=true sendMessageThreadPoolNums=2
     serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
     serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
-    shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
-    slaveReadEnable=false socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
+    shutdownWaitTimeSeconds=30 skipWhenCKRePutReachMaxTimes=false
+    socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
     splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
-    subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000 syncBrokerMetadataPeriod=5000
-    syncControllerMetadataPeriod=10000 syncMasterFlushOffsetWhenStartup=false
+    subscriptionExpiredTimeout=600000
+
     timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647
     timerEnableCheckMetrics=true timerEnableDisruptor=false timerEnableRetryUntilSuccess=false
     timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerInterceptDelayLevel=false
@@ -151,8 +151,8 @@ IGNORED: dict[str, str] = dict(
 
 # Known to 5.5.0 without a value of their own, and keys of 4.x.
 IGNORED_UNSET = frozenset(
-    """preferredLeaderId dLegerGroup dLegerPeers dLegerSelfId storePathDLedgerCommitLog storePathEpochFile
-    storePathBrokerIdentity brokerConfigPath storePathConsumeQueue storePathIndex storeCheckpoint
+    """preferredLeaderId dLegerGroup dLegerPeers dLegerSelfId storePathDLedgerCommitLog
+    brokerConfigPath storePathConsumeQueue storePathIndex storeCheckpoint
     abortFile maxDelayTime""".split()
 )
 

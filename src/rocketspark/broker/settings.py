@@ -45,11 +45,13 @@ Idle = Annotated[int, msgspec.Meta(ge=-1000 * (INT_MAX + 1), le=1000 * INT_MAX)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Permission = Annotated[int, msgspec.Meta(ge=0, le=7)]
 QueueCount = Annotated[int, msgspec.Meta(ge=1, le=QUEUES_MAX)]
+BrokerId = Annotated[int, msgspec.Meta(ge=-1, le=INT_MAX)]
 FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=INT_MAX)]
 QueueBytes = Annotated[int, msgspec.Meta(ge=_QUEUE_UNIT_BYTES, le=INT_MAX)]
 BatchQueueBytes = Annotated[int, msgspec.Meta(ge=_BATCH_QUEUE_UNIT_BYTES, le=INT_MAX)]
 TEXT_LENGTH_MAX = 4096
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+BROKER_ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
 class Hearer(Enum):
@@ -61,6 +63,7 @@ class Hearer(Enum):
     FLUSH = auto()
     TRANSACTIONS = auto()
     FAST_FAILURE = auto()
+    REPLICATION = auto()
 
 
 Live = tuple[Hearer, ...]
@@ -86,7 +89,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     broker_name: str = setting("brokerName", "broker-a")
     cluster_name: str = setting("brokerClusterName", "DefaultCluster")
-    broker_id: Whole = setting("brokerId", 0)
+    # 0 the master, others slaves; -1 where a controller gives it.
+    broker_id: BrokerId = setting("brokerId", 0)
     broker_role: str = setting("brokerRole", "ASYNC_MASTER")
     listen_port: Port = setting("listenPort", 10911)
     # bindAddress: the interface; brokerIP1: the address that clients are told.
@@ -219,12 +223,39 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     async_learner: bool = setting("asyncLearner", False)
     slave_not_caught_up_ms: Time = setting("haMaxTimeSlaveNotCatchup", 15_000, unit="ms", live=AT_USE)
     sync_set_check_interval_ms: Interval = setting("checkSyncStateSetPeriod", 5000, unit="ms", live=AT_USE)
+    # The address of replication that other brokers are told; empty: that of requests.
+    ha_advertised_host: str = setting("brokerIP2", "")
+    offset_check_in_slave: bool = setting("offsetCheckInSlave", False, live=AT_USE)
+    slave_read: bool = setting("slaveReadEnable", False, live=(Hearer.REPLICATION,))
+    # What is within so many percent of the machine's memory from the log's end counts as in memory.
+    memory_percent: Whole = setting("accessMessageInMemoryMaxRatio", 40, unit="percent", live=AT_USE)
+    disk_pull_bytes_max: Positive = setting("maxTransferBytesOnMessageInDisk", 64 << 10, unit="bytes", live=AT_USE)
+    disk_pull_count_max: Positive = setting("maxTransferCountOnMessageInDisk", 8, live=AT_USE)
+
+    slave_acting_master: bool = setting("enableSlaveActingMaster", False)
+    remote_escape: bool = setting("enableRemoteEscape", False, live=AT_USE)
+    heartbeat_interval_ms: Interval = setting("brokerHeartbeatInterval", 1000, unit="ms", live=AT_USE)
+    not_active_timeout_ms: Limit = setting("brokerNotActiveTimeoutMillis", 10_000, unit="ms")
+    heartbeat_timeout_ms: Interval = setting("sendHeartbeatTimeoutMillis", 1000, unit="ms", live=AT_USE)
+    member_group_interval_ms: Interval = setting("syncBrokerMemberGroupPeriod", 1000, unit="ms", live=AT_USE)
+    old_nameservers: bool = setting("compatibleWithOldNameSrv", True, live=AT_USE)
+    skip_pre_online: bool = setting("skipPreOnline", False)
+    strict_locks: bool = setting("lockInStrictMode", False, live=AT_USE)
+    take_master_flush_offset: bool = setting("syncMasterFlushOffsetWhenStartup", False)
+
     controller_mode: bool = setting("enableControllerMode", False)
+    controller_addresses: str = setting("controllerAddr", "")
+    metadata_interval_ms: Interval = setting("syncBrokerMetadataPeriod", 5000, unit="ms", live=AT_USE)
+    controller_interval_ms: Interval = setting("syncControllerMetadataPeriod", 10_000, unit="ms", live=AT_USE)
+    controller_timeout_ms: Limit = setting("controllerHeartBeatTimeoutMills", 10_000, unit="ms", live=AT_USE)
+    election_priority: Whatever = setting("brokerElectionPriority", INT_MAX, live=AT_USE)
+    epoch_file: str = setting("storePathEpochFile", "")
+    identity_file: str = setting("storePathBrokerIdentity", "")
+
     acl: bool = setting("aclEnable", False)
     authentication: bool = setting("authenticationEnabled", False)
     authorization: bool = setting("authorizationEnabled", False)
     transient_pool: bool = setting("transientStorePoolEnable", False)
-    slave_acting_master: bool = setting("enableSlaveActingMaster", False)
     store_type: str = setting("storeType", "default")
 
     # Values of keys that have no effect here, and the file that all came from.
@@ -308,17 +339,12 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         """Raise ConfigError for a value out of its bounds, and for a setting whose promise cannot be kept."""
         for declared in FIELDS.values():
             declared.value_of(declared.text_of(self))
-        if self.broker_role != "ASYNC_MASTER":
-            raise ConfigError(
-                f"brokerRole {self.broker_role} needs replication, which is not supported yet; use ASYNC_MASTER"
-            )
-        if self.broker_id != 0:
-            raise ConfigError(f"brokerId {self.broker_id} is a slave's, which is not supported yet; use 0")
+        self._check_role()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ConfigError(f"flushDiskType {self.flush_disk_type!r}: ASYNC_FLUSH or SYNC_FLUSH is needed")
         if self.store_type != "default":
             raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
-        for field in ("dledger", "controller_mode", "acl", "authentication", "authorization", "slave_acting_master"):
+        for field in ("dledger", "acl", "authentication", "authorization"):
             if getattr(self, field):
                 key = next(declared.key for declared in FIELDS.values() if declared.name == field)
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
@@ -334,12 +360,33 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         self.delete_hours()
         self.namesrvs()
 
+    def _check_role(self) -> None:
+        """Raise ConfigError for a role, an id and modes that do not go together."""
+        role = self.broker_role
+        if role not in BROKER_ROLES:
+            raise ConfigError(f"brokerRole {shown(role)!r}: {', '.join(BROKER_ROLES)} are known")
+        if self.controller_mode:
+            if self.slave_acting_master:
+                raise ConfigError(
+                    "enableControllerMode and enableSlaveActingMaster exclude each other: set one of them"
+                )
+            if not self.controller_addresses.strip():
+                raise ConfigError("enableControllerMode=true needs controllerAddr=HOST:PORT")
+            parse_addresses(self.controller_addresses)
+            return
+        if role == "SLAVE" and self.broker_id <= 0:
+            raise ConfigError(
+                f"brokerRole SLAVE needs a brokerId above 0, not {self.broker_id}: ids 1, 2, ... are slaves'"
+            )
+        if role != "SLAVE" and self.broker_id != 0:
+            raise ConfigError(f"brokerId {self.broker_id} is a slave's: set brokerRole=SLAVE, or brokerId=0")
+
     def properties(self) -> dict[str, str]:
         """Return every key of 5.5.0 with its value as text, sorted; those without a value are left out."""
         table = IGNORED | self.ignored
         table |= {key: declared.text_of(self) for key, declared in FIELDS.items()}
         table["brokerIP1"] = self.host
-        table["brokerIP2"] = table["brokerIP2"] or self.host
+        table["brokerIP2"] = self.ha_advertised_host or self.host
         return {
             key: table[key] for key in sorted(table) if key not in _ELSEWHERE and (table[key] or key in _MAY_BE_EMPTY)
         }

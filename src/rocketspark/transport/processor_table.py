@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -34,6 +34,8 @@ class Routes:
         self.by_prefix: dict[bytes, Route] = {}
         self.runs_by_code: dict[int, Run] = {}
         self.runs: dict[bytes, Run] = {}
+        # The handlers that `refuse` put aside.
+        self._refused: dict[int, tuple[Route, Run | None]] = {}
 
     def add(self, code: int, handler: Handler, header: type[Header] | None = None) -> None:
         """Serve `code` with `handler(peer, request, body)`; the header's type is that of the code's table."""
@@ -45,6 +47,26 @@ class Routes:
     def add_run(self, code: int, run: Run) -> None:
         """Let `run` serve requests of `code`, a number of three digits; the handler gets those that `run` leaves."""
         self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
+
+    def refuse(self, handlers: Mapping[int, Handler]) -> None:
+        """Let these handlers answer their codes instead of those that serve them, until the next call."""
+        for code, (route, run) in self._refused.items():
+            self._set(code, route, run)
+        self._refused = {}
+        for code, handler in handlers.items():
+            route = self.table.get(code)
+            if route is not None:
+                self._refused[code] = route, self.runs_by_code.get(code)
+                self._set(code, (route[0], route[1], handler), None)
+
+    def _set(self, code: int, route: Route, run: Run | None) -> None:
+        self.table[code] = self.by_prefix[b'{"code":%d' % code] = route
+        prefix = b'{"code":%3d,' % code
+        if run is not None:
+            self.runs_by_code[code] = self.runs[prefix] = run
+        else:
+            self.runs_by_code.pop(code, None)
+            self.runs.pop(prefix, None)
 
 
 class ReplyWaiter(Protocol):

@@ -1,4 +1,7 @@
-"""Keeps the broker known to every NameServer: at the start, every 30 s, on each change, and after a lost connection."""
+"""Keeps the broker known to every NameServer: at the start, every 30 s, on each change, and after a lost connection.
+
+A broker may leave and come back under another id while it runs; a slave learns its master's addresses from the replies.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rocketspark.broker.topics import Topics
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig
 from rocketspark.transport.connections import Connections
@@ -78,6 +81,10 @@ class Registration:
 
     def __init__(self, settings: BrokerSettings, topics: Topics, beside: BackgroundThread) -> None:
         self._settings = settings
+        # "host:port" of this broker's replication, and who hears of a reply to a slave.
+        self.ha_address = ""
+        self.on_master: Callable[[str | None, str | None], None] = lambda ha_address, master_address: None
+        self._again: dict[str, asyncio.Event] = {}
         self._topics = topics
         self._beside = beside
         self._connections = Connections(language="JAVA")
@@ -91,6 +98,7 @@ class Registration:
     async def start(self, address: str) -> None:
         """Register everywhere; a NameServer that is not there yet is tried again in the background."""
         self._address = address
+        self._again = {namesrv: asyncio.Event() for namesrv in self._settings.namesrvs()}
         first = [asyncio.Event() for _ in self._settings.namesrvs()]
         for namesrv, done in zip(self._settings.namesrvs(), first, strict=True):
             self._keepers.append(asyncio.create_task(self._keep(namesrv, done)))
@@ -100,8 +108,10 @@ class Registration:
     async def _keep(self, namesrv: str, first: asyncio.Event) -> None:
         interval_s = self._settings.registration_ms / 1000
         failing = False
+        again = self._again[namesrv]
         while True:
             wait_s = interval_s
+            again.clear()
             try:
                 body, crc = await self._whole()
                 ordered = await self._register(namesrv, body, crc)
@@ -119,16 +129,26 @@ class Registration:
                 wait_s = min(RETRY_S, interval_s)
             first.set()
             peer = self._connections.open_peer(namesrv)
-            if peer is None:
-                await asyncio.sleep(wait_s)
-                continue
-            # A connection that ends means a NameServer that forgot this broker: register again soon.
+            asked = asyncio.create_task(again.wait())
             try:
-                async with asyncio.timeout(wait_s):
-                    await peer.wait_closed()
-                await asyncio.sleep(min(0.1, wait_s))
-            except TimeoutError:
-                pass
+                if peer is None:
+                    await asyncio.wait([asked], timeout=wait_s)
+                    continue
+                # A connection that ends means a NameServer that forgot this broker: register again soon.
+                closed = asyncio.ensure_future(peer.wait_closed())
+                try:
+                    await asyncio.wait([asked, closed], timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    closed.cancel()
+                if not peer.is_open and not asked.done():
+                    await asyncio.wait([asked], timeout=min(0.1, wait_s))
+            finally:
+                asked.cancel()
+
+    def again(self) -> None:
+        """Register everywhere now, as after a change of role."""
+        for event in self._again.values():
+            event.set()
 
     def changed(self, configs: list[TopicConfig]) -> None:
         """Tell every NameServer of changed topics at once."""
@@ -205,27 +225,32 @@ class Registration:
     async def _register(self, namesrv: str, body: bytes, crc: int) -> list[str]:
         """Register; return the topics that have an order table at the NameServer."""
         s = self._settings
-        host, _, port = self._address.rpartition(":")
         header = RegisterBrokerHeader(
             broker_name=s.broker_name,
             address=self._address,
             cluster=s.cluster_name,
-            ha_address=f"{host}:{int(port) + 1}",
+            ha_address=self.ha_address,
             broker_id=s.broker_id,
-            acting_master=False,
+            acting_master=s.slave_acting_master,
+            expiry_ms=s.not_active_timeout_ms if s.slave_acting_master else None,
             compressed=False,
             crc=crc & 0x7FFFFFFF,
         )
         peer = await self._connections.get(namesrv)
         reply = await peer.request(RequestCode.REGISTER_BROKER, header, body, timeout_ms=TIMEOUT_MS)
         reply.raise_for_code(f"register at NameServer {namesrv}")
+        if s.broker_id:
+            addresses = reply.header(RegisterBrokerReply)
+            self.on_master(addresses.ha_address, addresses.master_address)
         return list(java_json.decode(reply.body, bodies.KvTable).table) if reply.body else []
 
-    async def stop(self) -> None:
-        """Leave every NameServer that can be reached."""
+    async def leave(self) -> None:
+        """Leave every NameServer that can be reached; `start` comes back."""
         for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
             if task is not None:
                 task.cancel()
+        self._keepers.clear()
+        self._tellers.clear()
         if self._address:
             s = self._settings
             header = BrokerHeader(
@@ -239,4 +264,9 @@ class Registration:
                     await peer.request(RequestCode.UNREGISTER_BROKER, header, timeout_ms=1000)
                 except RocketSparkError as e:
                     log.info("NameServer %s was not told of the end: %s", namesrv, e)
+        self._address = ""
+
+    async def stop(self) -> None:
+        """Leave for good."""
+        await self.leave()
         await self._connections.close()

@@ -112,9 +112,7 @@ class Durability:
             self._waits.reached(
                 position,
                 wanted,
-                lambda done: peer.answer(
-                    reply_of(ResponseCode.SUCCESS if done else ResponseCode.FLUSH_SLAVE_TIMEOUT)
-                ),
+                lambda done: peer.answer(reply_of(ResponseCode.SUCCESS if done else ResponseCode.FLUSH_SLAVE_TIMEOUT)),
             )
             return
         both = _Both(peer, reply_of)
