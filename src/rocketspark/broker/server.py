@@ -45,7 +45,12 @@ from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange
+from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.ha_info import HaInfoExchange
+from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.replication import Replication
+from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.replication.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings, Hearer
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
@@ -136,6 +141,7 @@ class BrokerServer:
         )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
+        self._role = BrokerRole(s)
         try:
             store_host = pack_host(s.host, self._server.port)
             refuse_static(Path(s.store_root) / "config")
@@ -155,9 +161,7 @@ class BrokerServer:
             self._build(routes)
             self._file_cleaning.start()
             self._flush_service.start()
-            self._delays.start(self._deliver)
-            self._transactions.start()
-            self._wheel.start()
+            await self._replication.start(self.address)
             self._every("timer messages", TIMER_SAVE_S, self._wheel.save)
             self._every("client scan", CLIENT_SCAN_S, self._expire_clients)
             self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
@@ -171,7 +175,7 @@ class BrokerServer:
                 self.metrics = self._metrics_server(self._metrics)
                 await self.metrics.start(s.metrics_host, s.metrics_port)
                 self._every("message sizes", SIZES_S, self._metrics.sizes.collect)
-            await self._registration.start(self.address)
+            await self._replication.join()
         except BaseException:
             await self.close()
             raise
@@ -187,27 +191,40 @@ class BrokerServer:
             timeout_ms=s.flush_timeout_ms,
         )
         self._flush_service.crowded = self._fast_failure.flushes_waiting
+        self._waits = ReplicaWaits(s)
+        self._durability = Durability(s, self._flush_service, self._waits, self._role)
         self._file_cleaning = FileCleaning(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         self._stats.put_was_timed = self._fast_failure.put_took
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
         tables = self._make_tables()
         messages = self._make_messages(tables)
-        self._ha_info = self._make_ha_info()
+        self._ha_info = HaInfoExchange(own=lambda: self._replication.own_ha_info())
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed
         self._topics.on_automatic = self._registration.created_automatically
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
+        self._durability.changed = self._send.configure
+        self._services = SpecialServices(self._delays, self._wheel, self._transactions, self._deliver)
+        self._replication = Replication(
+            s,
+            self.store,
+            self._role,
+            self._services,
+            self._registration,
+            self._durability,
+            self._waits,
+            self._ha_info,
+            self._long_polling,
+            routes,
+            tables,
+            messages,
+        )
+        messages.put_message.stored = self._replication.wake
         self._metrics: Metrics | None = None
         if s.metrics_exporter == "PROM":
             self._metrics = self._make_metrics(routes, tables, messages)
-
-    def _make_ha_info(self) -> HaInfoExchange:
-        """Return what a master tells of itself; its end of the log is that of the start."""
-        host, _, port = self.address.rpartition(":")
-        own = HaInfo(f"{host}:{int(port) + 1}", self.store.written_position, self.address)
-        return HaInfoExchange(own=lambda: own)
 
     def _file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
         """Return a file of the store's config folder."""
@@ -277,9 +294,9 @@ class BrokerServer:
         return Messages(put_message, self._delays, self._wheel, timer_rules, self._transactions, self._quarantine)
 
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
-        s, store, flush_service, stats = self.settings, self.store, self._flush_service, self._stats
+        s, store, durability, stats = self.settings, self.store, self._durability, self._stats
         put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
-        self._send = SendHandler(s, store, tables, messages, flush_service, stats, self._settled)
+        self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled)
         yield self._send
         yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters)
         self._locks = RebalanceLocks(s.lock_expiry_ms)
@@ -297,8 +314,8 @@ class BrokerServer:
             page_rows=s.page_rows,
         )
         yield QueryHandler(store)
-        yield TransactionHandler(s, messages.transactions, flush_service)
-        yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, flush_service)
+        yield TransactionHandler(messages.transactions, durability)
+        yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, durability)
         yield GroupHandler(
             s, self.address, store, tables, self._long_polling, stats, long_scans=long_scans, beside=beside
         )
@@ -367,6 +384,7 @@ class BrokerServer:
             ),
             Hearer.TRANSACTIONS: lambda: self._transactions.set_limits(CheckLimits.of(s)),
             Hearer.FAST_FAILURE: fast_failure,
+            Hearer.REPLICATION: lambda: self._replication.configure(),
         }
         fast_failure()
         return LiveSettings(s, {"listenPort": str(self._server.port)}, hearers)
@@ -434,9 +452,7 @@ class BrokerServer:
             await self.metrics.close()
         if self._started:
             await self._file_cleaning.stop()
-            self._delays.stop()
-            self._transactions.stop()
-            await self._wheel.stop()
+            await self._replication.stop()
             await self._registration.stop()
             self._long_polling.close()
             for beside in (self._filters, self._tables_thread):
@@ -449,10 +465,8 @@ class BrokerServer:
             for save in (
                 self._topics.unsaved.flush,
                 self._groups.unsaved.flush,
-                self._transactions.finish,
+                self._services.finish,
                 self._offsets.finish,
-                self._delays.finish,
-                self._wheel.finish,
                 self._quarantine.save,
             ):
                 try:
@@ -461,5 +475,5 @@ class BrokerServer:
                     log.error("while the broker closes: %s", e)
                 except Exception:
                     log.exception("a table of the broker could not be written while it closes")
-            self._wheel.close()
+            self._services.close()
         self.store.close()

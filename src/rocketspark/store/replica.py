@@ -86,7 +86,9 @@ class ReplicaReceiver:
     def record_begins(self, position: int) -> bool:
         """Tell whether a whole record or the blank rest of a file begins there, or the log ends there."""
         log = self.log
-        if position == log.written or (position == self._whole and log.is_replica):
+        if log.is_replica:
+            self.dispatch_received()
+        if position == log.written:
             return True
         if not log.min_position <= position < log.written:
             return False
@@ -133,6 +135,7 @@ class ReplicaReceiver:
     def append_raw(self, position: int, data: Buffer) -> None:
         """Append bytes of the master's log at its end, cut anywhere but at most up to a file's end.
 
+        Messages in them are there for readers after `dispatch_received`.
         A log without any record begins at any file's start. Raises ReplicationError if they do not continue the log,
         StoreFull or StoreUnwritable if they cannot be written; whole records before that stay.
         """
@@ -162,7 +165,6 @@ class ReplicaReceiver:
         view[at + held : at + len(data)] = data[held:]
         self._received = position + len(data)
         self._find_whole(view, start)
-        self.dispatch_received()
 
     def _find_whole(self, view: memoryview, start: int) -> None:
         """Move the end of whole records on, and hold back the size of the one that is not whole."""
@@ -368,6 +370,7 @@ class ReplicaReceiver:
         log = self.log
         if not log.is_replica:
             raise ReplicationError("only a copy is cut: this broker takes messages itself")
+        self.dispatch_received()
         if position >= self._whole:
             self.cut_partial_record()
             if position > self._whole:

@@ -60,9 +60,12 @@ def stream(master: Store, slave: Store, rng: random.Random, bytes_max: int, chun
     while bytes_max > 0:
         piece = master.log_bytes(slave.end_position, rng.randrange(1, chunk_max))
         if not piece:
-            return
+            break
         slave.append_raw(slave.end_position, bytes(piece[:bytes_max]))
+        if rng.random() < 0.5:
+            slave.dispatch_received()
         bytes_max -= len(piece)
+    slave.dispatch_received()
 
 
 def log_of(store: Store) -> bytes:
@@ -221,6 +224,7 @@ def test_a_part_of_a_record_never_looks_whole(make_store: Any, tmp_path: Path, s
         assert opened.written_position == end
         opened.close()
         shutil.rmtree(killed)
+    slave.dispatch_received()
     assert slave.written_position == master.written_position
 
 
@@ -260,6 +264,7 @@ def test_bytes_that_do_not_fit_are_refused(make_store: Any, tmp_path: Path, send
         slave.append_raw(0, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert slave.end_position == 0
     slave.append_raw(0, data)
+    slave.dispatch_received()
     assert [r.body for r in slave.iterate(0)] == [b"first"]
     with pytest.raises(ReplicationError, match="no record begins"):
         slave.truncate(7)
@@ -292,6 +297,7 @@ def test_damage_of_the_master_is_passed_over(make_store: Any, tmp_path: Path, se
     data[ends[1] : ends[1] + 8] = bytes(8)
     for at in range(0, len(data), 11):
         slave.append_raw(at, bytes(data[at : at + 11]))
+        slave.dispatch_received()
     assert slave.log.damaged == ((ends[1], ends[2]),)
     assert [r.queue_offset for r in slave.iterate(0)] == [0, 1, 3, 4, 5]
     assert slave.queue_range("t", 0) == (0, 6)

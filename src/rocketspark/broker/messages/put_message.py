@@ -75,6 +75,8 @@ class PutMessage:
         self._stats = stats
         self._timer_rules = timer_rules
         self.timer_arrived: Callable[[], None] = lambda: None
+        # Called once for what was stored together, not for each message of it.
+        self.stored: Callable[[], None] = lambda: None
         self._topic_bytes: dict[str, bytes] = {}
         self._tag_codes: dict[bytes, int] = {}
 
@@ -175,6 +177,7 @@ class PutMessage:
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e
         self._long_polling.mark(topic, queue_id)
+        self.stored()
         if topic is not real_topic:
             if topic is topic_names.SCHEDULE_TOPIC:
                 self._delays.arrived(queue_id + 1)
@@ -228,6 +231,7 @@ class PutMessage:
         Those before the first that cannot be stored: `accept` tells what is wrong with that one.
         """
         placed = self._append_run(messages, int(time() * 1000), born_host)
+        self.stored()
         if self._awaited:
             for message in messages[: len(placed)]:
                 self._long_polling.mark(message[0].name, message[0].queue_id)
@@ -378,6 +382,7 @@ class PutMessage:
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e
         self._long_polling.mark(topic, queue_id)
+        self.stored()
         self._stats.batched(topic, len(rows))
         return accepted
 
@@ -401,6 +406,7 @@ class PutMessage:
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e
         self._long_polling.mark(h.topic, queue_id)
+        self.stored()
         self._stats.batched(h.topic, layout.message_count)
         return AcceptedBatch(*accepted)
 

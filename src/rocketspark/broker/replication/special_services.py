@@ -27,11 +27,12 @@ class SpecialServices:
         self._transactions = transactions
         self._deliver = deliver
         self.running = False
+        self._ran = False
 
     def start(self) -> None:
         """Begin. Raises StoreError, ConfigError if the timer files cannot be read."""
         if not self.running:
-            self.running = True
+            self.running = self._ran = True
             self._delays.start(self._deliver)
             self._transactions.start()
             self._timers.start()
@@ -47,6 +48,8 @@ class SpecialServices:
 
     def finish(self) -> None:
         """Note how far all came, after `stop` and the store's last flush."""
+        if not self._ran:
+            return
         for save in (self._transactions.finish, self._delays.finish, self._timers.finish):
             try:
                 save()

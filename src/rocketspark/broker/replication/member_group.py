@@ -1,0 +1,45 @@
+"""The live brokers of this broker's name, as a NameServer knows them."""
+
+from __future__ import annotations
+
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import NoNameServer, RocketSparkError, ServerError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import MemberGroupHeader
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import BrokerMemberGroupBody
+from rocketspark.transport.connections import Connections
+
+TIMEOUT_MS = 3000
+
+
+class MemberGroup:
+    """`addresses` by broker id, as they were when last asked for; `alive_count`: this broker always counts."""
+
+    def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
+        self._settings = settings
+        self._connections = connections
+        self.addresses: dict[int, str] = {}
+        # Until a NameServer was asked, all replicas count (rule: DefaultMessageStore, 5.x).
+        self.alive_count = max(settings.replicas_total, 1)
+
+    async def ask(self) -> dict[int, str]:
+        """Ask the NameServers, the first that answers; return the addresses. Raises RocketSparkError if none does."""
+        error: RocketSparkError = NoNameServer("no NameServer is set (namesrvAddr)")
+        s = self._settings
+        for namesrv in s.namesrvs():
+            try:
+                peer = await self._connections.get(namesrv)
+                header = MemberGroupHeader(cluster=s.cluster_name, broker_name=s.broker_name)
+                answer = await peer.request(RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=TIMEOUT_MS)
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise ServerError(answer.code, "it is older than 5.0", address=namesrv)
+                body = answer.raise_for_code("ask for the brokers of the name").body
+                found = java_json.decode(body, BrokerMemberGroupBody).broker_member_group.broker_addrs
+            except RocketSparkError as e:
+                error = e
+                continue
+            self.addresses = dict(found)
+            self.alive_count = max(len(found | {s.broker_id: ""}), 1)
+            return self.addresses
+        raise error

@@ -1,0 +1,297 @@
+"""A broker among those of its name: its role, its slaves or its master, and the change from one to the other.
+
+Rule: a change of role is made here alone, one at a time and in a fixed order: first nothing new is taken, then the store
+changes, then what delivers begins or ends, last the NameServers hear of it. Every change is one line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.operations.registration import Registration
+from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.ha_client import HaClient
+from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_ha_info
+from rocketspark.broker.replication.ha_listener import HaListener
+from rocketspark.broker.replication.master_link import MasterLink
+from rocketspark.broker.replication.member_group import MemberGroup
+from rocketspark.broker.replication.refusals import refusals_of
+from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.replication.slave_link import RecordWalk, SlaveLink, State
+from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
+from rocketspark.broker.replication.special_services import SpecialServices
+from rocketspark.broker.replication.troubles import Troubles
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ConfigError, RocketSparkError, StoreError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.store.store import Store
+from rocketspark.transport.connections import Connections, parse_address
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Handler, Routes
+from rocketspark.transport.request_frames import reply
+
+log = logging.getLogger("rocketspark.broker.replication")
+limited = LimitedLog("rocketspark.broker.replication")
+
+# haMasterAddress counts from so many characters on (rule: DefaultMessageStore, 5.x).
+ADDRESS_CHARACTERS_MIN = 6
+DISPATCH_RETRY_S = 1.0
+
+
+class Replication:
+    """The role of one broker and what hangs on it. `start` and `join` make it what its settings say."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        services: SpecialServices,
+        registration: Registration,
+        durability: Durability,
+        waits: ReplicaWaits,
+        ha_info: HaInfoExchange,
+        long_polling: LongPolling,
+        routes: Routes,
+        tables: Tables,
+        messages: Messages,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self.role = role
+        self._services = services
+        self._registration = registration
+        self._durability = durability
+        self._waits = waits
+        self._long_polling = long_polling
+        self._routes = routes
+        self._tables = tables
+        self._messages = messages
+        self._address = ""
+        self._start_end = store.written_position
+        self._connections = Connections(language="JAVA")
+        self.members = MemberGroup(settings, self._connections)
+        self.troubles = Troubles()
+        self._walk = RecordWalk(store.written_position)
+        self.listener = HaListener(self._master_link, self.troubles, waits)
+        self.client = HaClient(self._slave_link, self.troubles, on_appended=self._appended)
+        self.wake = self.listener.wake
+        self.synchronize: SlaveSynchronize | None = None
+        self._poll: asyncio.Task[None] | None = None
+        self._dispatch_timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        ha_info.told = self._told
+        ha_info.reset_flush_offset = self._reset_flush_offset
+        registration.on_master = self._registered
+        durability.in_sync = self
+        durability.wake = self.wake
+
+    def _master_link(self, now_s: float) -> MasterLink:
+        return MasterLink(self._store, self._settings, now_s)
+
+    def _slave_link(self, now_s: float) -> SlaveLink:
+        return SlaveLink(self._store, self._settings, now_s, self._walk)
+
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    async def start(self, address: str) -> None:
+        """Take the role of the settings, listen for slaves, begin to deliver. Raises ConfigError, StoreError."""
+        self._address = address
+        s = self._settings
+        await self._listen()
+        self._registration.ha_address = self._own_ha_address
+        if s.broker_role == "SLAVE":
+            self.role.kind = Role.SLAVE
+            self._store.become_replica()
+        self.synchronize = SlaveSynchronize(self._tables, self._messages, self._store_side(), own_address=address)
+        self.synchronize.start()
+        self.client.start()
+        self.configure()
+        if s.broker_role == "SLAVE" and self._configured_master:
+            self.client.set_address(self._configured_master)
+        self._warn()
+        if self.role.delivers:
+            self._services.start()
+
+    async def join(self) -> None:
+        """Register at the NameServers, and look for the master."""
+        log.info("broker %s is %s (id %d)", self._settings.broker_name, self.role.kind.value, self.role.broker_id)
+        await self._registration.start(self._address)
+        self._poll = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """End deliveries and the links; the NameServers are left elsewhere."""
+        self._closing = True
+        if self._dispatch_timer is not None:
+            self._dispatch_timer.cancel()
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.wait([self._poll])
+        if self.synchronize is not None:
+            await self.synchronize.stop()
+        await self.client.close()
+        await self._services.stop()
+        await self.listener.close()
+        self._waits.give_up()
+        await self._connections.close()
+
+    async def _listen(self) -> None:
+        s = self._settings
+        port = s.ha_listen_port or int(self._address.rpartition(":")[2]) + 1
+        host = s.ha_listen_host or s.listen_host or "0.0.0.0"
+        try:
+            await self.listener.start(host, port)
+        except ConfigError as e:
+            if s.ha_listen_port or s.listen_port:
+                raise ConfigError(f"replication: {e}") from e
+            # The port beside a port that the system chose may be another's.
+            await self.listener.start(host, 0)
+
+    @property
+    def _own_ha_address(self) -> str:
+        host = self._settings.ha_advertised_host or self._address.rpartition(":")[0]
+        return f"{host}:{self.listener.port}"
+
+    def own_ha_info(self) -> HaInfo | None:
+        """Return this master's addresses; None on any other broker."""
+        if not self.role.is_master:
+            return None
+        return HaInfo(self._own_ha_address, self._start_end, self._address)
+
+    def _warn(self) -> None:
+        s = self._settings
+        if s.broker_role == "SYNC_MASTER" and not self._durability.replicates:
+            log.warning(
+                "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=%d: set inSyncReplicas=2 to answer a send"
+                " once a slave has the message",
+                s.in_sync_replicas,
+            )
+
+    def configure(self) -> None:
+        """Follow settings and role: what is refused, what answers wait for."""
+        self._durability.refresh()
+        self.listener.accepting = self.role.is_master
+        refused = refusals_of(self.role.kind, self._settings)
+        handlers: dict[int, Handler] = {}
+        for code, (answer, remark) in refused.items():
+            handlers[code] = _refusing(answer, remark)
+        self._routes.refuse(handlers)
+
+    # -- who holds copies -----------------------------------------------------------------------------------------
+
+    def in_sync_slaves(self) -> int:
+        """Return how many slaves are connected and close to the log's end."""
+        return self.listener.in_sync_count(self._store.end_position)
+
+    def alive_members(self) -> int:
+        """Return how many brokers of the name are alive, this one among them."""
+        return self.members.alive_count
+
+    def sync_set_size(self) -> int:
+        """Return the size of the controller's in-sync set."""
+        return 1
+
+    # -- a slave's master -----------------------------------------------------------------------------------------
+
+    @property
+    def _configured_master(self) -> str | None:
+        found = self._settings.ha_master_address.strip()
+        if len(found) < ADDRESS_CHARACTERS_MIN:
+            return None
+        parse_address(found)
+        return found
+
+    def _registered(self, ha_address: str | None, master_address: str | None) -> None:
+        """A NameServer told where the master is; None: it knows of none, others may."""
+        if self.role.kind is Role.SLAVE and master_address:
+            self._follow(ha_address, master_address)
+
+    def _told(self, info: HaInfo) -> None:
+        """The master told where it is."""
+        if self.role.kind in (Role.SLAVE, Role.ACTING):
+            self._follow(info.ha_address, info.master_address)
+
+    def _follow(self, ha_address: str | None, master_address: str | None) -> None:
+        if master_address and master_address != self._address:
+            if master_address != self.role.master_address:
+                log.info("the master is %s, its replication %s", master_address, ha_address)
+            self.role.master_address = master_address
+            if self.synchronize is not None:
+                self.synchronize.set_master(master_address)
+        if ha_address and self._configured_master is None and ha_address != self._own_ha_address:
+            self.client.set_address(ha_address)
+
+    async def _watch(self) -> None:
+        """Keep the members of the name known, and a slave that lost its master looking for it."""
+        while not self._closing:
+            try:
+                await self._look()
+            except RocketSparkError as e:
+                limited.info("the brokers of the name are not known now: %s", e)
+            except Exception:
+                log.exception("the brokers of the name could not be looked at")
+            await asyncio.sleep(self._settings.member_group_interval_ms / 1000)
+
+    async def _look(self) -> None:
+        if self.role.kind is not Role.SLAVE or self.client.state is State.TRANSFER:
+            return
+        members = await self.members.ask()
+        master = members.get(MASTER_ID)
+        if master is None or master == self._address:
+            return
+        info = await ask_ha_info(self._connections, master)
+        if info is not None and self.role.kind is Role.SLAVE:
+            self._follow(info.ha_address, info.master_address or master)
+
+    def _reset_flush_offset(self, offset: int) -> None:
+        self._store.master_flushed_position = offset
+
+    # -- what arrives ---------------------------------------------------------------------------------------------
+
+    def _appended(self) -> None:
+        """Make what came readable, and wake who waits for it."""
+        store = self._store
+        if self._closing or not store.log.is_replica:
+            return
+        try:
+            store.dispatch_received()
+        except StoreError as e:
+            limited.warning("what came from the master cannot be read yet, tried again: %s", e)
+            if self._dispatch_timer is None:
+                loop = asyncio.get_running_loop()
+                self._dispatch_timer = loop.call_later(DISPATCH_RETRY_S, self._appended_again)
+        for topic, queue_id, _ in store.take_arrived():
+            self._long_polling.mark(topic, queue_id)
+
+    def _appended_again(self) -> None:
+        self._dispatch_timer = None
+        self._appended()
+
+    def _store_side(self) -> StoreSide:
+        def taken(topics: list[TopicConfig]) -> None:
+            from rocketspark.broker.messages import batch_queue_topics
+
+            for topic in batch_queue_topics.batch_topics(topics):
+                self._store.make_batch_topic(topic)
+
+        def gone(names: list[str]) -> None:
+            for name in names:
+                try:
+                    self._store.delete_topic(name)
+                except StoreError as e:
+                    limited.warning("topic %s is deleted at the master, but not here: %s", name, e)
+
+        return StoreSide(log_end=lambda: self._store.written_position, topics_taken=taken, topics_gone=gone)
+
+
+def _refusing(code: int, remark: str) -> Handler:
+    def refuse(peer: Peer, request: object, body: bytes) -> bytes:
+        return reply(request.opaque, code, remark=remark)  # type: ignore[attr-defined]
+
+    return refuse
