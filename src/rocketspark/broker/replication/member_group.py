@@ -7,7 +7,7 @@ from rocketspark.errors import NoNameServer, RocketSparkError, ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import MemberGroupHeader
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import BrokerMemberGroupBody
+from rocketspark.protocol.json.metadata import MemberGroupReply
 from rocketspark.transport.connections import Connections
 
 TIMEOUT_MS = 3000
@@ -35,7 +35,7 @@ class MemberGroup:
                 if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     raise ServerError(answer.code, "it is older than 5.0", address=namesrv)
                 body = answer.raise_for_code("ask for the brokers of the name").body
-                found = java_json.decode(body, BrokerMemberGroupBody).broker_member_group.broker_addrs
+                found = java_json.decode(body, MemberGroupReply).broker_member_group.broker_addrs
             except RocketSparkError as e:
                 error = e
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.operations.registration import Registration
@@ -18,7 +19,7 @@ from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_h
 from rocketspark.broker.replication.ha_listener import HaListener
 from rocketspark.broker.replication.master_link import MasterLink
 from rocketspark.broker.replication.member_group import MemberGroup
-from rocketspark.broker.replication.refusals import refusals_of
+from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.slave_link import RecordWalk, SlaveLink, State
@@ -29,6 +30,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
+from rocketspark.protocol.headers import Request
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections, parse_address
@@ -177,11 +179,17 @@ class Replication:
         """Follow settings and role: what is refused, what answers wait for."""
         self._durability.refresh()
         self.listener.accepting = self.role.is_master
-        refused = refusals_of(self.role.kind, self._settings)
-        handlers: dict[int, Handler] = {}
-        for code, (answer, remark) in refused.items():
-            handlers[code] = _refusing(answer, remark)
-        self._routes.refuse(handlers)
+        s, kind = self._settings, self.role.kind
+        situation = Situation(
+            copies=kind is not Role.MASTER,
+            fenced=kind is Role.FENCED,
+            acting_allowed=s.slave_acting_master or s.controller_mode,
+            reads_allowed=s.slave_read,
+            recalls_allowed=s.recall_enabled,
+            resets_here=s.reset_offsets_here,
+        )
+        found = {code: refusal(code, situation, host=self._address) for code in self._routes.table}
+        self._routes.refuse({code: _refusing(answer) for code, answer in found.items() if answer is not None})
 
     # -- who holds copies -----------------------------------------------------------------------------------------
 
@@ -290,8 +298,8 @@ class Replication:
         return StoreSide(log_end=lambda: self._store.written_position, topics_taken=taken, topics_gone=gone)
 
 
-def _refusing(code: int, remark: str) -> Handler:
-    def refuse(peer: Peer, request: object, body: bytes) -> bytes:
-        return reply(request.opaque, code, remark=remark)  # type: ignore[attr-defined]
+def _refusing(answer: Refusal) -> Handler:
+    def refuse(peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        return reply(request.opaque, answer.code, remark=answer.remark)
 
     return refuse

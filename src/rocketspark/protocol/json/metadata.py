@@ -201,3 +201,17 @@ def is_older(one: DataVersion, other: DataVersion) -> bool:
         other.counter,
         other.timestamp,
     )
+
+
+class MemberGroupOfName(Body):
+    """The addresses of the live brokers of one name, by id."""
+
+    cluster: str | None = None
+    broker_name: str | None = None
+    broker_addrs: dict[int, str] = {}
+
+
+class MemberGroupReply(Body):
+    """Reply to GET_BROKER_MEMBER_GROUP (901); of a name that is not known no address."""
+
+    broker_member_group: MemberGroupOfName = msgspec.field(default_factory=MemberGroupOfName)
