@@ -54,10 +54,10 @@ class Routes:
             self._set(code, route, run)
         self._refused = {}
         for code, handler in handlers.items():
-            route = self.table.get(code)
-            if route is not None:
-                self._refused[code] = route, self.runs_by_code.get(code)
-                self._set(code, (route[0], route[1], handler), None)
+            served = self.table.get(code)
+            if served is not None:
+                self._refused[code] = served, self.runs_by_code.get(code)
+                self._set(code, (served[0], served[1], handler), None)
 
     def _set(self, code: int, route: Route, run: Run | None) -> None:
         self.table[code] = self.by_prefix[b'{"code":%d' % code] = route

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from rocketspark.broker.replication.slave_link import SlaveLink, State
 from rocketspark.broker.replication.troubles import Troubles, reason_of
@@ -39,8 +40,8 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's are of no class of asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
         if self.ended.done():
             transport.abort()
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from rocketspark.broker.replication.master_link import MasterLink
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
@@ -47,8 +47,8 @@ class HaConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the slave in, if there is room."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's are of no class of asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
         self.address = _address(transport.get_extra_info("peername"))
         if not self._listener.let_in(self):
             transport.abort()

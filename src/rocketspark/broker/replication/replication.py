@@ -1,7 +1,7 @@
 """A broker among those of its name: its role, its slaves or its master, and the change from one to the other.
 
-Rule: a change of role is made here alone, one at a time and in a fixed order: first nothing new is taken, then the store
-changes, then what delivers begins or ends, last the NameServers hear of it. Every change is one line in the log.
+Rule: a change of role is made here alone, one at a time and in a fixed order: first nothing new is taken, then the
+store changes, then what delivers begins or ends, last the NameServers hear of it. Every change is one line in the log.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Replication:
         s = self._settings
         if s.broker_role == "SYNC_MASTER" and not self._durability.replicates:
             log.warning(
-                "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=%d: set inSyncReplicas=2 to answer a send"
-                " once a slave has the message",
+                "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=%d: set inSyncReplicas=2 to answer a"
+                " send once a slave has the message",
                 s.in_sync_replicas,
             )
 

@@ -327,7 +327,7 @@ class TimerMessages:
             out_ms = moved(out_ms, grid_ms, self._precision_ms)
         open_from = self._read_ms if self._draining is None else self._draining + self._precision_ms
         open_from = max(open_from, now - SLOT_COUNT // 2 * self._precision_ms)
-        # On the other broker's wheel it got the slot that it had when it came: what lies before was delivered or rolled.
+        # The other broker gave it the slot of the time when it came: what lies before was delivered or rolled.
         theirs = stored.queue_offset < self._taken_to
         if theirs:
             now = min(now, stored.store_time_ms)
@@ -421,7 +421,7 @@ class TimerMessages:
         return True
 
     def queue_was_cut(self) -> None:
-        """Read the queue anew at the next `start`: the wheel may lead to records that were cut off. Raises StoreError."""
+        """Read the queue anew at the next `start`: the wheel may lead to records that are gone. Raises StoreError."""
         known = self._files.saved_checkpoint()
         high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
         self._files.remove()
