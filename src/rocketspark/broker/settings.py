@@ -45,6 +45,7 @@ Idle = Annotated[int, msgspec.Meta(ge=-1000 * (INT_MAX + 1), le=1000 * INT_MAX)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Permission = Annotated[int, msgspec.Meta(ge=0, le=7)]
 QueueCount = Annotated[int, msgspec.Meta(ge=1, le=QUEUES_MAX)]
+Priority = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 BrokerId = Annotated[int, msgspec.Meta(ge=-1, le=INT_MAX)]
 FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=INT_MAX)]
 QueueBytes = Annotated[int, msgspec.Meta(ge=_QUEUE_UNIT_BYTES, le=INT_MAX)]
@@ -248,7 +249,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     metadata_interval_ms: Interval = setting("syncBrokerMetadataPeriod", 5000, unit="ms", live=AT_USE)
     controller_interval_ms: Interval = setting("syncControllerMetadataPeriod", 10_000, unit="ms", live=AT_USE)
     controller_timeout_ms: Limit = setting("controllerHeartBeatTimeoutMills", 10_000, unit="ms", live=AT_USE)
-    election_priority: Whatever = setting("brokerElectionPriority", INT_MAX, live=AT_USE)
+    election_priority: Priority = setting("brokerElectionPriority", INT_MAX)
     epoch_file: str = setting("storePathEpochFile", "")
     identity_file: str = setting("storePathBrokerIdentity", "")
 
@@ -444,7 +445,10 @@ FIELDS = {
 }
 # Not among the broker's own settings in 5.5.0.
 _ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
-_MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default) | {"metricsPromExporterHost"}
+_MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default) | {
+    "metricsPromExporterHost",
+    "controllerAddr",
+}
 
 
 # Keys that name a place which is always below the store's folder (rule: StorePathConfigHelper, 5.5.0).

@@ -115,7 +115,7 @@ def test_values_appear_as_rocketmq_writes_them() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("brokerRole", "SYNC_MASTER"),
+        ("brokerRole", "MASTER"),
         ("brokerRole", "SLAVE"),
         ("brokerId", "1"),
         ("enableDLegerCommitLog", "true"),
@@ -123,7 +123,6 @@ def test_values_appear_as_rocketmq_writes_them() -> None:
         ("aclEnable", "true"),
         ("authenticationEnabled", "true"),
         ("authorizationEnabled", "true"),
-        ("enableSlaveActingMaster", "true"),
         ("storeType", "defaultRocksDB"),
         ("metricsExporterType", "OTLP_GRPC"),
         *((key, "true") for key in sorted(UNKEPT_PROMISES)),
@@ -166,6 +165,7 @@ ANY = {
     "diskSpaceWarningLevelRatio",
     "registerNameServerPeriod",
     "serverChannelMaxIdleTimeSeconds",
+    "brokerId",
     "timerRollWindowSlot",
 }
 NUMBERS = sorted(key for key, field in FIELDS.items() if field.type not in (bool, str))
