@@ -22,7 +22,7 @@ from rocketspark.broker.replication.member_group import MemberGroup
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.slave_link import RecordWalk, SlaveLink, State
+from rocketspark.broker.replication.slave_link import SlaveLink, State
 from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
 from rocketspark.broker.replication.special_services import SpecialServices
 from rocketspark.broker.replication.troubles import Troubles
@@ -80,7 +80,6 @@ class Replication:
         self._connections = Connections(language="JAVA")
         self.members = MemberGroup(settings, self._connections)
         self.troubles = Troubles()
-        self._walk = RecordWalk(store.written_position)
         self.listener = HaListener(self._master_link, self.troubles, waits)
         self.client = HaClient(self._slave_link, self.troubles, on_appended=self._appended)
         self.wake = self.listener.wake
@@ -98,7 +97,7 @@ class Replication:
         return MasterLink(self._store, self._settings, now_s)
 
     def _slave_link(self, now_s: float) -> SlaveLink:
-        return SlaveLink(self._store, self._settings, now_s, self._walk)
+        return SlaveLink(self._store, self._settings, now_s)
 
     # -- start and end --------------------------------------------------------------------------------------------
 
