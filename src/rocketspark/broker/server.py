@@ -48,9 +48,9 @@ from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.ha_info import HaInfoExchange
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
-from rocketspark.broker.replication.replication import Replication
 from rocketspark.broker.replication.role import BrokerRole
-from rocketspark.broker.replication.special_services import SpecialServices
+from rocketspark.broker.roles.replication import Replication
+from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings, Hearer
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent

@@ -18,14 +18,14 @@ from rocketspark.broker.replication.ha_client import HaClient
 from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_ha_info
 from rocketspark.broker.replication.ha_listener import HaListener
 from rocketspark.broker.replication.master_link import MasterLink
-from rocketspark.broker.replication.member_group import MemberGroup
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.slave_link import SlaveLink, State
 from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
-from rocketspark.broker.replication.special_services import SpecialServices
 from rocketspark.broker.replication.troubles import Troubles
+from rocketspark.broker.roles.member_group import MemberGroup
+from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError, StoreError
 from rocketspark.model.limited_log import LimitedLog
