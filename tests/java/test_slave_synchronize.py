@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.java.apache import Answer, ApacheCluster, ask
+from tests.java.apache import SERVER_JARS, Answer, ApacheCluster, ask
 from tests.java.conftest import QUICK
+from tests.java.driver import java_tool
 from tests.live.support import broker, run, until
 from tests.live.table_copies import look, offsets_of, slave
+from tests.official import SHORT_LIVED, started
+from tests.patience import LIMIT_S
 
-from rocketspark.broker.replication.ha_info import ask_ha_info
+from rocketspark.broker.replication.ha_info import HaInfo, ask_ha_info
 from rocketspark.broker.replication.slave_synchronize import StoreSide, reverse_synchronize
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.protocol.json import java_json
-from rocketspark.store.timers.timer_files import decode_checkpoint
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.store.timers.timer_files import TimerCheckpoint, decode_checkpoint
 from rocketspark.transport.connections import Connections
 
+TOOL = Path(__file__).parent / "tools" / "SlaveAsks.java"
 TOPIC, GROUP = "SyncT", "SyncG"
 PAGE = {"dataVersion": ""}
 
@@ -234,3 +240,64 @@ def test_ours_answers_other_brokers_as_the_java_broker_does(master: ApacheCluste
                 assert len(rows) == 2
 
     run(main())
+
+
+def slave_asks(address: str, above: str) -> dict[str, Any]:
+    """What the official slave's own code reads from a broker; topics and timers two ports below `above`."""
+    command = [java_tool("java"), *SHORT_LIVED.split(), "-cp", str(SERVER_JARS / "*"), str(TOOL), address, above]
+    started("SlaveAsks")
+    done = subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S)
+    found: dict[str, Any] = java_json.decode(done.stdout.strip().splitlines()[-1], dict[str, Any])
+    return found
+
+
+@pytest.mark.parametrize("count", [2001, 4001])
+def test_the_java_slave_s_own_code_reads_all_tables_of_ours(java_tools: None, tmp_path: Path, count: int) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, delay_levels="1s 1h") as server:
+            await asyncio.to_thread(fill, server.address)
+            await until(lambda: server._delays.table().offset_table.get(1) == 1)
+            await until(lambda: TOPIC in server._wheel.statistics.table().counts)
+            names = [f"z{n:05}" for n in range(count - len(server._topics.table))]
+            server._topics.put_all([TopicConfig(topic_name=name) for name in names])
+            told: list[HaInfo] = []
+            server._ha_info.told = told.append
+            host, _, port = server.address.rpartition(":")
+            found = await asyncio.to_thread(slave_asks, server.address, f"{host}:{int(port) + 2}")
+
+            def same(value: Any) -> Any:
+                return json.loads(sorted_json(value))
+
+            # Also the last one, alone on its page: the pages are cut so that Java's slave asks for it.
+            assert found["topics"]["topicConfigTable"] == same(server._topics.table)
+            assert len(found["topics"]["topicConfigTable"]) == count
+            assert found["topics"]["dataVersion"] == same(server._topics.version)
+            assert found["topics"]["mappingDataVersion"] == {"counter": 0, "stateVersion": 0, "timestamp": 0}
+            assert found["groups"]["subscriptionGroupTable"] == same(server._groups.table)
+            assert found["groups"]["forbiddenTable"] == {GROUP: {TOPIC: 4}}
+            assert found["groups"]["dataVersion"] == same(server._groups.version)
+            assert found["offsets"]["offsetTable"] == {f"{TOPIC}@{GROUP}": {"0": 5, "1": 6}}
+            assert found["offsets"]["dataVersion"] == same(server._offsets.version)
+            delays = java_json.decode(found["delays"].encode(), dict[str, Any])
+            assert (delays["offsetTable"], delays["dataVersion"]) == ({"1": 1}, same(server._delays.version))
+            assert found["modes"] == same(server._modes.table)
+            assert found["timerCounts"] == same(server._wheel.statistics.table())
+            read, now = TimerCheckpoint(*found["timers"]), server._wheel.checkpoint()
+            assert 0 < read.read_time_ms <= now.read_time_ms
+            assert read.version_counter <= now.version_counter
+            assert found["haInfo"] == [f"{host}:{int(port) + 1}", 0, server.address]
+            assert told == [HaInfo("127.0.0.1:7", 9, "127.0.0.1:5")]
+
+    run(main())
+
+
+def test_the_java_slave_s_own_code_misses_a_row_of_a_java_master(master: ApacheCluster) -> None:
+    """Why ours cuts its pages otherwise."""
+    known = table(ask(master.broker, 21))["topicConfigTable"]
+    names = [f"y{n:05}" for n in range(4001 - len(known))] if len(known) < 4001 else []
+    configs = [{"topicName": name, "readQueueNums": 1, "writeQueueNums": 1} for name in names]
+    done(ask(master.broker, 18, json.dumps({"topicConfigList": configs}).encode()))
+    found = slave_asks(master.broker, master.broker)["topics"]["topicConfigTable"]
+    theirs = table(ask(master.broker, 21))["topicConfigTable"]
+    assert len(theirs) == 4001
+    assert theirs.keys() - found.keys() == {max(theirs)}

@@ -246,8 +246,8 @@ class BrokerServer:
         # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
         self._topics.unsaved.changed()
         self._groups.unsaved.changed()
-        modes = RequestModes(self._file(REQUEST_MODES, RequestModeTable))
-        return Tables(self._topics, self._groups, self._offsets, self._clients, modes)
+        self._modes = RequestModes(self._file(REQUEST_MODES, RequestModeTable))
+        return Tables(self._topics, self._groups, self._offsets, self._clients, self._modes)
 
     def _make_messages(self, tables: Tables) -> Messages:
         s = self.settings
