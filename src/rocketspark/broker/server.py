@@ -298,7 +298,7 @@ class BrokerServer:
         put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
         self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled)
         yield self._send
-        yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters)
+        yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self._role)
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks)
         yield self._client_handler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from functools import lru_cache
 from time import perf_counter
@@ -15,12 +16,13 @@ from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, Lon
 from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, PullFilter
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import Tables
+from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.errors import FilterIllegal, ServerError
 from rocketspark.filters import sql92
 from rocketspark.model import Subscription, subscribe
-from rocketspark.model.route import PERM_READ
+from rocketspark.model.route import MASTER_ID, PERM_READ
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
@@ -36,7 +38,7 @@ from rocketspark.transport.request_frames import Parts, reply
 
 _LENGTHS = struct.Struct(">ii")
 _REPLY = (
-    b'{"code":%d,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0","nextBeginOffset":"%d","maxOffset":"%d",'
+    b'{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","groupSysFlag":"0","nextBeginOffset":"%d","maxOffset":"%d",'
     b'"minOffset":"%d","topicSysFlag":"%d"},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b",'
     b'"serializeTypeCurrentRPC":"JSON","version":' + str(VERSION).encode() + b"}"
 )
@@ -92,9 +94,12 @@ class PullHandler:
         stats: Stats,
         long_scans: LongScans,
         beside: BackgroundThread,
+        role: BrokerRole,
     ) -> None:
         self._settings = settings
         self._store = store
+        self._role = role
+        self._memory_bytes = memory_bytes()
         self._topics = tables.topics
         self._groups = tables.groups
         self._clients = tables.clients
@@ -137,6 +142,7 @@ class PullHandler:
             and h.queue_offset == read.next_offset
             and h.sys_flag & sysflags.PULL_SUSPEND
             and h.suspend_ms > 0
+            and not self._role.has_live_master
         ):
             self._hold(peer, request, codes, accepts, topic_sys_flag)
             return None
@@ -300,6 +306,9 @@ class PullHandler:
             size = self._settings.pull_bytes_max
             if h.bytes_max:
                 size = min(h.bytes_max, size)
+            if self._is_far_behind(h.topic, h.queue_id, offset):
+                count = min(count, self._settings.disk_pull_count_max)
+                size = min(size, self._settings.disk_pull_bytes_max)
         began = perf_counter()
         if accepts is not None:
             accepts.begin()
@@ -410,11 +419,50 @@ class PullHandler:
             raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, mistake)
         return reply(request.opaque)
 
+    # -- where to pull from ---------------------------------------------------------------------------------------
+
+    def _is_far_behind(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether a message lies so far before the log's end that it has left memory (rule: checkInDisk, 5.x)."""
+        store = self._store
+        limit = self._memory_bytes * self._settings.memory_percent // 100
+        if store.written_position - store.min_position <= limit:
+            return False
+        low, high = store.queue_range(topic, queue_id)
+        if not low <= offset < high:
+            return False
+        ((position, _, _),) = store.queue_units(topic, queue_id, offset, 1)
+        return store.written_position - position > limit
+
+    def _placed(self, h: PullHeader, read: GetMessageResult, code: int) -> tuple[int, int, int]:
+        """Return code, suggested broker id and next offset of a reply where slaves serve too.
+
+        Rule: composeResponseHeader, 5.5.0.
+        """
+        role, suggested, next_offset = self._role, MASTER_ID, read.next_offset
+        group = self._groups.get(h.group)
+        far_behind = False
+        if self._settings.slave_read and group is not None:
+            far_behind = self._is_far_behind(h.topic, h.queue_id, max(next_offset - 1, h.queue_offset))
+            suggested = group.which_broker_when_consume_slowly if far_behind else group.broker_id
+        if not role.is_master:
+            if not far_behind and role.has_live_master:
+                suggested = MASTER_ID
+                if code != ResponseCode.SUCCESS:
+                    code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            if code == ResponseCode.PULL_OFFSET_MOVED and not self._settings.offset_check_in_slave:
+                # A slave may be behind: it moves no consumer.
+                code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, h.queue_offset
+                suggested = group.broker_id if group is not None else MASTER_ID
+        return code, suggested, next_offset
+
+    # -- replies --------------------------------------------------------------------------------------------------
+
     def _moved(self, request: Request[PullHeader], offset: int, topic_sys_flag: int) -> bytes:
         """Return the one answer that sends a consumer to an offset that an operator set."""
         low, high = self._store.queue_range(request.ext.topic, request.ext.queue_id)
         header = _REPLY % (
             ResponseCode.PULL_OFFSET_MOVED,
+            MASTER_ID,
             offset,
             high,
             low,
@@ -424,12 +472,10 @@ class PullHandler:
         )
         return _LENGTHS.pack(4 + len(header), len(header)) + header
 
-    @classmethod
-    def _answer(cls, request: Request[PullHeader], read: GetMessageResult, topic_sys_flag: int) -> bytes:
-        return b"".join((cls._head(request, read, topic_sys_flag), *read.records))
+    def _answer(self, request: Request[PullHeader], read: GetMessageResult, topic_sys_flag: int) -> bytes:
+        return b"".join((self._head(request, read, topic_sys_flag), *read.records))
 
-    @staticmethod
-    def _head(request: Request[PullHeader], read: GetMessageResult, topic_sys_flag: int) -> bytes:
+    def _head(self, request: Request[PullHeader], read: GetMessageResult, topic_sys_flag: int) -> bytes:
         """Return a reply's frame without its body."""
         code, remark = 0, b"FOUND"
         if not read.count:
@@ -437,9 +483,13 @@ class PullHandler:
             if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
                 # An empty queue that is asked beyond its start (rule: wire.md 9.4).
                 code = ResponseCode.PULL_OFFSET_MOVED
+        suggested, next_offset = MASTER_ID, read.next_offset
+        if self._settings.slave_read or not self._role.is_master:
+            code, suggested, next_offset = self._placed(request.ext, read, code)
         header = _REPLY % (
             code,
-            read.next_offset,
+            suggested,
+            next_offset,
             read.max_offset,
             read.min_offset,
             topic_sys_flag,
@@ -450,6 +500,11 @@ class PullHandler:
         if total > frames.FRAME_BYTES_MAX:
             frames.check_length(total)
         return _LENGTHS.pack(total, len(header)) + header
+
+
+def memory_bytes() -> int:
+    """Return the size of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @lru_cache(maxsize=1024)

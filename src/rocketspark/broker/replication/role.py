@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from rocketspark.broker.settings import BrokerSettings
@@ -34,6 +35,8 @@ class BrokerRole:
         self.min_broker_id = MASTER_ID
         self.min_broker_address = ""
         self.epoch = 0
+        # True while the master's log arrives here.
+        self.is_copying: Callable[[], bool] = lambda: False
 
     @property
     def broker_id(self) -> int:
@@ -49,6 +52,11 @@ class BrokerRole:
     def is_sync_master(self) -> bool:
         """True if messages may wait for replicas."""
         return self.is_master and self._settings.broker_role == "SYNC_MASTER"
+
+    @property
+    def has_live_master(self) -> bool:
+        """True on a slave whose master serves: consumers that are not far behind are sent back to it."""
+        return self.kind is Role.SLAVE and self.min_broker_id == MASTER_ID and self.is_copying()
 
     @property
     def delivers(self) -> bool:

@@ -83,6 +83,7 @@ class Replication:
         self.listener = HaListener(self._master_link, self.troubles, waits)
         self.client = HaClient(self._slave_link, self.troubles, on_appended=self._appended)
         self.wake = self.listener.wake
+        role.is_copying = lambda: self.client.state is State.TRANSFER
         self.synchronize: SlaveSynchronize | None = None
         self._poll: asyncio.Task[None] | None = None
         self._dispatch_timer: asyncio.TimerHandle | None = None
