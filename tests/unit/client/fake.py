@@ -300,6 +300,8 @@ class FakeNamesrv:
         self.fetches: defaultdict[str, int] = defaultdict(int)
         self.delay_s = 0.0
         self.slaves: dict[str, dict[int, str]] = {}
+        # Instead of the brokers' own: addresses by id, by broker name.
+        self.addresses: dict[str, dict[int, str]] = {}
         routes = Routes()
         routes.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         routes.add(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
@@ -318,7 +320,9 @@ class FakeNamesrv:
     def _datas(self, names: list[str]) -> list[bodies.BrokerDataBody]:
         return [
             bodies.BrokerDataBody(
-                cluster="C", broker_name=n, broker_addrs={0: self.brokers[n].address} | self.slaves.get(n, {})
+                cluster="C",
+                broker_name=n,
+                broker_addrs=self.addresses.get(n) or {0: self.brokers[n].address} | self.slaves.get(n, {}),
             )
             for n in names
         ]

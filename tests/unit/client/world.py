@@ -238,7 +238,7 @@ class World:
         async def address(*_: Any) -> str:
             return "address"
 
-        async def peer(*_: Any) -> Line:
+        async def peer(*_: Any, **__: Any) -> Line:
             line = self.lines.get(name)
             if line is None or not line.is_open:
                 await self.take_time()

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -23,7 +23,7 @@ from rocketspark.client.connection.nameserver_discovery import fetch_addresses, 
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.client.hooks import HookSet
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, StateError
-from rocketspark.model import MessageQueue
+from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address
 from rocketspark.transport.peer import Peer
@@ -101,6 +101,9 @@ class Instance:
             default_queue_count=default_queue_count,
             hooks=self.rpc_hooks,
         )
+        self.routes.changed = self._broker_changed
+        # Told of a broker name whose master is at another address than before, or at one again.
+        self.master_watchers: dict[str, Callable[[str], None]] = {}
         self.client_id = ""
         self.unit_mode = unit_mode
         # The parts of the client id, and the process that uses it: one id is one client to a broker.
@@ -211,6 +214,32 @@ class Instance:
         except RocketSparkError as e:
             log.info("brokers do not know this client yet: %s", e)
 
+    def _broker_changed(self, before: BrokerData | None, after: BrokerData) -> None:
+        """Have the members of a broker that were not known know our groups at once; tell who watches masters."""
+        if self._closed:
+            return
+        known = set(before.addresses.values()) if before is not None else set()
+        wanted: Iterable[str] = ()
+        if self.consumers:
+            wanted = after.addresses.values()
+        elif before is not None and after.master is not None:
+            wanted = (after.master,)
+        fresh = [address for address in wanted if address not in known and self.open_broker(address) is None]
+        if fresh:
+            task = asyncio.ensure_future(self._meet(fresh))
+            self._introducing.add(task)
+            task.add_done_callback(self._introducing.discard)
+        if after.master is not None and (before is None or before.master != after.master):
+            for tell in list(self.master_watchers.values()):
+                tell(after.broker_name)
+
+    async def _meet(self, addresses: list[str]) -> None:
+        for address, result in zip(
+            addresses, await asyncio.gather(*map(self.broker, addresses), return_exceptions=True), strict=True
+        ):
+            if isinstance(result, RocketSparkError):
+                log.info("broker %s does not know this client yet: %s", address, result)
+
     async def check_namesrv(self) -> None:
         """Raise NotSent unless a NameServer answers."""
         await self.routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self.timeout_ms))
@@ -229,6 +258,7 @@ class Instance:
         self.producers.discard(producer or "")
         self._joined.discard(consumer or "")
         self.consumers.pop(consumer or "", None)
+        self.master_watchers.pop(consumer or "", None)
         if last:
             await self.connections.close()
             await self.routes.close()
@@ -284,15 +314,34 @@ class Instance:
         address = self.routes.readable(queue.broker_name)
         return self.open_broker(address) if address else None
 
-    async def peer_of(self, queue: MessageQueue) -> Peer:
-        """Return the connection to a broker that a queue can be read from. Raises RouteNotFound, NotSent."""
-        address = await self.routes.find_readable(queue)
-        return self.open_broker(address) or await self.broker(address)
+    async def peer_of(self, queue: MessageQueue, *, master_first: bool = False) -> Peer:
+        """Return the connection to a broker that a queue can be read from. Raises RouteNotFound, NotSent.
+
+        `master_first`: a slave only if the route still names no master once it is fetched anew.
+        """
+        if master_first and self.routes.master(queue.broker_name) is None:
+            with contextlib.suppress(RocketSparkError):
+                await self.routes.refresh(queue.topic)
+        return await self._reach(queue, self.routes.find_readable)
 
     async def master_of(self, queue: MessageQueue) -> Peer:
         """Return the connection to the master of a queue's broker. Raises RouteNotFound, NotSent."""
-        address = await self.routes.find_master(queue)
-        return self.open_broker(address) or await self.broker(address)
+        return await self._reach(queue, self.routes.find_master)
+
+    async def _reach(self, queue: MessageQueue, find: Callable[[MessageQueue], Awaitable[str]]) -> Peer:
+        """Return the connection to the address that the route names; if nobody is there, to the one it names now."""
+        address = await find(queue)
+        peer = self.open_broker(address)
+        if peer is not None:
+            return peer
+        try:
+            return await self.broker(address)
+        except NotSent:
+            with contextlib.suppress(RocketSparkError):
+                await self.routes.refresh(queue.topic)
+                if (now := await find(queue)) != address:
+                    return await self.broker(now)
+            raise
 
     # -- heartbeats ----------------------------------------------------------------------------------------------
 

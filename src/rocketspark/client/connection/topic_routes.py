@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -33,6 +35,8 @@ T = TypeVar("T")
 log = logging.getLogger("rocketspark.client")
 
 DEFAULT_TOPIC = "TBW102"
+# What a broker answers that the route still calls master and that is one no more: SYSTEM_BUSY, SERVICE_NOT_AVAILABLE.
+NO_MASTER_CODES = frozenset((2, 14))
 NAMESRV_VARIABLES = ("ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR")
 
 
@@ -55,7 +59,7 @@ class RouteCache:
     """Routes of the topics in use.
 
     `default_topic`: whose brokers take a topic that does not exist yet, on at most `default_queue_count` queues each
-    (rule: DefaultMQProducer, 5.x).
+    (rule: DefaultMQProducer, 5.x). `changed` is told of a broker whose addresses differ from those known (None: none).
     """
 
     def __init__(
@@ -80,6 +84,8 @@ class RouteCache:
         self._write_queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, BrokerData] = {}
         self._pull_settings: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._fetched_s: dict[str, float] = {}
+        self.changed: Callable[[BrokerData | None, BrokerData], None] = lambda before, after: None
 
     def set_addresses(self, addresses: list[str]) -> None:
         """Use these NameServers from now on. All of them get their turn within one time-out."""
@@ -118,6 +124,7 @@ class RouteCache:
         self._routes.pop(topic, None)
         self._assumed.pop(topic, None)
         self._write_queues.pop(topic, None)
+        self._fetched_s.pop(topic, None)
 
     def known(self, topic: str) -> TopicRoute | None:
         """Return the route as last fetched, or None."""
@@ -144,6 +151,7 @@ class RouteCache:
     async def _fetch(self, topic: str) -> TopicRoute:
         route = await self.ask(lambda peer: client_api.fetch_route(peer, topic, timeout_ms=self._timeout_ms))
         self._learn(route)
+        self._fetched_s[topic] = time.monotonic()
         self._routes[topic] = route
         self._assumed.pop(topic, None)
         self._write_queues[topic] = route.producer_queues()
@@ -155,7 +163,19 @@ class RouteCache:
 
     def _learn(self, route: TopicRoute) -> None:
         for broker in route.brokers:
+            before = self._brokers.get(broker.broker_name)
             self._brokers[broker.broker_name] = broker
+            if before is None or before.addresses != broker.addresses:
+                self.changed(before, broker)
+
+    def age_s(self, topic: str) -> float:
+        """Return for how long a topic's route is known as it is."""
+        return time.monotonic() - self._fetched_s.get(topic, -math.inf)
+
+    def is_without_master(self, topic: str) -> bool:
+        """Tell whether brokers of the topic are known, and none of them has a master: one may be elected."""
+        route = self._routes.get(topic)
+        return route is not None and bool(route.brokers) and not any(b.master for b in route.brokers)
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return queues to send to as far as known now; none if `find_write_queues` is needed first."""
@@ -207,11 +227,15 @@ class RouteCache:
         return broker.master if broker else None
 
     def readable(self, broker_name: str, broker_id: int = 0) -> str | None:
-        """Return "host:port" to read from: that member of the broker, else its master, else the lowest slave."""
+        """Return "host:port" to read from: that member of the broker, if it is a slave the next one, else its master,
+        else the lowest slave (rule: findBrokerAddressInSubscribe, 5.x).
+        """
         broker = self._brokers.get(broker_name)
         if broker is None or not broker.addresses:
             return None
-        return broker.addresses.get(broker_id) or broker.addresses[min(broker.addresses)]
+        addresses = broker.addresses
+        found = addresses.get(broker_id) or (addresses.get(broker_id + 1) if broker_id else None)
+        return found or addresses[min(addresses)]
 
     async def find_master(self, queue: MessageQueue) -> str:
         """Return "host:port" of the master of a queue's broker. Raises RouteNotFound."""

@@ -62,8 +62,8 @@ class BrokerOffsets:
         """Do nothing."""
 
     async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
-        """Return the offset that the queue's broker has."""
-        peer = await self._instance.peer_of(queue)
+        """Return the offset that the queue's broker has: a slave's only while there is no master."""
+        peer = await self._instance.peer_of(queue, master_first=True)
         return await client_api.query_consumer_offset(peer, queue, self._group, zero_if_not_found=zero_if_not_found)
 
     async def commit(

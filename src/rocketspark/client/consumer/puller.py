@@ -11,10 +11,11 @@ from typing import NamedTuple
 from rocketspark.client.callbacks import passes_on
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
+from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.consumer.process_queue import ProcessQueue
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.client.validators import RETRY_PREFIX
-from rocketspark.errors import FilterIllegal, NotSent, RecordError, RocketSparkError, RouteNotFound, ServerError
+from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
 from rocketspark.model.subscription import TAG
 from rocketspark.protocol.codes import ResponseCode
@@ -268,6 +269,8 @@ class Puller:
         elif isinstance(error, ServerError) and not isinstance(error, RouteNotFound):
             log.warning("%s: pull refused: %s", self.queue, error)
             pause_s = REFUSED_PAUSE_S
+            if error.code in NO_MASTER_CODES:
+                await self._look_again()
         elif isinstance(error, FilterIllegal):
             log.error("%s is not read in group %s: %s", self.queue, self.group, error)
             pause_s = REFUSED_PAUSE_S
@@ -277,7 +280,7 @@ class Puller:
             pause_s = REFUSED_PAUSE_S
         elif isinstance(error, RocketSparkError):
             log.info("%s: pull failed: %s", self.queue, error)
-            if isinstance(error, NotSent):
+            if isinstance(error, TransportError):
                 await self._look_again()
         else:
             log.error("%s: pull failed", self.queue, exc_info=error)

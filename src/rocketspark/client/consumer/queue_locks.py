@@ -41,6 +41,8 @@ class QueueLocks:
         self.wanted: set[MessageQueue] = set()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.changed: Callable[[MessageQueue], None] = lambda queue: None
+        self._moved: set[str] = set()
+        self._told = asyncio.Event()
 
     def holds(self, queue: MessageQueue) -> bool:
         """Tell whether the queue is locked, so that it may be read in order now."""
@@ -103,6 +105,19 @@ class QueueLocks:
     async def keep(self, queues: Callable[[], Iterable[MessageQueue]]) -> None:
         """Renew the locks of these queues every 20 s, for as long as it is not cancelled."""
         await every(self._renew_s, lambda: self._lock(queues()), f"locks of group {self._group}")
+
+    def master_moved(self, broker_name: str) -> None:
+        """Note that a broker's master is another: it knows of no lock until `follow` has asked for them."""
+        self._moved.add(broker_name)
+        self._told.set()
+
+    async def follow(self, queues: Callable[[], Iterable[MessageQueue]]) -> None:
+        """Lock these queues at a new master at once, for as long as it is not cancelled."""
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            moved, self._moved = self._moved, set()
+            await self._lock([queue for queue in queues() if queue.broker_name in moved])
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

@@ -161,7 +161,9 @@ class Rebalance:
         self.instance.consumers[self.group] = self._heartbeat
         self.instance.asked.watchers[self.group] = self._notice.set
         if self.locks is not None:
+            self.instance.master_watchers[self.group] = self.locks.master_moved
             self._tasks.append(asyncio.ensure_future(self.locks.keep(lambda: self.pullers)))
+            self._tasks.append(asyncio.ensure_future(self.locks.follow(lambda: self.pullers)))
         self._tasks.append(asyncio.ensure_future(self._balance()))
         try:
             async with asyncio.timeout(JOIN_S):
@@ -181,6 +183,7 @@ class Rebalance:
         self._closed = True
         if self.joined:
             self.instance.asked.watchers.pop(self.group, None)
+            self.instance.master_watchers.pop(self.group, None)
         for puller in self.pullers.values():
             puller.stop()
         if not await end_all([*self._tasks, *self._resets, *self._reading], END_S):

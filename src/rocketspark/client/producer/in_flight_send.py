@@ -7,6 +7,8 @@ to its end, tells its caller once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Protocol
@@ -20,7 +22,7 @@ from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.send_attempts import SendAttempts, result_of
 from rocketspark.client.producer.send_states import AFTER_END, AFTER_FAIL, AFTER_REPLY, AFTER_WAIT, AFTER_WRITE, State
 from rocketspark.client.results import SendResult, SendStatus
-from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, StateError
+from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, SendFailed, StateError
 from rocketspark.model import Message, MessageQueue, namespace
 from rocketspark.transport.request_frames import Reply
 
@@ -224,14 +226,15 @@ class InFlightSend(msgspec.Struct, eq=False):
         in_hand: SendResult | None = None
         if self._went_to is None:
             await self._enter()
-            queue = self.queue or await attempts.first_queue(out.topic, self.sharding_key, end_s)
+            queue = await self._first_queue()
             if self._in_line and await attempts.is_ready(queue, end_s):
                 # It is written before anything else runs: the next send need not wait any longer.
                 self._let_follow()
         else:
             queue = await self._next_queue(self._went_to)
-        if queue is not None:
-            queue = await attempts.with_broker(queue, self.queue is not None or bool(self.sharding_key), end_s)
+            if queue is not None:
+                with contextlib.suppress(RouteNotFound):  # The attempt finds it out as well.
+                    queue = await attempts.with_broker(queue, self._is_fixed, end_s)
         while queue is not None:
             self._went_to = queue
             try:
@@ -250,6 +253,24 @@ class InFlightSend(msgspec.Struct, eq=False):
         cost_ms = (time.monotonic() - self.began_s) * 1000
         brokers = self._brokers
         raise SendFailed(out.topic, self._cause, attempts=len(brokers), brokers=brokers, cost_ms=cost_ms)
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Tell whether it goes to the queue that was chosen for it, and to no other."""
+        return self.queue is not None or bool(self.sharding_key)
+
+    async def _first_queue(self) -> MessageQueue:
+        """Return the queue of the first attempt; while no broker of the topic has a master, after a few looks more."""
+        attempts, topic = self.path.attempts, self.out.topic
+        for look in itertools.count():
+            try:
+                queue = self.queue or await attempts.first_queue(topic, self.sharding_key, self.end_s)
+                return await attempts.with_broker(queue, self._is_fixed, self.end_s)
+            except RouteNotFound:
+                if look + 1 >= self.attempts or not attempts.is_without_master(topic):
+                    raise
+            await attempts.pause(look, self.end_s)
+        raise AssertionError
 
     async def _next_queue(self, last: MessageQueue) -> MessageQueue | None:
         """Return the queue of the next attempt, after a pause if it is at the same broker. None: there is no other."""

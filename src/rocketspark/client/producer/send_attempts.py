@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
+from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.hooks import HookSet, Sending, guarded
 from rocketspark.client.producer.latency_faults import LatencyFaults
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 # Pauses before the same broker is tried again; together they outlast a quick restart.
 PAUSE_S = (0.25, 0.75, 1.0)
+# A route that was fetched so short a time ago is not fetched again because a broker is busy.
+ROUTE_AGE_S = 0.2
 RETRY_CODES = frozenset(code for code, row in RESPONSES.items() if row.retriable)
 
 
@@ -347,7 +350,7 @@ class SendAttempts:
     ) -> MessageQueue:
         """Return the queue of the next attempt, after a pause if it is at the same broker; `fixed`: the only one."""
         code = cause.code if isinstance(cause, ServerError) else None
-        if isinstance(cause, NotSent) or (code is not None and verdict(code).refresh_route):
+        if isinstance(cause, TransportError) or (code is not None and self._may_be_old(topic, code)):
             try:
                 # Half of the time left, so that one attempt more is possible even if no NameServer answers.
                 async with asyncio.timeout((end_s - time.monotonic()) / 2):
@@ -359,9 +362,30 @@ class SendAttempts:
             queues = self._routes.write_queues(topic)
             queue = self._choose(topic, queues, avoid=last.broker_name) if queues else last
         if queue.broker_name == last.broker_name and code != ResponseCode.TOPIC_NOT_EXIST:
-            left_s = end_s - time.monotonic()
-            await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
+            await self.pause(attempt, end_s)
         return queue
+
+    def _may_be_old(self, topic: str, code: int) -> bool:
+        """Tell whether an answer hints that the route is: a busy master answers as one that is no master any more."""
+        return verdict(code).refresh_route or (code in NO_MASTER_CODES and self._routes.age_s(topic) > ROUTE_AGE_S)
+
+    async def pause(self, attempt: int, end_s: float) -> None:
+        """Wait before the same broker is tried again."""
+        left_s = end_s - time.monotonic()
+        await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
+
+    def is_without_master(self, topic: str) -> bool:
+        """Tell whether no broker takes messages of a topic because none of them has a master."""
+        return self._routes.is_without_master(topic)
+
+    async def peer_to_end(self, queue: MessageQueue) -> Peer:
+        """Return the connection to the master of the moment, to end a transaction. Raises RouteNotFound, NotSent."""
+        end_s = self.end_s(None)
+        try:
+            return await self.connect(queue, end_s)
+        except NotSent:
+            await self.within(end_s, self._routes.refresh(queue.topic), f"route of topic {queue.topic!r}")
+            return await self.connect(queue, end_s)
 
     # -- connections ---------------------------------------------------------------------------------------------
 

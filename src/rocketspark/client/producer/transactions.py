@@ -200,7 +200,7 @@ class AsyncTransactionProducer(AsyncProducer):
             broker_name=sent.queue.broker_name,
         )
         try:
-            peer = await self._send_attempts.connect(self._in_namespace(sent.queue), self._send_attempts.end_s(None))
+            peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
             client_api.end_transaction(peer, header)
             self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
         except RocketSparkError as e:

@@ -31,7 +31,9 @@ class Member:
         self._state = "new"
         self._work: dict[Puller, set[asyncio.Task[None]]] = {}
         self._ending: asyncio.Task[None] | None = None
-        self._instance: Any = SimpleNamespace(client_id=name, consumers={}, asked=SimpleNamespace(watchers={}))
+        self._instance: Any = SimpleNamespace(
+            client_id=name, consumers={}, asked=SimpleNamespace(watchers={}), master_watchers={}
+        )
         self._rebalance = Rebalance(
             self._instance,
             "g",
