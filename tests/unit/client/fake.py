@@ -337,9 +337,14 @@ class FakeNamesrv:
             counts = dict.fromkeys(self.brokers, 1)
         if counts is None:
             return reply(asked.opaque, ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")
-        perm = self.perms.get(topic, 6)
+        perms = self.perms
         queues = [
-            bodies.QueueDataBody(broker_name=b, read_queue_nums=n, write_queue_nums=n, perm=perm)
+            bodies.QueueDataBody(
+                broker_name=b,
+                read_queue_nums=n,
+                write_queue_nums=n,
+                perm=perms.get(f"{topic}@{b}", perms.get(topic, 6)),
+            )
             for b, n in counts.items()
         ]
         return reply(asked.opaque, 0, None, bodies.encode_route(self._datas(list(counts)), queues))

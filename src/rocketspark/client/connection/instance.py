@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -218,18 +218,19 @@ class Instance:
         """Have the members of a broker that were not known know our groups at once; tell who watches masters."""
         if self._closed:
             return
-        known = set(before.addresses.values()) if before is not None else set()
-        wanted: Iterable[str] = ()
+        elected = after.master if before is None or before.master != after.master else None
+        wanted: set[str | None] = set()
         if self.consumers:
-            wanted = after.addresses.values()
-        elif before is not None and after.master is not None:
-            wanted = (after.master,)
-        fresh = [address for address in wanted if address not in known and self.open_broker(address) is None]
-        if fresh:
+            wanted |= set(after.addresses.values())
+            wanted -= set(before.addresses.values() if before is not None else ())
+        if self.consumers or before is not None:
+            wanted.add(elected)
+        fresh = [address for address in wanted if address is not None and self.open_broker(address) is None]
+        if fresh and (self.consumers or self.producers):
             task = asyncio.ensure_future(self._meet(fresh))
             self._introducing.add(task)
             task.add_done_callback(self._introducing.discard)
-        if after.master is not None and (before is None or before.master != after.master):
+        if elected is not None:
             for tell in list(self.master_watchers.values()):
                 tell(after.broker_name)
 

@@ -7,12 +7,14 @@ import time
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.client.fake import Fake, FakeNamesrv, in_loop
 
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addresses
 from rocketspark.errors import BrokerNotFound, ConfigError, NotSent, RouteNotFound
-from rocketspark.model import MessageQueue, TopicRoute
+from rocketspark.model import BrokerData, MessageQueue, TopicRoute
 
 DEAD = "127.0.0.1:1"
 
@@ -190,3 +192,29 @@ async def test_a_set_order_holds_while_a_broker_is_away() -> None:
             assert (await producer.send("t", b"x", sharding_key="x")).queue.broker_name == "broker-a"
             with pytest.raises(BrokerNotFound):
                 await producer.send("t", b"x", sharding_key="order-1")
+
+
+@given(st.dictionaries(st.integers(0, 6), st.integers(0, 3), max_size=4), st.integers(0, 7))
+def test_whom_a_queue_is_read_from(ids: dict[int, int], wanted: int) -> None:
+    """That member; of slaves the next one; the master; the lowest slave: whatever ids are there."""
+    addresses = {number: f"host-{place}:{number}" for number, place in ids.items()}
+    routes = RouteCache([DEAD])
+    routes._learn(TopicRoute("t", (BrokerData("c", "b", addresses),), ()))
+    order = [wanted, *([wanted + 1] if wanted else []), *sorted(addresses)]
+    assert routes.readable("b", wanted) == next((addresses[n] for n in order if n in addresses), None)
+    assert routes.master("b") == addresses.get(0)
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 2), min_size=1, max_size=3), max_size=8))
+def test_each_change_of_a_brokers_addresses_is_told_once(steps: list[dict[int, int]]) -> None:
+    told: list[tuple[dict[int, str] | None, dict[int, str]]] = []
+    routes = RouteCache([DEAD])
+    routes.changed = lambda before, after: told.append((before and before.addresses, after.addresses))
+    expected, known = [], None
+    for step in steps:
+        addresses = {number: f"host-{place}" for number, place in step.items()}
+        routes._learn(TopicRoute("t", (BrokerData("c", "b", addresses),), ()))
+        if addresses != known:
+            expected.append((known, addresses))
+        known = addresses
+    assert told == expected
