@@ -13,8 +13,11 @@ from tests.java.apache import ApacheController, ask, max_offset
 from tests.java.apache_pair import PairBroker, Replicas, members, replicas, until
 from tests.java.mqadmin import MqAdmin, same
 from tests.java.our_controller import our_controller, our_namesrv
+from tests.live.support import run
+from tests.live.test_controller_client import every_call
 
 from rocketspark.admin.operations import SyncOperations
+from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 
@@ -22,13 +25,23 @@ pytestmark = pytest.mark.xdist_group("jvm")
 TOPIC = "controlled"
 
 
-def test_apaches_controller_answers_as_recorded(tmp_path: Path) -> None:
+def test_apaches_controller_answers_as_recorded_and_serves_our_client(tmp_path: Path) -> None:
     official = ApacheController(tmp_path)
     try:
         rows = controller_rows.comparable(controller_rows.play(official.controller))
+        run(our_client_on(official.controller))
     finally:
         official.kill()
     assert rows == controller_rows.recorded()
+
+
+async def our_client_on(address: str) -> None:
+    client, other = ControllerClient([address]), ControllerClient([address])
+    try:
+        await every_call(client, other)
+    finally:
+        await client.close()
+        await other.close()
 
 
 class Pair:
