@@ -114,7 +114,7 @@ def test_a_slave_s_tables_equal_those_of_a_java_master(master: ApacheCluster, tm
         address = master.broker
         fill(address)
         await filled(address)
-        side = StoreSide()
+        side = StoreSide(topics_gone=(gone := []).extend)
         async with slave(tmp_path / "s", address, side, interval_s=3600) as (copies, follow):
             assert not follow.failing
             assert_equal(copies, address)
@@ -136,6 +136,7 @@ def test_a_slave_s_tables_equal_those_of_a_java_master(master: ApacheCluster, tm
             await look(follow)
             assert_equal(copies, address)
             assert len(copies.tables.topics.table) == 4000
+            assert gone[-1] == names[0]
             again = copies.saved()
             again.messages.timers.statistics.open()
             assert_equal(again, address)

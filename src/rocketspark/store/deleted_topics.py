@@ -6,6 +6,7 @@ RocketMQ has no such file and passes it over: there a rebuild of the queues brin
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
@@ -35,8 +36,14 @@ class DeletedTopics:
 
     def add(self, topic: str, position: int, min_position: int) -> None:
         """Note a deletion; those that the log no longer reaches back to go. Raises StoreFull, StoreUnwritable."""
-        self.positions = {name: at for name, at in self.positions.items() if at > min_position}
-        self.positions[topic.encode()] = position
+        self.add_all({topic: position}, min_position)
+
+    def add_all(self, topics: Mapping[str, int], min_position: int) -> None:
+        """Note deletions, each with its position, as `add` does."""
+        # In place: who replays the log holds the table.
+        for name in [name for name, at in self.positions.items() if at <= min_position]:
+            del self.positions[name]
+        self.positions.update((topic.encode(), at) for topic, at in topics.items())
         self._write()
 
     def cut(self, log_end: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from collections.abc import Mapping
 
 from rocketspark.errors import RecordError, ReplicationError, StoreFull
 from rocketspark.model.java import string_hash
@@ -359,6 +360,43 @@ class ReplicaReceiver:
         arrived = [(queue.name, queue.queue_id, queue.next) for queue in self._arrived]
         self._arrived.clear()
         return arrived
+
+    # -- deleted topics
+
+    def take_deletions(self, positions: Mapping[str, int]) -> None:
+        """Delete the queues of topics that the master deleted, each where its log ended then.
+
+        What it received since, of a topic of the same name, stays readable; what it has of before, or gets later, is
+        in no queue. Raises StoreFull, StoreUnwritable.
+        """
+        known = self._deletions.positions
+        low = self.log.min_position
+        new = {topic: at for topic, at in positions.items() if at > max(known.get(topic.encode(), 0), low)}
+        if not new:
+            return
+        self._deletions.add_all(new, low)
+        for topic, at in new.items():
+            before = self.consume_queues.generation
+            self.consume_queues.finish_deletion(topic, at)
+            if self.consume_queues.generation != before and at < self.log.written:
+                self._dispatch_again(topic.encode(), at)
+
+    def _dispatch_again(self, topic: bytes, position: int) -> None:
+        """Put the records of a topic from a position on into its queues; they are in the index already."""
+        log, replay = self.log, Replay(self.consume_queues, None, None, {}, from_start=True)
+        while position < log.written:
+            data = log.record_at(position)
+            if data is None:
+                position = log.next_file(position)
+                continue
+            try:
+                found = record.decode(data, check_crc=False)
+            except RecordError:
+                pass  # It was told when it came.
+            else:
+                if found.topic == topic:
+                    replay.put(found)
+            position += len(data)
 
     # -- taking back
 

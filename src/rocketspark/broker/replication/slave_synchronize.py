@@ -40,8 +40,9 @@ ARRIVE_STEP_S = 0.02
 class StoreSide:
     """What the store has to hear of, and tells. `log_end`: up to where the log has arrived here; None: not asked.
 
-    `topics_taken`: new and changed topics; `topics_gone`: the names of those that went; `deleted_topics`: all deleted
-    ones that the master knows of, each with its log's end at the deletion.
+    `topics_taken`: new and changed topics; `topics_gone`: the names of those that a Java master has no more,
+    perhaps before the log of then is here; `deleted_topics`: those that a master of ours knows of, each with the end of
+    its log then.
     """
 
     log_end: Callable[[], int] | None = None
@@ -246,7 +247,7 @@ class SlaveSynchronize:
         self._took("topics", again=topics.version != before)
         if changed:
             self._store_side.topics_taken(changed)
-        if gone:
+        if gone and not self._is_ours:
             self._store_side.topics_gone(gone)
 
     async def _groups(self, api: MasterApi) -> None:

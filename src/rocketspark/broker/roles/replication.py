@@ -295,7 +295,12 @@ class Replication:
                 except StoreError as e:
                     limited.warning("topic %s is deleted at the master, but not here: %s", name, e)
 
-        return StoreSide(log_end=lambda: self._store.written_position, topics_taken=taken, topics_gone=gone)
+        return StoreSide(
+            log_end=lambda: self._store.written_position,
+            topics_taken=taken,
+            topics_gone=gone,
+            deleted_topics=self._store.take_deletions,
+        )
 
 
 def _refusing(answer: Refusal) -> Handler:
