@@ -36,6 +36,7 @@ class HaConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         self._refusal_told = False
         self.address = ""
         self.is_open = False
@@ -105,10 +106,14 @@ class HaConnection(asyncio.Protocol):
         # The timer stands early rather than late: moving it at each frame would cost more than a look in vain.
         due_s = self.link.due_s()
         if self._timer is not None:
-            if self._timer.when() <= due_s:
+            if self._timer_s <= due_s:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due_s, self._due)
+        self._set_timer(due_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        # Kept beside it: a timer that is due at once is none for uvloop, and has no time.
+        self._timer_s, self._timer = at_s, self._loop.call_at(at_s, self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -121,7 +126,7 @@ class HaConnection(asyncio.Protocol):
             return
         if self._paused:
             # Nothing can be said before it reads on.
-            self._timer = self._loop.call_at(self.link.silence_due_s(), self._due)
+            self._set_timer(self.link.silence_due_s())
             return
         self.push()
         if self._timer is None:

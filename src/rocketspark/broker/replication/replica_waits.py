@@ -77,6 +77,7 @@ class ReplicaWaits:
         self._rows: dict[tuple[Wanted, int], collections.deque[tuple[int, float, Tell]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         self.timeouts_count = 0
 
     @property
@@ -100,10 +101,10 @@ class ReplicaWaits:
             row = self._rows[wanted, timeout_ms] = collections.deque()
         deadline_s = self._loop.time() + timeout_ms / 1000
         row.append((position, deadline_s, tell))
-        if self._timer is None or self._timer.when() > deadline_s:
+        if self._timer is None or self._timer_s > deadline_s:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(deadline_s, self._time_out)
+            self._set_timer(deadline_s)
 
     def acked(self, slave: Hashable, position: int, replica_id: int | None = None) -> None:
         """A slave holds the log up to `position`. `slave`: whatever stands for its connection."""
@@ -158,6 +159,11 @@ class ReplicaWaits:
             if not row:
                 self._rows.pop(key, None)
 
+    def _set_timer(self, at_s: float) -> None:
+        assert self._loop is not None
+        # Kept beside it: a timer that is due at once is none for uvloop, and has no time.
+        self._timer_s, self._timer = at_s, self._loop.call_at(at_s, self._time_out)
+
     def _time_out(self) -> None:
         assert self._loop is not None
         self._timer = None
@@ -171,7 +177,7 @@ class ReplicaWaits:
                 del self._rows[key]
         first_s = min((row[0][1] for row in self._rows.values()), default=None)
         if first_s is not None:
-            self._timer = self._loop.call_at(first_s, self._time_out)
+            self._set_timer(first_s)
         self.timeouts_count += len(late)
         late.sort(key=lambda waiting: waiting[0])
         for _, tell in late:
