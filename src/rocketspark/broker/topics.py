@@ -176,6 +176,13 @@ class Topics:
             return rows
         return [(name, msgspec.structs.replace(c, perm=c.perm & allowed)) for name, c in rows]
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the version begin a master's epoch: the NameServers then believe this broker rather than an older one."""
+        if epoch > self.version.state_version:
+            self.version = next_version(self.version)
+            self.version.state_version = epoch
+            self.unsaved.changed()
+
     def take(self, table: dict[str, TopicConfig], version: DataVersion) -> tuple[list[TopicConfig], list[str]]:
         """Make this table a master's, with its version; returns (topics that are new or changed, names that went)."""
         gone = [name for name in self.table if name not in table]

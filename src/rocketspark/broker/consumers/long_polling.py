@@ -58,6 +58,9 @@ class LongPolling:
         # Requests to retry, in this turn or a later one.
         self._due: dict[HeldRequest, None] = {}
         self._scheduled = False
+        # True while readers do not see yet what is stored: queues that grew are marked again once they do.
+        self.keeps_recent = False
+        self._recent: set[QueueKey] = set()
 
     @property
     def waiting(self) -> int:
@@ -113,8 +116,19 @@ class LongPolling:
     def mark(self, topic: str, queue_id: int) -> None:
         """Note that the queue grew: its held requests are retried later in this turn of the loop."""
         key = (topic, queue_id)
+        if self.keeps_recent:
+            self._recent.add(key)
         if key in self._waiting:
             self._marked.add(key)
+            self._schedule()
+
+    def confirmed(self, *, everything: bool) -> None:
+        """Note that readers see more of what was stored, or everything: held requests look again."""
+        grown = self._recent & self._waiting.keys()
+        if everything:
+            self._recent.clear()
+        if grown:
+            self._marked |= grown
             self._schedule()
 
     def again(self, waiter: HeldRequest) -> None:

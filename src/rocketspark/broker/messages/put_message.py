@@ -232,7 +232,7 @@ class PutMessage:
         """
         placed = self._append_run(messages, int(time() * 1000), born_host)
         self.stored()
-        if self._awaited:
+        if self._awaited or self._long_polling.keeps_recent:
             for message in messages[: len(placed)]:
                 self._long_polling.mark(message[0].name, message[0].queue_id)
         return placed

@@ -1,0 +1,109 @@
+"""Which replica a broker is, under a controller: a name and a number given once. Rule: written before it is used.
+
+Two files in RocketMQ's format: the number applied for, with the code that proves who applied, then the number granted.
+A kill between any two writes leaves a broker that finds its own number again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from rocketspark.errors import ConfigError
+from rocketspark.model.text import INT_MAX, shown, whole_number
+from rocketspark.store.files import config_files
+from rocketspark.store.files.system_calls import OsFiles, failure
+
+
+class Applied(NamedTuple):
+    """A number that was applied for. `check_code`: "address;ms", as only this broker knows it."""
+
+    broker_id: int
+    check_code: str
+
+
+class BrokerIdentity:
+    """The identity files of one broker. Raises ConfigError where a file is another broker's or cannot be understood."""
+
+    def __init__(self, path: str, cluster: str, broker_name: str, files: OsFiles | None = None) -> None:
+        self._path = path
+        self._temp = f"{path}-temp"
+        self._cluster = cluster
+        self._name = broker_name
+        self._files = files or OsFiles()
+        if "#" in cluster or "#" in broker_name:
+            raise ConfigError(
+                f"brokerName {shown(broker_name)!r} of {shown(cluster)!r}: no # may be in either, it parts them in"
+                f" {path}"
+            )
+
+    def granted(self) -> int | None:
+        """Return this broker's number; None if it has none yet, or that was not written to its end."""
+        try:
+            words = self._words(self._path, 3)
+            return None if words is None else self._number(self._path, words[2])
+        except ConfigError:
+            if os.path.exists(self._temp):
+                return None
+            raise
+
+    def applied(self) -> Applied | None:
+        """Return the number applied for before, which may be granted or not; None if there is none."""
+        try:
+            words = self._words(self._temp, 4)
+            if words is not None and words[3]:
+                return Applied(self._number(self._temp, words[2]), words[3])
+        except ConfigError:
+            pass
+        # Cut off by a kill: it was not applied for yet.
+        self.forget_applied()
+        return None
+
+    def apply(self, applied: Applied) -> None:
+        """Note a number before the controller is asked for it. Raises StoreFull, StoreUnwritable."""
+        self._write(self._temp, f"{self._cluster}#{self._name}#{applied.broker_id}#{applied.check_code}")
+
+    def grant(self, broker_id: int) -> None:
+        """Note the number that the controller granted. Raises StoreFull, StoreUnwritable."""
+        self._write(self._path, f"{self._cluster}#{self._name}#{broker_id}")
+        self.forget_applied()
+
+    def forget_applied(self) -> None:
+        """The number applied for is another broker's, or granted by now."""
+        try:
+            os.unlink(self._temp)
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            raise failure(e, "remove", self._temp) from e
+
+    def _write(self, path: str, text: str) -> None:
+        config_files.write(path, text, self._files, keep_before=False)
+
+    def _words(self, path: str, count: int) -> list[str] | None:
+        try:
+            text = Path(path).read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        words = text.split("#")
+        if len(words) != count:
+            raise ConfigError(
+                f"{path} is no identity of a broker: put it right (cluster#brokerName#id), or remove it to get a new"
+                " number"
+            )
+        if words[:2] != [self._cluster, self._name]:
+            raise ConfigError(
+                f"{path} is that of {shown('#'.join(words[:2]))}, not of {self._cluster}#{self._name}: give the broker"
+                " the cluster and name it had, or another store"
+            )
+        return words
+
+    @staticmethod
+    def _number(path: str, text: str) -> int:
+        number = whole_number(text, low=1, high=INT_MAX)
+        if number is None:
+            raise ConfigError(f"{path} gives no number above 0 but {shown(text, characters_max=40)!r}: put it right")
+        return number

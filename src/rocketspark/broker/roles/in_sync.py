@@ -1,0 +1,182 @@
+"""A master's in-sync set under a controller: who is in it, up to where all of it holds the log, what it is asked for.
+
+Rule: one request to the controller at a time; until it answered, the set before and the one asked for count together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Set
+
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.replication.controller_client import ControllerClient
+from rocketspark.broker.replication.ha_listener import HaConnection, HaListener
+from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_confirmed
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.store.files.epoch_file import EpochList
+from rocketspark.store.store import Store
+
+log = LimitedLog("rocketspark.broker.replication")
+
+RETRY_S = 1.0
+
+
+class InSyncReplicas:
+    """The in-sync set while this broker is master. `own_id`: its number at the controller."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        listener: HaListener,
+        waits: ReplicaWaits,
+        epochs: EpochList,
+        controller: ControllerClient,
+        long_polling: LongPolling,
+        own_id: int,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._role = role
+        self._listener = listener
+        self._waits = waits
+        self._epochs = epochs
+        self._controller = controller
+        self._long_polling = long_polling
+        self.set = SyncStateSet(own_id)
+        self.confirmed = store.confirmed_position
+        self._asking: asyncio.Task[None] | None = None
+        self._is_on = False
+        # Called when the controller says that it knows this master no more: its data have to be looked at.
+        self.doubted: Callable[[], None] = lambda: None
+
+    # -- in office ------------------------------------------------------------------------------------------------
+
+    def begin(self, members: Set[int], epoch: int) -> None:
+        """Take office with the controller's set."""
+        self.set.begin(members, epoch, asyncio.get_running_loop().time())
+        self._is_on = True
+        self._changed()
+
+    def adopt(self, members: Set[int], epoch: int) -> None:
+        """Take the set that the controller told by itself."""
+        if self._is_on and self.set.adopt(members, epoch):
+            self._changed()
+
+    def end(self) -> None:
+        """Leave office."""
+        self._is_on = False
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _changed(self) -> None:
+        self._waits.set_members(self.set.all_members, self.set.own_id)
+        self.confirm()
+
+    # -- what slaves report ---------------------------------------------------------------------------------------
+
+    def reported(self, connection: HaConnection) -> None:
+        """A slave told how far it is."""
+        link = connection.link
+        replica_id = link.replica_id
+        if not self._is_on or replica_id is None:
+            return
+        if link.caught_up_s is not None and not link.learner:
+            self.set.caught_up(replica_id, link.caught_up_s)
+        if not link.learner:
+            last = self._epochs.last
+            start = last.start if last is not None else 0
+            if self.set.joined(replica_id, link.acked, confirmed=self.confirmed, epoch_start=start) is not None:
+                self._ask_soon()
+        if replica_id in self.set.all_members:
+            self.confirm()
+
+    def lost(self, connection: HaConnection) -> None:
+        """A slave's connection ended."""
+        replica_id = connection.link.replica_id
+        if self._is_on and replica_id is not None and self._connected(replica_id) is None:
+            if self.set.lost(replica_id) is not None:
+                self._ask_soon()
+            self.confirm()
+
+    def _connected(self, replica_id: int) -> HaConnection | None:
+        return next((c for c in self._listener.connections if c.is_open and c.link.replica_id == replica_id), None)
+
+    def check(self) -> None:
+        """Drop who was not caught up for too long, or never connected; to be called every checkSyncStateSetPeriod."""
+        if not self._is_on:
+            return
+        now_s = asyncio.get_running_loop().time()
+        for connection in self._listener.connections:
+            link = connection.link
+            if link.replica_id is not None and link.caught_up_s is not None and not link.learner:
+                self.set.caught_up(link.replica_id, link.caught_up_s)
+        if self.set.overdue(now_s, self._settings.slave_not_caught_up_ms / 1000) is not None:
+            self._ask_soon()
+
+    # -- up to where it is held -----------------------------------------------------------------------------------
+
+    def confirm(self) -> None:
+        """Move the confirmed position on, and show readers what it covers."""
+        store, members = self._store, self.set.all_members
+        all_ack = self._settings.all_ack_in_sync_set
+        end = store.written_position
+        acked = {
+            c.link.replica_id: c.link.acked
+            for c in self._listener.connections
+            if c.is_open and c.link.replica_id is not None
+        }
+        before = self.confirmed
+        self.confirmed = max(
+            before,
+            master_confirmed(
+                members, self.set.own_id, acked, end_position=end, before=before, all_ack=all_ack
+            ),
+        )
+        store.confirmed_position = self.confirmed
+        alone = len(members) <= 1 or not all_ack
+        self._long_polling.keeps_recent = not alone
+        store.show_up_to(None if alone else self.confirmed)
+        if alone or self.confirmed > before:
+            self._long_polling.confirmed(everything=alone or self.confirmed >= end)
+
+    # -- asking the controller ------------------------------------------------------------------------------------
+
+    def _ask_soon(self) -> None:
+        self._waits.set_members(self.set.all_members, self.set.own_id)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        found = self.set
+        while self._is_on and (wanted := found.wanted) is not None:
+            try:
+                taken = await self._controller.alter_in_sync(
+                    self._settings.broker_name, found.own_id, self._role.epoch, wanted, found.epoch
+                )
+            except ServerError as e:
+                log.warning("the in-sync set stays %s, the controller refused %s: %s", _ids(found.members), _ids(wanted), e)
+                found.refused()
+                self._changed()
+                self.doubted()
+                await asyncio.sleep(RETRY_S)
+                self.check()
+            except RocketSparkError as e:
+                log.warning("the in-sync set may be %s, the controller does not answer: %s", _ids(found.all_members), e)
+                await asyncio.sleep(RETRY_S)
+            else:
+                log.info("the in-sync set is %s (before: %s)", _ids(taken.members), _ids(found.members))
+                found.adopt(taken.members, taken.epoch)
+                self._changed()
+                for connection in list(self._listener.connections):
+                    self.reported(connection)
+
+
+def _ids(members: Set[int]) -> str:
+    return ", ".join(map(str, sorted(members)))

@@ -1,0 +1,239 @@
+"""A broker under a controller: gets its number, asks who is master, tells that it lives, follows each election.
+
+Rule: until it knows its master it writes nothing and registers nowhere (fenced). What the controller says counts by
+its epoch: a higher one changes the role, the same one only the in-sync set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
+from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.roles.broker_identity import Applied, BrokerIdentity
+from rocketspark.broker.roles.controlled import ControlledRole
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.headers.controller import ElectMasterReply, ReplicaHeartbeatHeader
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.store.files.epoch_file import EpochList
+from rocketspark.store.store import Store
+from rocketspark.transport.connections import parse_addresses
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+log = LimitedLog("rocketspark.broker.replication")
+
+RETRY_S = 1.0
+
+
+class ReplicasManager:
+    """Follows the controller. `controlled`: carries a role out; `own_id`: this broker's number, once it has one."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        epochs: EpochList,
+        controlled: ControlledRole,
+        controller: ControllerClient,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._role = role
+        self._epochs = epochs
+        self._controlled = controlled
+        self._controller = controller
+        path = settings.identity_file or f"{settings.store_root}/brokerIdentity"
+        self._identity = BrokerIdentity(path, settings.cluster_name, settings.broker_name)
+        self._address = ""
+        self.own_id = self._identity.granted()
+        self._look_now = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changing = asyncio.Lock()
+        controlled.doubted = self._look_now.set
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self.notified, ElectMasterReply)
+
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    def start(self, address: str) -> None:
+        """Follow the controller in the background."""
+        self._address = address
+        self._controller.addresses = parse_addresses(self._settings.controller_addresses)
+        self._tasks.append(asyncio.create_task(self._run()))
+
+    async def stop(self) -> None:
+        """Stop following: for the controller this broker is gone once its connection ends."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._controller.close()
+
+    async def _run(self) -> None:
+        while not await self._tried("register at the controller", self._register):
+            await asyncio.sleep(RETRY_S)
+        self._tasks.append(asyncio.create_task(self._beat()))
+        self._tasks.append(asyncio.create_task(self._check_in_sync()))
+        while True:
+            await self._tried("look at the controller's data", self._look)
+            interval_ms = self._settings.metadata_interval_ms if self._role.epoch else RETRY_S * 1000
+            try:
+                async with asyncio.timeout(interval_ms / 1000):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+
+    async def _tried(self, what: str, act: Any) -> bool:
+        try:
+            await act()
+        except RocketSparkError as e:
+            log.warning("could not %s: %s; tried again", what, e)
+            return False
+        except Exception:
+            log.exception("could not %s; tried again", what)
+            return False
+        return True
+
+    # -- the number -----------------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        s, controller = self._settings, self._controller
+        applied = self._identity.applied()
+        if applied is None and self.own_id is None:
+            broker_id = await controller.next_id(s.cluster_name, s.broker_name)
+            applied = Applied(broker_id, f"{self._address};{time.time_ns() // 1_000_000}")
+            self._identity.apply(applied)
+        if applied is not None:
+            try:
+                await controller.apply_id(s.cluster_name, s.broker_name, applied.broker_id, applied.check_code)
+            except ServerError as e:
+                if e.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+                    self._identity.forget_applied()
+                raise
+            self._identity.grant(applied.broker_id)
+            self.own_id = applied.broker_id
+            log.info("this broker is number %d of %s", self.own_id, s.broker_name)
+        assert self.own_id is not None
+        found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
+        await controller.heartbeat(self._heartbeat())
+        self._controlled.begin(self.own_id)
+        await self._take(found)
+
+    # -- who is master --------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        s, controller = self._settings, self._controller
+        assert self.own_id is not None
+        try:
+            found = await controller.replica_info(s.broker_name)
+        except ServerError as e:
+            if e.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
+                raise
+            found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
+        if found.master is None or not self._role.epoch:
+            # The controller must have heard of this broker before it can elect it.
+            await controller.heartbeat(self._heartbeat())
+        if found.master is None:
+            try:
+                elected = await controller.elect(s.cluster_name, s.broker_name, self.own_id)
+            except ServerError as e:
+                if e.code != ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
+                    raise
+                log.warning("no master can be elected yet: %s", e.remark)
+                return
+            await self._take_elected(elected)
+            return
+        await self._take(found)
+
+    async def _take(self, found: SetState) -> None:
+        if found.master is not None:
+            master = found.master
+            await self._change(master.broker_id, master.address, master.epoch, found.in_sync, found.set_epoch)
+
+    async def _take_elected(self, elected: Elected) -> None:
+        master = elected.master
+        await self._change(master.broker_id, master.address, master.epoch, elected.in_sync, master.set_epoch)
+
+    async def _change(
+        self, broker_id: int, address: str, epoch: int, members: frozenset[int], set_epoch: int
+    ) -> None:
+        async with self._changing:
+            if self.own_id is None or epoch < self._role.epoch:
+                return
+            if epoch == self._role.epoch:
+                self._controlled.same_master(members, set_epoch)
+            elif broker_id == self.own_id:
+                await self._controlled.become_master(epoch, members, set_epoch)
+            else:
+                await self._controlled.become_slave(address, epoch)
+
+    async def notified(self, peer: Peer, request: Request[ElectMasterReply], body: bytes) -> bytes:
+        """NOTIFY_BROKER_ROLE_CHANGED (1008): the controller elected."""
+        h = request.ext
+        if h.master_broker_id is not None and h.master_address and h.master_epoch is not None:
+            found = java_json.decode_request(body, SyncStateSet) if body else SyncStateSet()
+            await self._tried(
+                "take the role that the controller told",
+                lambda: self._change(
+                    h.master_broker_id or 0,
+                    h.master_address or "",
+                    h.master_epoch or 0,
+                    frozenset(found.sync_state_set),
+                    h.sync_state_set_epoch or 0,
+                ),
+            )
+        else:
+            self._look_now.set()
+        return reply(request.opaque)
+
+    # -- signs of life --------------------------------------------------------------------------------------------
+
+    def _heartbeat(self) -> ReplicaHeartbeatHeader:
+        s = self._settings
+        return ReplicaHeartbeatHeader(
+            cluster_name=s.cluster_name,
+            broker_name=s.broker_name,
+            address=self._address,
+            broker_id=self.own_id,
+            epoch=max(self._epochs.last_epoch, 0),
+            max_offset=self._store.end_position,
+            confirm_offset=self._store.confirmed_position,
+            timeout_ms=s.controller_timeout_ms,
+            election_priority=s.election_priority,
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_interval_ms / 1000)
+            await self._tried("tell the controllers of life", lambda: self._controller.heartbeat_all(self._heartbeat()))
+
+    async def _check_in_sync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sync_set_check_interval_ms / 1000)
+            self._controlled.check()
+
+    async def hand_over(self) -> bool:
+        """Have another member of the in-sync set elected, before this master leaves; False if none could be."""
+        s = self._settings
+        for member in self._controlled.others_in_sync():
+            try:
+                elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
+            except RocketSparkError as e:
+                log.warning("broker %d of %s was not elected before this one leaves: %s", member, s.broker_name, e)
+                continue
+            await self._take_elected(elected)
+            return True
+        return False
