@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rocketspark.errors import RecordError, ReplicationError, StoreFull
 from rocketspark.model.java import string_hash
@@ -62,6 +62,8 @@ class ReplicaReceiver:
     # Where the first bytes of this stream lie: there a record must begin.
     _stream_from = -1
     _visible_end: int | None = None
+    # Called after the log was cut back.
+    cut_happened: Callable[[], None] = staticmethod(lambda: None)
 
     # -- the log's raw bytes
 
@@ -431,6 +433,7 @@ class ReplicaReceiver:
         last = self._last_before(position)
         self._last_time_ms = last if last >= 0 else 0
         self._replay = Replay(self.consume_queues, index, None, self._deletions.positions, from_start=True)
+        self.cut_happened()
 
     def _prepare_to_cut(self, position: int) -> None:
         """Note on the disk that the log may end there. Store does it."""

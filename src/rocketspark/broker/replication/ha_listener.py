@@ -191,8 +191,8 @@ class HaListener:
         self._make_link = make_link
         self.troubles = troubles
         self._waits = waits
-        self._on_report = on_report
-        self._on_lost = on_lost
+        self.on_report = on_report
+        self.on_lost = on_lost
         self._connections_max = connections_max
         self._descriptors = descriptors
         self._server: asyncio.Server | None = None
@@ -267,16 +267,16 @@ class HaListener:
         self.troubles.ended(connection.host)
         self.furthest_acked = max(self.furthest_acked, link.acked)
         self._waits.acked(connection, link.acked, link.replica_id)
-        if self._on_report:
-            self._on_report(connection)
+        if self.on_report:
+            self.on_report(connection)
 
     def lost(self, connection: HaConnection) -> None:
         """A slave counts no more: its connection ends, or it does not fit."""
         self._waits.left(connection)
         if not connection.is_open and connection in self.connections:
             self.connections.remove(connection)
-        if self._on_lost:
-            self._on_lost(connection)
+        if self.on_lost:
+            self.on_lost(connection)
 
     def gone(self, connection: HaConnection) -> None:
         """A connection is closed."""

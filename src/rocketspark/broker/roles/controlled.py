@@ -1,4 +1,4 @@
-"""What a controller's word does to a broker: it becomes master or slave, with the epoch noted before anything is written.
+"""What a controller's word does to a broker: it becomes master or slave, with the epoch noted before it writes.
 
 Rule: only `ReplicasManager` calls this, one change at a time.
 """
@@ -25,11 +25,15 @@ log = logging.getLogger("rocketspark.broker.replication")
 class RoleDriver:
     """What carries a change of role out; `Replication` does."""
 
+    def stop_copying(self) -> None:
+        """End the link to the master, if there is one."""
+        raise NotImplementedError
+
     async def take_office(self, reason: str, epoch: int) -> None:
         """Become the master, or go on as it in a new epoch."""
         raise NotImplementedError
 
-    async def follow_master(self, reason: str, address: str, epoch: int) -> None:
+    async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
         """Become a slave of that master, or of another one."""
         raise NotImplementedError
 
@@ -93,8 +97,10 @@ class ControlledRole:
                 self._epochs.last_epoch,
             )
             return
+        self._driver.stop_copying()
         self._store.become_master()
-        self._epochs.begin(epoch, self._store.written_position)
+        if epoch > self._epochs.last_epoch:
+            self._epochs.begin(epoch, self._store.written_position)
         self.in_sync.begin(members, set_epoch)
         await self._driver.take_office(f"elected by the controller, epoch {epoch}", epoch)
 
@@ -103,7 +109,9 @@ class ControlledRole:
         if self.in_sync is not None:
             self.in_sync.end()
         self._long_polling.keeps_recent = False
-        await self._driver.follow_master(f"{address} was elected by the controller, epoch {epoch}", address, epoch)
+        reason = f"{address} was elected by the controller, epoch {epoch}"
+        await self._driver.follow_master(reason, address, epoch, self.own_id)
+        self._store.show_up_to(self._store.confirmed_position)
 
     def same_master(self, members: Set[int], set_epoch: int) -> None:
         """Take the in-sync set of the epoch this broker is in."""
@@ -129,8 +137,9 @@ class ControlledRole:
 
     def check(self) -> None:
         """See `InSyncReplicas.check`; epochs that the log does not reach back to are forgotten."""
-        if self.in_sync is not None:
+        if self.in_sync is not None and self._role.is_master:
             self.in_sync.check()
+            self.in_sync.confirm()
         if self._store.min_position:
             self._epochs.forget_before(self._store.min_position)
 

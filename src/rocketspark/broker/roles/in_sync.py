@@ -135,9 +135,7 @@ class InSyncReplicas:
         before = self.confirmed
         self.confirmed = max(
             before,
-            master_confirmed(
-                members, self.set.own_id, acked, end_position=end, before=before, all_ack=all_ack
-            ),
+            master_confirmed(members, self.set.own_id, acked, end_position=end, before=before, all_ack=all_ack),
         )
         store.confirmed_position = self.confirmed
         alone = len(members) <= 1 or not all_ack
@@ -161,7 +159,9 @@ class InSyncReplicas:
                     self._settings.broker_name, found.own_id, self._role.epoch, wanted, found.epoch
                 )
             except ServerError as e:
-                log.warning("the in-sync set stays %s, the controller refused %s: %s", _ids(found.members), _ids(wanted), e)
+                log.warning(
+                    "the in-sync set stays %s, the controller refused %s: %s", _ids(found.members), _ids(wanted), e
+                )
                 found.refused()
                 self._changed()
                 self.doubted()

@@ -167,13 +167,11 @@ class ReplicasManager:
         master = elected.master
         await self._change(master.broker_id, master.address, master.epoch, elected.in_sync, master.set_epoch)
 
-    async def _change(
-        self, broker_id: int, address: str, epoch: int, members: frozenset[int], set_epoch: int
-    ) -> None:
+    async def _change(self, broker_id: int, address: str, epoch: int, members: frozenset[int], set_epoch: int) -> None:
         async with self._changing:
             if self.own_id is None or epoch < self._role.epoch:
                 return
-            if epoch == self._role.epoch:
+            if epoch == self._role.epoch and (broker_id == self.own_id or address == self._role.master_address):
                 self._controlled.same_master(members, set_epoch)
             elif broker_id == self.own_id:
                 await self._controlled.become_master(epoch, members, set_epoch)

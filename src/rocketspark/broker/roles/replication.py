@@ -13,18 +13,21 @@ from typing import Any
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.ha_client import HaClient
 from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_ha_info
 from rocketspark.broker.replication.ha_listener import HaListener
-from rocketspark.broker.replication.master_link import MasterLink
+from rocketspark.broker.replication.master_link import MasterLink, SwitchMasterLink
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
-from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.slave_link import SlaveLink, State
+from rocketspark.broker.replication.slave_link import SlaveLink, State, SwitchSlaveLink
 from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
 from rocketspark.broker.replication.troubles import Troubles
+from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
 from rocketspark.broker.roles.member_group import MemberGroup
+from rocketspark.broker.roles.replicas_manager import ReplicasManager
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError, StoreError
@@ -32,6 +35,7 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections, parse_address
 from rocketspark.transport.peer import Peer
@@ -44,9 +48,12 @@ limited = LimitedLog("rocketspark.broker.replication")
 # haMasterAddress counts from so many characters on (rule: DefaultMessageStore, 5.x).
 ADDRESS_CHARACTERS_MIN = 6
 DISPATCH_RETRY_S = 1.0
+# How long a master that ends waits for its slaves, or for an election.
+HAND_OVER_S = 5.0
+HAND_OVER_LOOK_S = 0.02
 
 
-class Replication:
+class Replication(RoleDriver):
     """The role of one broker and what hangs on it. `start` and `join` make it what its settings say."""
 
     def __init__(
@@ -91,14 +98,50 @@ class Replication:
         ha_info.told = self._told
         ha_info.reset_flush_offset = self._reset_flush_offset
         registration.on_master = self._registered
+        self._is_joined = False
+        self._look_now = asyncio.Event()
+        self.manager: ReplicasManager | None = None
+        if settings.controller_mode:
+            self._be_controlled()
         durability.in_sync = self
         durability.wake = self.wake
 
+    def _be_controlled(self) -> None:
+        """Make what a controller needs. Raises ConfigError, StoreUnwritable for files that cannot be understood."""
+        s, store = self._settings, self._store
+        self.epochs = EpochList(s.epoch_file or f"{s.store_root}/epochFileCheckpoint")
+        controller = ControllerClient(())
+        self.controlled = ControlledRole(
+            s, store, self.role, self.epochs, self, self.listener, self._waits, controller, self._long_polling
+        )
+        self.manager = ReplicasManager(s, store, self.role, self.epochs, self.controlled, controller)
+        self.manager.routes(self._routes)
+        self.listener.on_report = self.controlled.reported
+        self.listener.on_lost = self.controlled.lost
+        self._durability.mode = Mode.CONTROLLER
+
     def _master_link(self, now_s: float) -> MasterLink:
-        return MasterLink(self._store, self._settings, now_s)
+        if self.manager is None:
+            return MasterLink(self._store, self._settings, now_s)
+        return SwitchMasterLink(
+            self._store,
+            self._settings,
+            now_s,
+            epochs=self.epochs,
+            confirmed=lambda: self._store.confirmed_position,
+        )
 
     def _slave_link(self, now_s: float) -> SlaveLink:
-        return SlaveLink(self._store, self._settings, now_s)
+        if self.manager is None:
+            return SlaveLink(self._store, self._settings, now_s)
+        return SwitchSlaveLink(
+            self._store,
+            self._settings,
+            now_s,
+            epochs=self.epochs,
+            replica_id=self.controlled.own_id,
+            confirm=self.controlled.confirmed,
+        )
 
     # -- start and end --------------------------------------------------------------------------------------------
 
@@ -108,8 +151,13 @@ class Replication:
         s = self._settings
         await self._listen()
         self._registration.ha_address = self._own_ha_address
-        if s.broker_role == "SLAVE":
+        self._store.cut_happened = self._services.queue_was_cut
+        if self.manager is not None:
+            self.role.kind, self.role.reason = Role.FENCED, "the controller has not said yet who is master"
+            s.broker_role = "SLAVE"
+        elif s.broker_role == "SLAVE":
             self.role.kind = Role.SLAVE
+        if not self.role.is_master:
             self._store.become_replica()
         self.synchronize = SlaveSynchronize(self._tables, self._messages, self._store_side(), own_address=address)
         self.synchronize.start()
@@ -122,14 +170,34 @@ class Replication:
             self._services.start()
 
     async def join(self) -> None:
-        """Register at the NameServers, and look for the master."""
+        """Register at the NameServers, and look for the master; under a controller once it said who that is."""
         log.info("broker %s is %s (id %d)", self._settings.broker_name, self.role.kind.value, self.role.broker_id)
-        await self._registration.start(self._address)
+        if self.manager is not None:
+            self.manager.start(self._address)
+        else:
+            await self._announce()
         self._poll = asyncio.create_task(self._watch())
 
+    async def _announce(self) -> None:
+        """Tell the NameServers of the role."""
+        if self._is_joined:
+            self._registration.again()
+        else:
+            self._is_joined = True
+            await self._registration.start(self._address)
+
     async def stop(self) -> None:
-        """End deliveries and the links; the NameServers are left elsewhere."""
+        """Hand over to the slaves, end deliveries and the links; the NameServers are left elsewhere."""
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._hand_over()
+        except TimeoutError:
+            log.warning("not all slaves have what this master took when it ends; they get it when it is back")
+        except Exception:
+            log.exception("the slaves were not waited for")
         self._closing = True
+        if self.manager is not None:
+            await self.manager.stop()
         if self._dispatch_timer is not None:
             self._dispatch_timer.cancel()
         if self._poll is not None:
@@ -142,6 +210,73 @@ class Replication:
         await self.listener.close()
         self._waits.give_up()
         await self._connections.close()
+
+    async def _hand_over(self) -> None:
+        """Take nothing more and wait until each slave that is connected has all; a controller elects one of them."""
+        if not self.role.is_master or not any(c.link.acked >= 0 for c in self.listener.connections):
+            return
+        if self.manager is not None:
+            await self.manager.hand_over()
+            return
+        self.role.kind, self.role.reason = Role.FENCED, "the broker ends"
+        self.configure()
+        self.wake()
+        while any(c.is_open and 0 <= c.link.acked < self._store.written_position for c in self.listener.connections):
+            await asyncio.sleep(HAND_OVER_LOOK_S)
+
+    # -- changes of role ------------------------------------------------------------------------------------------
+
+    def stop_copying(self) -> None:
+        """End the link to the master, and what follows its tables."""
+        self.client.set_address(None)
+        if self.synchronize is not None:
+            self.synchronize.set_master(None)
+
+    def _tell(self, before: Role, reason: str) -> None:
+        self.role.reason = reason
+        log.info(
+            "broker %s: %s, was %s (%s); the log ends at %d",
+            self._settings.broker_name,
+            self.role.kind.value,
+            before.value,
+            reason,
+            self._store.written_position,
+        )
+
+    async def take_office(self, reason: str, epoch: int) -> None:
+        """Become the master, or go on as it in a new epoch; the store takes messages already."""
+        before, s = self.role.kind, self._settings
+        self.role.epoch, self.role.master_address = epoch, None
+        s.broker_id, s.broker_role = MASTER_ID, "SYNC_MASTER"
+        self.role.kind = Role.MASTER
+        if before is not Role.MASTER:
+            self.listener.end_connections()
+            self._start_end = self._store.written_position
+            self._services.start()
+            self.configure()
+        self._tables.topics.begin_epoch(epoch)
+        self._tell(before, reason)
+        await self._announce()
+
+    async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
+        """Become a slave of that master, or of another one."""
+        before, s = self.role.kind, self._settings
+        self.role.epoch, self.role.master_address = epoch, address
+        s.broker_id, s.broker_role = own_id, "SLAVE"
+        self.role.kind = Role.SLAVE
+        self.configure()
+        self._waits.give_up()
+        self.listener.end_connections()
+        self.stop_copying()
+        await self._services.stop()
+        if not self._store.log.is_replica:
+            self._store.become_replica()
+        self._tables.topics.begin_epoch(epoch)
+        self._tell(before, reason)
+        if self.synchronize is not None:
+            self.synchronize.set_master(address)
+        await self._announce()
+        self._look_now.set()
 
     async def _listen(self) -> None:
         s = self._settings
@@ -203,7 +338,8 @@ class Replication:
 
     def sync_set_size(self) -> int:
         """Return the size of the controller's in-sync set."""
-        return 1
+        found = self.controlled.in_sync if self.manager is not None else None
+        return found.set.size if found is not None else 1
 
     # -- a slave's master -----------------------------------------------------------------------------------------
 
@@ -217,6 +353,8 @@ class Replication:
 
     def _registered(self, ha_address: str | None, master_address: str | None) -> None:
         """A NameServer told where the master is; None: it knows of none, others may."""
+        if self.manager is not None and master_address != self.role.master_address:
+            return  # The controller knows better.
         if self.role.kind is Role.SLAVE and master_address:
             self._follow(ha_address, master_address)
 
@@ -244,18 +382,22 @@ class Replication:
                 limited.info("the brokers of the name are not known now: %s", e)
             except Exception:
                 log.exception("the brokers of the name could not be looked at")
-            await asyncio.sleep(self._settings.member_group_interval_ms / 1000)
+            try:
+                async with asyncio.timeout(self._settings.member_group_interval_ms / 1000):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
 
     async def _look(self) -> None:
         if self.role.kind is not Role.SLAVE or self.client.state is State.TRANSFER:
             return
-        members = await self.members.ask()
-        master = members.get(MASTER_ID)
+        master = self.role.master_address if self.manager is not None else (await self.members.ask()).get(MASTER_ID)
         if master is None or master == self._address:
             return
         info = await ask_ha_info(self._connections, master)
         if info is not None and self.role.kind is Role.SLAVE:
-            self._follow(info.ha_address, info.master_address or master)
+            self._follow(info.ha_address, master)
 
     def _reset_flush_offset(self, offset: int) -> None:
         self._store.master_flushed_position = offset
