@@ -141,7 +141,7 @@ class BrokerServer:
         )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
-        self._role = BrokerRole(s)
+        self.role = BrokerRole(s)
         try:
             store_host = pack_host(s.host, self._server.port)
             refuse_static(Path(s.store_root) / "config")
@@ -161,7 +161,7 @@ class BrokerServer:
             self._build(routes)
             self._file_cleaning.start()
             self._flush_service.start()
-            await self._replication.start(self.address)
+            await self.replication.start(self.address)
             self._every("timer messages", TIMER_SAVE_S, self._wheel.save)
             self._every("client scan", CLIENT_SCAN_S, self._expire_clients)
             self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
@@ -175,7 +175,7 @@ class BrokerServer:
                 self.metrics = self._metrics_server(self._metrics)
                 await self.metrics.start(s.metrics_host, s.metrics_port)
                 self._every("message sizes", SIZES_S, self._metrics.sizes.collect)
-            await self._replication.join()
+            await self.replication.join()
         except BaseException:
             await self.close()
             raise
@@ -192,14 +192,14 @@ class BrokerServer:
         )
         self._flush_service.crowded = self._fast_failure.flushes_waiting
         self._waits = ReplicaWaits(s)
-        self._durability = Durability(s, self._flush_service, self._waits, self._role)
+        self._durability = Durability(s, self._flush_service, self._waits, self.role)
         self._file_cleaning = FileCleaning(s, self.store, disk_used=self._disk_used)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         self._stats.put_was_timed = self._fast_failure.put_took
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
         tables = self._make_tables()
         messages = self._make_messages(tables)
-        self._ha_info = HaInfoExchange(own=lambda: self._replication.own_ha_info())
+        self._ha_info = HaInfoExchange(own=lambda: self.replication.own_ha_info())
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed
         self._topics.on_automatic = self._registration.created_automatically
@@ -207,10 +207,10 @@ class BrokerServer:
             handler.routes(routes)
         self._durability.changed = self._send.configure
         self._services = SpecialServices(self._delays, self._wheel, self._transactions, self._deliver)
-        self._replication = Replication(
+        self.replication = Replication(
             s,
             self.store,
-            self._role,
+            self.role,
             self._services,
             self._registration,
             self._durability,
@@ -221,7 +221,7 @@ class BrokerServer:
             tables,
             messages,
         )
-        messages.put_message.stored = self._replication.wake
+        messages.put_message.stored = self.replication.wake
         self._metrics: Metrics | None = None
         if s.metrics_exporter == "PROM":
             self._metrics = self._make_metrics(routes, tables, messages)
@@ -298,7 +298,7 @@ class BrokerServer:
         put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
         self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled)
         yield self._send
-        yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self._role)
+        yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role)
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks)
         yield self._client_handler
@@ -384,7 +384,7 @@ class BrokerServer:
             ),
             Hearer.TRANSACTIONS: lambda: self._transactions.set_limits(CheckLimits.of(s)),
             Hearer.FAST_FAILURE: fast_failure,
-            Hearer.REPLICATION: lambda: self._replication.configure(),
+            Hearer.REPLICATION: lambda: self.replication.configure(),
         }
         fast_failure()
         return LiveSettings(s, {"listenPort": str(self._server.port)}, hearers)
@@ -452,7 +452,7 @@ class BrokerServer:
             await self.metrics.close()
         if self._started:
             await self._file_cleaning.stop()
-            await self._replication.stop()
+            await self.replication.stop()
             await self._registration.stop()
             self._long_polling.close()
             for beside in (self._filters, self._tables_thread):
