@@ -1,4 +1,4 @@
-"""Brokers under a controller, all ours: who becomes master, what a lost master leaves, what an old one comes back to."""
+"""Brokers under a controller, all ours: who becomes master, what a lost one leaves, what it comes back to."""
 
 from __future__ import annotations
 
