@@ -27,6 +27,7 @@ T = TypeVar("T")
 # RocketMQ's limits are 127 and 255; what an older broker once took is taken.
 NAME_LENGTH_MAX = 255
 QUEUES_MAX = 65_536
+POLICY_LENGTH_MAX = 4096
 # The layout of BrokerState: another one is not read.
 STATE_LAYOUT = 1
 
@@ -125,6 +126,11 @@ def decode(body: bytes, kind: type[T]) -> T:
         for topic, modes in table.message_request_mode_map.items():
             for name in (topic, *modes):
                 _check_name(name)
+            _check_numbers(topic, (m.pop_share_queue_num for m in modes.values()), low=-INT_MAX - 1, high=INT_MAX)
+    elif isinstance(table, PeerTimerCounts):
+        for topic, count in table.counts.items():
+            _check_name(topic)
+            _check_numbers(topic, (count.count, count.changed_ms), low=-LONG_MAX - 1)
     elif isinstance(table, BrokerState):
         _check_state(table)
     version = getattr(table, "data_version", None)
@@ -148,6 +154,10 @@ def _check_groups(page: GroupPage) -> None:
         if config.group_name != name:
             raise ProtocolError(f"group {shown(name)!r} comes under another name, {shown(config.group_name)!r}")
         _check_numbers(name, (config.retry_queue_nums,), high=QUEUES_MAX)
+        others = (config.retry_max_times, config.broker_id, config.which_broker_when_consume_slowly)
+        _check_numbers(name, (*others, config.group_sys_flag, config.consume_timeout_minute), low=-INT_MAX - 1)
+        if len(str(config.group_retry_policy)) > POLICY_LENGTH_MAX:
+            raise ProtocolError(f"group {shown(name)!r} has a retry policy of over {POLICY_LENGTH_MAX} characters")
     for group, topics in (page.forbidden_table or {}).items():
         for name in (group, *topics):
             _check_name(name)
@@ -160,6 +170,7 @@ def _check_state(state: BrokerState) -> None:
     for entry in state.quarantine:
         _check_name(entry.topic)
         _check_numbers(entry.name, (entry.physical_offset, entry.first_seen_ms, entry.attempts))
+        _check_numbers(entry.name, (entry.queue_id, entry.queue_offset), low=-1)
     for reset in state.resets:
         _check_name(reset.topic)
         _check_name(reset.group)
