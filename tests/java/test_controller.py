@@ -19,6 +19,7 @@ from tests.live.test_controller_client import every_call
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.client import Producer
+from rocketspark.controller.settings import ControllerSettings
 from rocketspark.model import Message, MessageQueue
 
 pytestmark = pytest.mark.xdist_group("jvm")
@@ -30,9 +31,14 @@ def test_apaches_controller_answers_as_recorded_and_serves_our_client(tmp_path: 
     try:
         rows = controller_rows.comparable(controller_rows.play(official.controller))
         run(our_client_on(official.controller))
+        shown = ask(official.controller, 1010).body.decode()
     finally:
         official.kill()
     assert rows == controller_rows.recorded()
+    keys = dict(line.split("=", 1) for line in shown.splitlines() if line)
+    # An object of Java's, by its number in memory.
+    assert keys.pop("jraftConfig")
+    assert keys.keys() == ControllerSettings().properties().keys()
 
 
 async def our_client_on(address: str) -> None:

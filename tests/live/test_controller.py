@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -368,3 +369,36 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
+
+
+def test_a_controller_that_stood_still_replaces_nobody(tmp_path: Path) -> None:
+    """Stopped for longer than brokers may be silent: their heartbeats wait in its sockets meanwhile."""
+    process, address = command(tmp_path, "controller", f"controllerStorePath={tmp_path / 'state'}\n{SCANS}")
+    try:
+
+        async def main() -> None:
+            brokers = Brokers(address)
+            for broker_id in (1, 2):
+                await brokers.join(broker_id, timeout_ms=2500)
+            one, two = brokers.clients[1], brokers.clients[2]
+            await one.alter_in_sync("b", 1, 1, [1, 2], 1)
+            process.send_signal(signal.SIGSTOP)
+            for _ in range(40):
+                await one.heartbeat_all(beat(1, timeout_ms=2500))
+                await two.heartbeat_all(beat(2, timeout_ms=2500))
+                await asyncio.sleep(0.1)
+            process.send_signal(signal.SIGCONT)
+            for _ in range(10):
+                info = await two.replica_info("b")
+                assert (info.master and info.master.broker_id, info.epoch) == (1, 1)
+                await one.heartbeat(beat(1, timeout_ms=2500))
+                await asyncio.sleep(0.05)
+            process.kill()
+            await brokers.close()
+
+        run(main())
+    finally:
+        end(process)
+
+
+SCANS = "scanNotActiveBrokerInterval=100\nscanInactiveMasterInterval=100"
