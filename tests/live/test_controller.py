@@ -111,9 +111,11 @@ class Brokers:
 
 
 @asynccontextmanager
-async def joined(folder: Path, count: int = 2, **more: int) -> AsyncIterator[tuple[ControllerServer, Brokers]]:
+async def joined(
+    folder: Path, count: int = 2, config: dict[str, str] | None = None, **more: int
+) -> AsyncIterator[tuple[ControllerServer, Brokers]]:
     """A controller and brokers, 1 the master, all in sync."""
-    server = await started(folder)
+    server = await started(folder, **(config or {}))
     brokers = Brokers(server.address)
     try:
         for broker_id in range(1, count + 1):
@@ -155,9 +157,13 @@ async def master_is(client: ControllerClient, broker_id: int) -> SetState | None
     return info if info.master and info.master.broker_id == broker_id else None
 
 
-def test_a_silent_master_is_replaced_though_its_connection_is_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["scanNotActiveBrokerInterval", "scanInactiveMasterInterval"])
+def test_a_silent_master_is_replaced_though_its_connection_is_open(tmp_path: Path, by: str) -> None:
+    """Each of the two scans finds it."""
+    config = dict.fromkeys(("scanNotActiveBrokerInterval", "scanInactiveMasterInterval"), "86400000") | {by: "100"}
+
     async def main() -> None:
-        async with joined(tmp_path, timeout_ms=300) as (_, brokers):
+        async with joined(tmp_path, config=config, timeout_ms=300) as (_, brokers):
 
             async def replaced() -> bool:
                 await brokers.clients[2].heartbeat_all(beat(2))
@@ -379,19 +385,19 @@ def test_a_controller_that_stood_still_replaces_nobody(tmp_path: Path) -> None:
         async def main() -> None:
             brokers = Brokers(address)
             for broker_id in (1, 2):
-                await brokers.join(broker_id, timeout_ms=2500)
+                await brokers.join(broker_id, timeout_ms=2000)
             one, two = brokers.clients[1], brokers.clients[2]
             await one.alter_in_sync("b", 1, 1, [1, 2], 1)
             process.send_signal(signal.SIGSTOP)
-            for _ in range(40):
-                await one.heartbeat_all(beat(1, timeout_ms=2500))
-                await two.heartbeat_all(beat(2, timeout_ms=2500))
+            for _ in range(27):
+                await one.heartbeat_all(beat(1, timeout_ms=2000))
+                await two.heartbeat_all(beat(2, timeout_ms=2000))
                 await asyncio.sleep(0.1)
             process.send_signal(signal.SIGCONT)
             for _ in range(10):
                 info = await two.replica_info("b")
                 assert (info.master and info.master.broker_id, info.epoch) == (1, 1)
-                await one.heartbeat(beat(1, timeout_ms=2500))
+                await one.heartbeat(beat(1, timeout_ms=2000))
                 await asyncio.sleep(0.05)
             process.kill()
             await brokers.close()

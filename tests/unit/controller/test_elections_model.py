@@ -101,6 +101,24 @@ class Elections(RuleBasedStateMachine):
         assert (decision.code == 0) == taken
         assert (self.state.set != s) == taken
 
+    @rule(
+        data=st.data(),
+        off=st.sampled_from([(0, 0), (0, 0), (-1, 0), (0, -1)]),
+    )
+    def the_master_alters(self, data: st.DataObject, off: tuple[int, int]) -> None:
+        s = self.state.sets.get(NAME)
+        if s is None or s.master is None or s.master not in s.replicas:
+            return
+        self.state.lives.living.add(s.master)
+        living = sorted(self.state.lives.living & s.replicas.keys())
+        members = data.draw(st.sets(st.sampled_from(living))) | {s.master}
+        decision = self.state.alter(s.master, s.master_epoch + off[0], members, s.set_epoch + off[1])
+        wanted = 2013 if members == set(s.in_sync) else 2000 if off[0] else 2001 if off[1] else 0
+        assert decision.code == wanted
+        after = self.state.set
+        same = (s.in_sync, s.set_epoch)
+        assert (after.in_sync, after.set_epoch) == (same if wanted else (tuple(sorted(members)), s.set_epoch + 1))
+
     @rule(ids=st.one_of(st.none(), st.sets(IDS, min_size=1)), living=st.booleans())
     def cleans(self, ids: set[int] | None, living: bool) -> None:
         s = self.state.sets.get(NAME)

@@ -216,6 +216,33 @@ def test_those_who_hold_nothing_acknowledged_are_not_elected_after_the_others_we
     assert elected(state.elect(2)).master_epoch == 2
 
 
+@pytest.mark.parametrize(
+    ("master", "epoch", "members", "set_epoch", "code"),
+    [
+        (1, 1, [1, 2, 3], 2, 2013),
+        (2, 1, [2, 3], 2, 2002),
+        (1, 0, [1, 2], 2, 2000),
+        (1, 2, [1, 2], 2, 2000),
+        (1, 1, [1, 2], 1, 2001),
+        (1, 1, [1, 2], 3, 2001),
+        (1, 1, [1, 9], 2, 2003),
+        (1, 1, [1, 3], 2, 2006),
+        (1, 1, [2], 2, 2013),
+        (1, 1, [], 2, 2013),
+        (1, 1, [2, 1, 1], 2, 0),
+    ],
+)
+def test_in_sync_sets(master: int, epoch: int, members: list[int], set_epoch: int, code: int) -> None:
+    state = three_in_sync()
+    state.lives.living = {1, 2}
+    before = state.sets
+    assert state.alter(master, epoch, members, set_epoch).code == code
+    if code:
+        assert state.sets == before
+    else:
+        assert (state.set.in_sync, state.set.set_epoch, state.set.master_epoch) == ((1, 2), 3, 1)
+
+
 def test_sets_without_master_are_found() -> None:
     state = three_in_sync()
     for living, unheard, found in (
