@@ -14,6 +14,8 @@ NAME_CHARACTERS_MAX = 255
 # Of one topic on one broker: clients make each of them an object.
 QUEUES_MAX = 65_536
 BROKERS_MAX = 10_000
+# Of one name: each change of the lowest id is told to all of them.
+REPLICAS_MAX = 500
 # Of all topics, each on each of its brokers.
 TOPICS_MAX = 1_000_000
 

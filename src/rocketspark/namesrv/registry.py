@@ -31,6 +31,7 @@ from rocketspark.namesrv.registration_limits import (
     BROKERS_MAX,
     NAME_CHARACTERS_MAX,
     QUEUES_MAX,
+    REPLICAS_MAX,
     TOPICS_MAX,
     is_mapping,
     is_topic,
@@ -139,7 +140,8 @@ class Registry:
         `acting_master`: whether the lowest slave of its group may stand in for a master; None from a broker that knows
         nothing of it. Yields after each step of topics, so that other requests go on; a broker dropped in between stays
         dropped. Invalid topics, and topics over the limit, are left out with a line in the log. Raises ServerError 29
-        if there are too many brokers, 1 for an id that is not registered yet and comes with one topic alone.
+        if there are too many brokers, in all or of the name, 1 for an id that is not registered yet and comes with one
+        topic alone.
         """
         key = (cluster, address)
         if key not in self._live and len(self._live) >= self._brokers_max:
@@ -149,10 +151,16 @@ class Registry:
             )
         if self._is_stale(key, broker_name, broker_id, topics.data_version):
             return None
-        data = self._brokers.get(broker_name)
-        if (data is None or broker_id not in data.broker_addrs) and len(topics.topic_config_table) == 1:
-            # A change told of before the whole table was: the other topics would be missing until the next one.
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "register broker failed")
+        held = data.broker_addrs if (data := self._brokers.get(broker_name)) is not None else {}
+        if broker_id not in held:
+            if len(topics.topic_config_table) == 1:
+                # A change told of before the whole table was: the other topics would be missing until the next one.
+                raise ServerError(ResponseCode.SYSTEM_ERROR, "register broker failed")
+            if len(held) >= REPLICAS_MAX:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"{len(held)} brokers are registered under this name, as many as are taken",
+                )
         known = self._live.get(key)
         if known is not None and known.broker_name != broker_name:
             self._leave([known])
