@@ -111,6 +111,32 @@ class BrokerProcess:
             await self._process.wait()
 
 
+async def wait_in_sync(controller: str, name: str, count: int) -> str:
+    """Wait until so many replicas of a broker are in sync; returns the master's address.
+
+    Raises RocketSparkError if that takes too long.
+    """
+    from rocketspark.broker.replication.controller_client import ControllerClient
+
+    client = ControllerClient([controller])
+    error = f"no {count} replicas of {name} came in sync; the log above says why"
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while True:
+                try:
+                    found = await client.replica_info(name)
+                except RocketSparkError as e:
+                    error = f"{name} is not ready: {e}"
+                else:
+                    if found.master is not None and len(found.in_sync) >= count:
+                        return found.master.address
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise RocketSparkError(error) from None
+    finally:
+        await client.close()
+
+
 def names(first: str, count: int) -> list[str]:
     """Names of `count` brokers: broker-a, broker-b, … after a first name that ends in -a, else name-0, name-1, …"""
     if first.endswith("-a"):

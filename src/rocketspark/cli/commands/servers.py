@@ -56,19 +56,37 @@ def server(
             min=1, max=26, help="How many brokers, each a process of its own with a folder of its own below the store."
         ),
     ] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=9,
+            help="How many copies of each broker, each a process of its own; a controller elects the master.",
+        ),
+    ] = 1,
+    controller_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The controller's port, with --replicas; 0 takes a free one.")
+    ] = 9877,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a NameServer and a broker in one process, or with --brokers N several broker processes of one cluster.
 
+    With --replicas N a controller runs too, and each broker is N processes: a master and its slaves. A send is answered
+    once all in sync have the message; when the master dies a slave goes on.
+
     When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`, with several brokers their addresses
-    separated by commas. SIGTERM or Ctrl-C stops it cleanly.
+    separated by commas; with replicas `controller=HOST:PORT` stands between, and of each broker the master comes first.
+    SIGTERM or Ctrl-C stops it cleanly.
 
     Example: `rocketspark server --store ./store`
 
     Example: `rocketspark server --store ./store --brokers 2`
+
+    Example: `rocketspark server --store ./store --replicas 2`
     """
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serve import serve
+    from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
     settings = _settings(config, store=store, host=host, port=broker_port)
@@ -79,6 +97,14 @@ def server(
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
+        if replicas > 1:
+            inside = ControllerSettings(
+                listen=f"{settings.listen_host or '127.0.0.1'}:{controller_port}",
+                folder=Path(settings.store_root) / "controller",
+            )
+            controller = await start_controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
+            addresses = await _replicated(servers, settings, brokers, replicas, controller, config, log_level)
+            return f"ready namesrv={nameserver.address} controller={controller} broker={','.join(addresses)}"
         if brokers > 1:
             addresses = await _fleet(servers, settings, brokers, config, log_level)
             return f"ready namesrv={nameserver.address} broker={','.join(addresses)}"
@@ -90,13 +116,49 @@ def server(
     serve(start, log_level=log_level.value)
 
 
+def _options(config: Path | None, log_level: LogLevel) -> list[str]:
+    return ["--log-level", log_level.value, *(["-c", str(config)] if config else [])]
+
+
+async def _replicated(
+    servers: AsyncExitStack,
+    settings: BrokerSettings,
+    count: int,
+    replicas: int,
+    controller: str,
+    config: Path | None,
+    log_level: LogLevel,
+) -> list[str]:
+    """Start `replicas` processes of each of `count` brokers and wait until all are in sync; returns their addresses."""
+    from rocketspark.cli.broker_processes import BrokerProcess, names, ports, wait_in_sync
+
+    options = [*_options(config, log_level), "--controller", controller]
+    free = iter(ports(settings.listen_port, count * replicas))
+    addresses = []
+    for name in names(settings.broker_name, count):
+        for number in range(1, replicas + 1):
+            folder = Path(settings.store_root) / name / f"replica-{number}"
+            process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, next(free), options)
+            servers.push_async_callback(process.stop)
+            await process.start()
+            process.keep()
+            addresses.append(process.address)
+            # One after the other, so that the first is the master of a new store.
+            if number == 1:
+                await wait_in_sync(controller, name, 1)
+        master = await wait_in_sync(controller, name, replicas)
+        own = addresses[-replicas:]
+        addresses[-replicas:] = sorted(own, key=lambda address: address != master)
+    return addresses
+
+
 async def _fleet(
     servers: AsyncExitStack, settings: BrokerSettings, count: int, config: Path | None, log_level: LogLevel
 ) -> list[str]:
     """Start `count` broker processes; returns their addresses."""
     from rocketspark.cli.broker_processes import BrokerProcess, names, ports
 
-    options = ["--log-level", log_level.value, *(["-c", str(config)] if config else [])]
+    options = _options(config, log_level)
     addresses = []
     for name, port in zip(names(settings.broker_name, count), ports(settings.listen_port, count), strict=True):
         folder = Path(settings.store_root) / name
@@ -171,6 +233,13 @@ def broker(
     store: Store = None,
     host: Host = None,
     name: Annotated[str | None, typer.Option(help="brokerName [default: broker.conf's, else broker-a].")] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option(
+            help="Controllers, host:port;host:port: they say which broker is master, and a send is answered once"
+            " all in sync have the message [default: broker.conf's controllerAddr, with enableControllerMode=true]."
+        ),
+    ] = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a broker.
@@ -178,6 +247,8 @@ def broker(
     When ready it prints one line, `ready broker=HOST:PORT`.
 
     Example: `rocketspark broker -c broker.conf -n 127.0.0.1:9876`
+
+    Example: `rocketspark broker --store ./replica-2 -p 10921 -n 127.0.0.1:9876 --controller 127.0.0.1:9877`
     """
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serve import serve
@@ -185,6 +256,10 @@ def broker(
     settings = _settings(config, store=store, host=host, port=port)
     settings.broker_name = name or settings.broker_name
     settings.namesrv_addresses = namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
+    if controller:
+        settings.controller_mode, settings.controller_addresses = True, controller
+        settings.broker_role, settings.broker_id = "SLAVE", -1
+        settings.all_ack_in_sync_set = settings.slave_read = True
 
     async def start(servers: AsyncExitStack) -> str:
         server = BrokerServer(settings)
