@@ -94,6 +94,8 @@ TIMER_SAVE_S = 1.0
 TIMED_PUTS = 16
 # Only with metrics.
 SIZES_S = 10.0
+# Slaves ask for some tables there, and clients with vipChannelEnabled send there (rule: BrokerController, 5.x).
+VIP_PORT_STEP = -2
 
 
 T = TypeVar("T")
@@ -141,6 +143,7 @@ class BrokerServer:
         )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
+        await self._listen_for_vips()
         self.role = BrokerRole(s)
         try:
             store_host = pack_host(s.host, self._server.port)
@@ -180,6 +183,17 @@ class BrokerServer:
             await self.close()
             raise
         log.info("broker %s listens on %s, store in %s", s.broker_name, self.address, s.store_root)
+
+    async def _listen_for_vips(self) -> None:
+        s, port = self.settings, self._server.port + VIP_PORT_STEP
+        if port <= 0:
+            return
+        try:
+            await self._server.listen_also(self._server.host, port)
+        except ConfigError as e:
+            # Beside a port that the system chose it may well be another's.
+            if s.listen_port:
+                log.warning("Java slaves, and clients with vipChannelEnabled, need listenPort - 2: %s", e)
 
     def _build(self, routes: Routes) -> None:
         s = self.settings
@@ -330,6 +344,7 @@ class BrokerServer:
             stats,
             settled=self._settled,
             expire=self._file_cleaning.clean_now,
+            ha_status=lambda: self.replication.status(),
             long_scans=long_scans,
         )
         yield QuarantineHandler(messages.quarantine)

@@ -341,6 +341,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         for declared in FIELDS.values():
             declared.value_of(declared.text_of(self))
         self._check_role()
+        self._check_ports()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ConfigError(f"flushDiskType {self.flush_disk_type!r}: ASYNC_FLUSH or SYNC_FLUSH is needed")
         if self.store_type != "default":
@@ -360,6 +361,19 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         self.delays_ms()
         self.delete_hours()
         self.namesrvs()
+
+    def _check_ports(self) -> None:
+        """Raise ConfigError for two ports of one number."""
+        taken = {}
+        if self.listen_port:
+            taken = {self.listen_port: "listenPort", self.listen_port - 2: "listenPort - 2 (vipChannelEnabled)"}
+        wanted = [("haListenPort", self.ha_listen_port)]
+        if self.metrics_exporter == "PROM":
+            wanted.append(("metricsPromExporterPort", self.metrics_port))
+        for key, port in wanted:
+            if port and port in taken:
+                raise ConfigError(f"{key}={port} is {taken[port]} too: give each a port of its own")
+            taken[port] = key
 
     def _check_role(self) -> None:
         """Raise ConfigError for a role, an id and modes that do not go together."""

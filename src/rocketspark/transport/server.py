@@ -48,6 +48,7 @@ class Server:
         self._descriptors = descriptors
         self.refused = 0
         self._server: asyncio.Server | None = None
+        self._others: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self.peers: set[Peer] = set()
         # Connections whose other side sends no more, and that wait for their last replies.
@@ -62,17 +63,24 @@ class Server:
 
     async def start(self, host: str, port: int) -> None:
         """Listen on `host` and `port` (0 takes a free one). Raises ConfigError if the address cannot be had."""
-        loop = asyncio.get_running_loop()
+        self._server = await self._listen(host, port)
+        self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])
+        self.set_idle(self._idle_s)
+
+    async def listen_also(self, host: str, port: int) -> None:
+        """Take connections on one more port: the same routes and limits, the same end. Raises ConfigError."""
+        assert self._server is not None, "not started"
+        self._others.append(await self._listen(host, port))
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
         try:
-            self._server = await loop.create_server(self._peer, host, port, backlog=1024)
+            return await asyncio.get_running_loop().create_server(self._peer, host, port, backlog=1024)
         except OSError as e:
             if e.errno == errno.EADDRINUSE or "in use" in str(e):
                 raise ConfigError(
                     f"port {port} on {host} is in use: stop the other program, or choose another (0 takes a free one)"
                 ) from None
             raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; check the address") from None
-        self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])
-        self.set_idle(self._idle_s)
 
     def set_idle(self, idle_s: float) -> None:
         """Set how long a connection may be silent; also while the server runs."""
@@ -125,7 +133,9 @@ class Server:
             self._sweeper.cancel()
         if self._server is None:
             return
-        self._server.close()
+        for listening in (self._server, *self._others):
+            listening.close()
+        self._others.clear()
         peers = [*self.peers, *self._leaving]
         for peer in peers:
             peer.close()

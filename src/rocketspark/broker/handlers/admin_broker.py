@@ -54,7 +54,8 @@ class TopicConfigList(bodies.Body):
 class AdminHandler:
     """Serves the requests about the broker. `address`: its own, as clients are told.
 
-    `settled`: waits until the NameServers know of every change; `expire`: removes expired files, if there are any.
+    `settled`: waits until the NameServers know of every change; `expire`: removes expired files, if there are any;
+    `ha_status`: how replication stands, as RocketMQ's HARuntimeInfo.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class AdminHandler:
         *,
         settled: Callable[[], Awaitable[None]],
         expire: Callable[[], None],
+        ha_status: Callable[[], dict[str, Any]],
         long_scans: LongScans,
     ) -> None:
         self._settings = settings
@@ -86,6 +88,7 @@ class AdminHandler:
         self._quarantine = messages.quarantine
         self._settled = settled
         self._expire = expire
+        self._ha_status = ha_status
         self._long_scans = long_scans
 
     def routes(self, routes: Routes) -> None:
@@ -206,21 +209,8 @@ class AdminHandler:
         }
 
     def replication(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_BROKER_HA_STATUS (907) of a master without slaves."""
-        answer = {
-            "haClientRuntimeInfo": {
-                "lastReadTimestamp": 0,
-                "lastWriteTimestamp": 0,
-                "masterFlushOffset": 0,
-                "maxOffset": 0,
-                "transferredByteInSecond": 0,
-            },
-            "haConnectionInfo": [],
-            "inSyncSlaveNums": 0,
-            "master": True,
-            "masterCommitLogMaxOffset": self._store.written_position,
-        }
-        return reply(request.opaque, body=bodies.encode(answer))
+        """GET_BROKER_HA_STATUS (907): a master's slaves, or a slave's link to its master."""
+        return reply(request.opaque, body=bodies.encode(self._ha_status()))
 
     def read_ahead(self, peer: Peer, request: Request[ReadAheadHeader], body: bytes) -> bytes:
         """SET_COMMITLOG_READ_MODE (2004): whether the kernel reads the log ahead, until the broker stops."""

@@ -18,6 +18,7 @@ from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.ha_client import HaClient
 from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_ha_info
 from rocketspark.broker.replication.ha_listener import HaListener
+from rocketspark.broker.replication.ha_status import master_status, slave_status
 from rocketspark.broker.replication.master_link import MasterLink, SwitchMasterLink
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
@@ -285,9 +286,11 @@ class Replication(RoleDriver):
         try:
             await self.listener.start(host, port)
         except ConfigError as e:
-            if s.ha_listen_port or s.listen_port:
+            if s.ha_listen_port:
                 raise ConfigError(f"replication: {e}") from e
-            # The port beside a port that the system chose may be another's.
+            # The port beside one that the system chose may well be another's.
+            if s.listen_port:
+                log.warning("%s; replication takes a free port, which slaves learn from the NameServer", e)
             await self.listener.start(host, 0)
 
     @property
@@ -325,6 +328,15 @@ class Replication(RoleDriver):
         )
         found = {code: refusal(code, situation, host=self._address) for code in self._routes.table}
         self._routes.refuse({code: _refusing(answer) for code, answer in found.items() if answer is not None})
+
+    def status(self) -> dict[str, Any]:
+        """Return how replication stands, as `mqadmin haStatus` reads it."""
+        store, now_s = self._store, asyncio.get_running_loop().time()
+        if self.role.kind is Role.MASTER:
+            in_sync = None if self.manager is None else self.controlled.in_sync
+            members = None if in_sync is None else in_sync.set.members
+            return master_status(self.listener, store.end_position, now_s, members)
+        return slave_status(self.client, store.end_position, now_s, store.master_flushed_position)
 
     # -- who holds copies -----------------------------------------------------------------------------------------
 
