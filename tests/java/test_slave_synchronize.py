@@ -165,7 +165,7 @@ def test_a_whole_slave_broker_of_ours_has_the_tables_and_the_log_of_a_java_maste
             delay_levels="1s 1h",
             namesrv_addresses=master.namesrv,
         ) as server:
-            follow = server._replication.synchronize
+            follow = server.replication.synchronize
             await until(lambda: follow.master == master.broker)
             await filled(master.broker)
             parts: Any = SimpleNamespace(

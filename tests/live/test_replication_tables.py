@@ -30,8 +30,8 @@ def tables_of(server: Any) -> Any:
 
 
 async def tables_equal(p: Pair) -> None:
-    await until(lambda: p.slave._replication.synchronize.master == p.master.address)
-    p.slave._replication.synchronize.look()
+    await until(lambda: p.slave.replication.synchronize.master == p.master.address)
+    p.slave.replication.synchronize.look()
     await until(lambda: tables_of(p.slave) == tables_of(p.master))
 
 

@@ -126,11 +126,13 @@ class ConsumerOffsets:
 
     def take(self, table: dict[str, dict[int, int]], version: DataVersion | None) -> None:
         """Make this table a master's, with its version: also where its offsets are lower, and without other keys."""
-        if table != self.table or (version is not None and version != self.version):
+        changed = {key: queues for key, queues in table.items() if self.table.get(key) != queues}
+        gone = [key for key in self.table if key not in table]
+        if changed or gone or (version is not None and version != self.version):
             # In place: others hold the table.
-            for key in [key for key in self.table if key not in table]:
+            for key in gone:
                 del self.table[key]
-            self.table.update(table)
+            self.table.update(changed)
             self._took(version)
 
     def take_back(self, table: dict[str, dict[int, int]], version: DataVersion) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ T = TypeVar("T")
 KEY_DEPTH_MAX = 4
 # Some 10 ms for each level of keys.
 ODD_REQUEST_BYTES_MAX = 128 << 10
+_NUMBER_KEY = re.compile(rb"([{,])(-?[0-9]+):")
 
 
 def standardize(text: bytes, depth: int = 0) -> bytes:
@@ -129,6 +131,12 @@ def decode(text: bytes, kind: type[T], *, odd_bytes_max: int | None = None) -> T
                 f"the body is no {getattr(kind, '__name__', kind)}: {e} (above {odd_bytes_max} bytes only standard JSON"
                 " is read)"
             ) from e
+    try:
+        # Mostly there are number keys alone: 0.2 us each instead of 6. Within a string this would end the string before
+        # a digit, which is no JSON.
+        return msgspec.json.decode(_NUMBER_KEY.sub(rb'\1"\2":', text), type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
     try:
         return msgspec.json.decode(standardize(text), type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

@@ -157,3 +157,18 @@ def test_standardize_never_fails_otherwise(text: bytes) -> None:
         java_json.standardize(text)
     except (ProtocolError, UnicodeDecodeError):
         pass
+
+
+NUMBER_KEYED = st.dictionaries(
+    st.text('{},:5"\\a@', max_size=6), st.dictionaries(st.integers(-9, 99), st.integers(-9, 99), max_size=3), max_size=4
+)
+
+
+@given(NUMBER_KEYED)
+def test_number_keys_are_read_alike_in_the_quick_way(table: dict[str, dict[int, int]]) -> None:
+    """Also beside names that look like such keys."""
+    rows = (msgspec.json.encode(name) + b":" + java_json.encode_number_keys(queues) for name, queues in table.items())
+    text = b'{"offsetTable":{%b}}' % b",".join(rows)
+    assert java_json.decode(text, bodies.OffsetTable).offset_table == table
+    slow = msgspec.json.decode(java_json.standardize(text), type=bodies.OffsetTable, strict=False)
+    assert slow.offset_table == table
