@@ -13,7 +13,7 @@ from rocketspark.errors import ServerError
 from rocketspark.namesrv import registry as registry_module
 from rocketspark.namesrv.acting_master import MEMBER_TOPIC_PREFIX, MinIdChange, PlainRules
 from rocketspark.namesrv.registry import Registry
-from rocketspark.protocol.json.bodies import DataVersion, TopicConfig, TopicConfigTable
+from rocketspark.protocol.json.bodies import DataVersion, QueueMapping, TopicConfig, TopicConfigTable
 
 MASTER, SLAVE, SECOND = "h:1", "h:2", "h:3"
 
@@ -152,6 +152,13 @@ def test_topics_that_a_registration_does_not_bring_go_if_the_rules_say_so() -> N
     stage.rules.delete_topics = False
     stage.register(0, MASTER, {"V": 6}, version=(0, 2))
     assert sorted(stage.registry.topics()) == ["U", "V"]
+    # Those of one that has static topics stay.
+    static = arguments(0, MASTER, {"W": 6}, version=(0, 9))
+    static["topics"].topic_queue_mapping_info_map = {"S": QueueMapping(topic="S", bname="a")}
+    stage.rules.delete_topics = True
+    stage.registry.register(**static)
+    assert sorted(stage.registry.topics()) == ["U", "V", "W"]
+    stage.registry.delete_topic("W")
     # Another broker's stay.
     stage.register(0, "g:1", name="b")
     stage.rules.delete_topics = True
@@ -324,7 +331,7 @@ class Model:
             self.leave([address])
             before = None
         low = min(group, default=0)
-        changed = holder != address or before is None or before.version != version
+        changed = holder is None or before is None or before.version != version
         if holder not in (None, address):
             del self.live[holder]  # type: ignore[arg-type]
         self.live[address] = Known(name, broker_id, version, now_ms, 1000 + 1000 * broker_id)

@@ -1,4 +1,4 @@
-"""A NameServer under registrations of any kind: each is taken or refused in one line, and the good ones go on."""
+"""A NameServer on its socket: settings, silent brokers, notices; registrations of any kind are taken or refused."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from tests.live.support import run, until
 from rocketspark.namesrv.registration_limits import REPLICAS_MAX
 from rocketspark.namesrv.server import NameServer
 from rocketspark.namesrv.settings import Settings
+from rocketspark.protocol.headers import MinBrokerIdHeader
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.server import Server
 
 LONG_MAX = (1 << 63) - 1
 NUMBERS = ["-1", str(-LONG_MAX - 1), str(LONG_MAX), str(LONG_MAX + 1), "1" * 400, "x", "", "1.5", "0x1", "²", "7"]
@@ -72,12 +75,82 @@ async def stage() -> AsyncIterator[tuple[NameServer, tuple[asyncio.StreamReader,
     settings.take({"supportActingMaster": "true", "notifyMinBrokerIdChanged": "true"})
     server = NameServer(settings=settings)
     await server.start()
+    try:
+        async with stage_link(server) as stream:
+            yield server, stream
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def stage_link(server: NameServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection(*server.address.split(":"))
     try:
-        yield server, (reader, writer)
+        yield reader, writer
     finally:
         writer.close()
-        await server.close()
+
+
+def test_only_the_connection_of_a_silent_broker_is_closed() -> None:
+    async def main() -> None:
+        async with stage() as (server, shared), stage_link(server) as alone:
+            for stream, name in ((alone, "a"), (shared, "b"), (shared, "c")):
+                ext = GOOD | {"brokerName": name, "brokerAddr": f"127.0.0.1:{ord(name)}"}
+                ext |= {"heartbeatTimeoutMillis": "1" if name != "c" else "600000"}
+                assert (await ask(stream, 103, ext, b""))["code"] == 0
+            assert await alone[0].read() == b""
+            await until(lambda: server.registry.clusters().cluster_addr_table == {"c": ["c"]})
+            assert (await ask(shared, 105, {"topic": "T"}, b""))["code"] == 17
+
+    run(main())
+
+
+def test_a_connection_may_be_idle_as_long_as_the_settings_say_now() -> None:
+    async def main() -> None:
+        async with stage() as (server, stream), stage_link(server) as idle:
+            assert (await ask(stream, 318, {}, b"serverChannelMaxIdleTimeSeconds=1"))["code"] == 0
+            assert await idle[0].read() == b""
+            await until(lambda: not server._server.peers)
+
+    run(main())
+
+
+def test_no_routes_are_given_until_brokers_had_time_to_come() -> None:
+    async def main() -> None:
+        async with stage() as (_, stream):
+            assert (await ask(stream, 318, {}, b"needWaitForService=true"))["code"] == 0
+            reply = await ask(stream, 105, {"topic": "T"}, b"")
+            assert (reply["code"], reply["remark"]) == (1, "name server not ready")
+            assert (await ask(stream, 318, {}, b"waitSecondsForService=0"))["code"] == 0
+            assert (await ask(stream, 105, {"topic": "T"}, b""))["code"] == 17
+
+    run(main())
+
+
+def test_a_slave_hears_that_its_master_left_and_stands_in() -> None:
+    async def main() -> None:
+        heard: list[Any] = []
+        routes = Routes()
+        routes.add(905, lambda peer, request, body: heard.append(request.ext), MinBrokerIdHeader)
+        slave = Server(routes)
+        await slave.start("127.0.0.1", 0)
+        data = json.dumps(
+            {"topicConfigSerializeWrapper": {"topicConfigTable": {t: {"topicName": t} for t in ("T", "U")}}}
+        ).encode()
+        async with stage() as (server, stream), stage_link(server) as master:
+            acting = GOOD | {"enableActingMaster": "true"}
+            for link, broker_id, address in ((master, "0", "127.0.0.1:1"), (stream, "1", slave.address)):
+                ext = acting | {"brokerId": broker_id, "brokerAddr": address}
+                assert (await ask(link, 103, ext, data))["code"] == 0
+            master[1].close()
+            await until(lambda: heard)
+            assert heard == [MinBrokerIdHeader(broker_id=1, address=slave.address, offline_address="127.0.0.1:1")]
+            found = server.registry.route("T")
+            assert found is not None
+            assert (found[0][0].broker_addrs, found[1][0].perm) == ({0: slave.address}, 4)
+        await slave.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize("seed", range(3))
