@@ -26,7 +26,7 @@ from rocketspark.controller.state_file import StateFile
 from rocketspark.errors import ServerError, StoreFull
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Request
-from rocketspark.protocol.headers.controller import ElectMasterReply, ReplicaHeartbeatHeader
+from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply, ReplicaHeartbeatHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.controller_bodies import SyncStateSet
 from rocketspark.transport.connections import dial
@@ -408,3 +408,21 @@ def test_a_controller_that_stood_still_replaces_nobody(tmp_path: Path) -> None:
 
 
 SCANS = "scanNotActiveBrokerInterval=100\nscanInactiveMasterInterval=100"
+
+
+def test_brokers_are_told_though_who_asked_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with joined(tmp_path, 3) as (server, brokers):
+            peer = await dial(server.address)
+            header = ElectMasterHeader(cluster_name="c", broker_name="b", broker_id=3, designate_elect=True)
+            peer.oneway(RequestCode.CONTROLLER_ELECT_MASTER, header)
+            peer.close()
+
+            async def told() -> bool:
+                return all(
+                    brokers.notices[i][-1:] and brokers.notices[i][-1][0].master_broker_id == 3 for i in (1, 2, 3)
+                )
+
+            await until(told)
+
+    run(main())

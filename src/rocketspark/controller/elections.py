@@ -31,10 +31,24 @@ class Elections:
         self._notices = notices
         # Elections of the controller's own, by the broker's name.
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._held: set[asyncio.Task[Decision]] = set()
 
     async def hold(self, h: ElectMasterHeader, why: str) -> Decision:
-        """Elect a master, tell the brokers, and return the answer. Raises StoreError."""
+        """Elect a master, tell the brokers, and return the answer. Raises StoreError.
 
+        Whoever asks may go away meanwhile: the brokers are told all the same.
+        """
+        task = asyncio.create_task(self._hold(h, why))
+        self._held.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Decision]) -> None:
+        self._held.discard(task)
+        if not task.cancelled():
+            task.exception()  # Told to who asked, if that one still waits.
+
+    async def _hold(self, h: ElectMasterHeader, why: str) -> Decision:
         def decide(sets: Sets) -> Decision:
             return replicas_info.elect(sets, h, self._live, unclean=self._settings.unclean)
 
@@ -95,5 +109,5 @@ class Elections:
 
     async def close(self) -> None:
         """Finish what was begun."""
-        if self._under_way:
-            await asyncio.wait(list(self._under_way.values()))
+        while left := [*self._under_way.values(), *self._held]:
+            await asyncio.wait(left)

@@ -67,6 +67,7 @@ class LiveTable:
         self._by_connection: dict[Hashable, set[Broker]] = {}
         # Those that were heard and are gone: they had their time.
         self._gone: set[Broker] = set()
+        self._longest_ms = TIMEOUT_MS
 
     def heard(self, h: ReplicaHeartbeatHeader, broker_id: int, connection: Hashable) -> bool:
         """Note a heartbeat; False if there is no room for one more broker."""
@@ -79,6 +80,7 @@ class LiveTable:
             self._gone.discard(broker)
         life.heard_ms = self._now_ms()
         life.timeout_ms = min(max(h.timeout_ms, 1), LONG_MAX) if h.timeout_ms is not None else TIMEOUT_MS
+        self._longest_ms = max(self._longest_ms, life.timeout_ms)
         priority = h.election_priority if h.election_priority is not None else INT_MAX
         epoch, offset = life.end[:2]
         reached = (h.epoch if h.epoch is not None else -1, h.max_offset if h.max_offset is not None else -1)
@@ -131,11 +133,12 @@ class LiveTable:
         broker = Broker(cluster, broker_name, broker_id)
         if self.alive(*broker):
             return True
-        if broker in self._lives or broker in self._gone:
+        since_start_ms = self._now_ms() - self._started_ms
+        if broker in self._lives or broker in self._gone or since_start_ms > self._longest_ms:
             return False
         # Brokers of one name are set alike: as long as the others may be silent.
-        of_set = [b_life.timeout_ms for b, b_life in self._lives.items() if b[:2] == broker[:2]]
-        return self._now_ms() - self._started_ms <= max([TIMEOUT_MS, *of_set])
+        of_set = [life.timeout_ms for other, life in self._lives.items() if other[:2] == broker[:2]]
+        return since_start_ms <= max([TIMEOUT_MS, *of_set])
 
     def log_end(self, cluster: str, broker_name: str, broker_id: int) -> LogEnd:
         """Return how far the broker's log goes."""

@@ -113,5 +113,8 @@ def _cleaned(sets: Sets, event: Cleaned) -> Sets:
     left = {i: replica for i, replica in s.replicas.items() if event.ids is not None and i not in event.ids}
     if not left:
         return {name: each for name, each in sets.items() if name != event.broker_name}
-    in_sync = tuple(i for i in s.in_sync if i in left)
-    return sets | {event.broker_name: msgspec.structs.replace(s, replicas=left, in_sync=in_sync)}
+    after = msgspec.structs.replace(s, replicas=left, in_sync=tuple(i for i in s.in_sync if i in left))
+    if s.master is not None and s.master not in left:
+        # Who takes this id later may have nothing: it must not be master by its number.
+        after = msgspec.structs.replace(after, master=None, master_epoch=s.master_epoch + 1)
+    return sets | {event.broker_name: after}

@@ -292,8 +292,8 @@ def without_master(sets: Sets, live: Lives) -> list[str]:
         name
         for name, s in sets.items()
         if s.master is not None
+        and any(live.alive(s.cluster, name, i) for i in s.replicas if i != s.master)
         and not live.may_live(s.cluster, name, s.master)
-        and any(live.alive(s.cluster, name, i) for i in s.replicas)
     ]
 
 

@@ -107,7 +107,7 @@ class Elections(RuleBasedStateMachine):
     )
     def the_master_alters(self, data: st.DataObject, off: tuple[int, int]) -> None:
         s = self.state.sets.get(NAME)
-        if s is None or s.master is None or s.master not in s.replicas:
+        if s is None or s.master is None:
             return
         self.state.lives.living.add(s.master)
         living = sorted(self.state.lives.living & s.replicas.keys())
@@ -164,7 +164,7 @@ class Elections(RuleBasedStateMachine):
         assert self.masters.setdefault(s.master_epoch, s.master) == s.master
         assert set(s.in_sync) <= s.replicas.keys()
         assert list(s.in_sync) == sorted(set(s.in_sync))
-        assert s.master is None or s.master in s.in_sync or s.master not in s.replicas
+        assert s.master is None or s.master in s.in_sync
         self.before = s
 
 

@@ -211,9 +211,14 @@ def test_those_who_hold_nothing_acknowledged_are_not_elected_after_the_others_we
     state.lives.living = {2, 3}
     assert state.clean("1").code == 0
     # RocketMQ begins the epochs of such a set anew, which its brokers take for old ones.
-    assert (state.set.in_sync, state.set.master_epoch, state.elect(2).code) == ((), 1, 2012)
+    assert (state.set.in_sync, state.set.master, state.set.master_epoch) == ((), None, 2)
+    assert state.elect(2).code == 2012
+    # Nor is who takes the number of a master that was cleaned, and may have nothing.
+    state.lives.living = {1, 2, 3}
+    assert state.apply_id(1).code == 0
+    assert (state.elect(1).code, state.elect(1, designate=True).code) == (2012, 2012)
     state.unclean = True
-    assert elected(state.elect(2)).master_epoch == 2
+    assert elected(state.elect(2, designate=True)).master_epoch == 3
 
 
 @pytest.mark.parametrize(
