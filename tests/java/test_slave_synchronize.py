@@ -19,6 +19,7 @@ from tests.live.support import broker, run, until
 from tests.live.table_copies import look, offsets_of, slave
 from tests.official import SHORT_LIVED, started
 from tests.patience import LIMIT_S
+from tests.ports import free_ports
 
 from rocketspark.broker.replication.ha_info import HaInfo, ask_ha_info
 from rocketspark.broker.replication.slave_synchronize import StoreSide, reverse_synchronize
@@ -288,9 +289,9 @@ def test_ours_answers_other_brokers_as_the_java_broker_does(master: ApacheCluste
     run(main())
 
 
-def slave_asks(address: str, above: str) -> dict[str, Any]:
-    """What the official slave's own code reads from a broker; topics and timers two ports below `above`."""
-    command = [java_tool("java"), *SHORT_LIVED.split(), "-cp", str(SERVER_JARS / "*"), str(TOOL), address, above]
+def slave_asks(address: str) -> dict[str, Any]:
+    """What the official slave's own code reads from a broker; topics and timers two ports below its own."""
+    command = [java_tool("java"), *SHORT_LIVED.split(), "-cp", str(SERVER_JARS / "*"), str(TOOL), address]
     started("SlaveAsks")
     done = subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S)
     found: dict[str, Any] = java_json.decode(done.stdout.strip().splitlines()[-1], dict[str, Any])
@@ -300,7 +301,7 @@ def slave_asks(address: str, above: str) -> dict[str, Any]:
 @pytest.mark.parametrize("count", [2001, 4001])
 def test_the_java_slave_s_own_code_reads_all_tables_of_ours(java_tools: None, tmp_path: Path, count: int) -> None:
     async def main() -> None:
-        async with broker(tmp_path, delay_levels="1s 1h") as server:
+        async with broker(tmp_path, delay_levels="1s 1h", listen_port=free_ports(-2, 0, 1)) as server:
             await asyncio.to_thread(fill, server.address)
             await until(lambda: server._delays.table().offset_table.get(1) == 1)
             await until(lambda: TOPIC in server._wheel.statistics.table().counts)
@@ -309,7 +310,7 @@ def test_the_java_slave_s_own_code_reads_all_tables_of_ours(java_tools: None, tm
             told: list[HaInfo] = []
             server._ha_info.told = told.append
             host, _, port = server.address.rpartition(":")
-            found = await asyncio.to_thread(slave_asks, server.address, f"{host}:{int(port) + 2}")
+            found = await asyncio.to_thread(slave_asks, server.address)
 
             def same(value: Any) -> Any:
                 return json.loads(sorted_json(value))
@@ -343,7 +344,7 @@ def test_the_java_slave_s_own_code_misses_a_row_of_a_java_master(master: ApacheC
     names = [f"y{n:05}" for n in range(4001 - len(known))] if len(known) < 4001 else []
     configs = [{"topicName": name, "readQueueNums": 1, "writeQueueNums": 1} for name in names]
     done(ask(master.broker, 18, json.dumps({"topicConfigList": configs}).encode()))
-    found = slave_asks(master.broker, master.broker)["topics"]["topicConfigTable"]
+    found = slave_asks(master.broker)["topics"]["topicConfigTable"]
     theirs = table(ask(master.broker, 21))["topicConfigTable"]
     assert len(theirs) == 4001
     assert theirs.keys() - found.keys() == {max(theirs)}
