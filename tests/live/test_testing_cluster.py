@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import threading
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.patience import LIMIT_S
 
-from rocketspark import Producer
+from rocketspark import Producer, PullConsumer
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, StateError
 from rocketspark.testing import cluster as embedded
 from rocketspark.testing import run_cluster
 
@@ -110,7 +111,7 @@ def test_one_that_is_interrupted_before_it_has_a_loop_ends(tmp_path: Path, monke
         return make_loop()
 
     monkeypatch.setattr(embedded, "_loop_factory", lambda: late)
-    servers = embedded._ServerThread(tmp_path, 1, {})
+    servers = embedded._ServerThread(tmp_path, 1, 1, {})
     servers._thread.start()
     closing = threading.Thread(target=servers.close)
     closing.start()
@@ -121,3 +122,30 @@ def test_one_that_is_interrupted_before_it_has_a_loop_ends(tmp_path: Path, monke
     assert not closing.is_alive()
     assert not servers._thread.is_alive()
     assert servers._cluster is None
+
+
+def test_replicas_lose_nothing_when_the_master_is_killed() -> None:
+    with run_cluster(replicas=2) as cluster, Producer(cluster.namesrv, "P", retries=20) as producer:
+        first, second = cluster.brokers
+        assert cluster.master() == first
+        for number in range(20):
+            producer.send("T", b"%d" % number)
+        assert cluster.kill_master() == first
+        for number in range(20, 40):
+            producer.send("T", b"%d" % number)
+        assert cluster.wait_in_sync(1) == cluster.master() == second
+        cluster.start_again()
+        assert cluster.wait_in_sync() == second
+        cluster.elect(first)
+        assert cluster.master() == first
+        for number in range(40, 60):
+            producer.send("T", b"%d" % number)
+        with PullConsumer(cluster.namesrv, "G", consume_from="first") as consumer:
+            consumer.subscribe("T")
+            found = [int(message.body) for message in itertools.islice(consumer, 60)]
+        assert sorted(found) == list(range(60))
+
+
+def test_without_replicas_there_is_nothing_to_elect() -> None:
+    with run_cluster() as cluster, pytest.raises(StateError, match="replicas=2"):
+        cluster.kill_master()

@@ -455,6 +455,27 @@ class BrokerServer:
             self._long_polling.drop_owner(peer)
             self._clients.disconnected(peer)
 
+    async def kill(self) -> None:
+        """End as SIGKILL would: no answer, no word to anybody, nothing written that was not. For tests."""
+        if self._closing:
+            return
+        self._closing = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._fast_failure.close()
+        self._server.abort()
+        if self.metrics is not None:
+            await self.metrics.close()
+        if self._started:
+            await self.replication.abandon()
+            await self._registration.abandon()
+            await self._file_cleaning.stop()
+            for beside in (self._filters, self._tables_thread):
+                await asyncio.get_running_loop().run_in_executor(None, beside.close)
+            await asyncio.get_running_loop().run_in_executor(None, self._flush_service.stop_threads)
+            self._services.close()
+        self.store.abandon()
+
     async def close(self) -> None:
         """Answer the held requests, leave the NameServers, write everything down. May be called again."""
         if self._closing:

@@ -177,6 +177,13 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         with self._rest_lock:
             self._close()
 
+    def abandon(self) -> None:
+        """Give the directory back as it is, with nothing flushed or noted: what a kill leaves. For tests."""
+        if self._opened and not self._closed:
+            with self._rest_lock:
+                self._closed = True
+                self._give_back()
+
     def prepare_to_close(self) -> None:
         """Give up the reserved blocks on a full disk, for the last writes. Call before other files are written."""
         if self._opened:

@@ -9,14 +9,16 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
+from rocketspark.testing.replicas import Replicas, start_controller
 
 # A broker of a test holds little: small files keep it lean. A slow test machine is no load.
 SMALL_FILES: dict[str, Any] = {
@@ -32,31 +34,68 @@ class Cluster:
     """The running cluster of `run_cluster`.
 
     `namesrv`: "host:port" of the NameServer; `brokers`: "host:port" of each broker, in the order of their names
-    broker-a, broker-b, …; `store`: the folder that holds one store folder for each broker.
+    broker-a, broker-b, …, all replicas of a name one after the other, the first master first; `store`: the folder that
+    holds one store folder for each broker; `controller`: "host:port" of the controller, "" without replicas.
     """
 
-    def __init__(self, namesrv: str, brokers: tuple[str, ...], store: Path) -> None:
+    def __init__(self, namesrv: str, brokers: tuple[str, ...], store: Path, controller: str = "") -> None:
         self.namesrv = namesrv
         self.brokers = brokers
         self.store = store
+        self.controller = controller
+        self._ask: Callable[[Callable[[Replicas], Awaitable[Any]], str], Any] | None = None
+
+    def master(self, name: str = "broker-a") -> str:
+        """Return the address of the broker that is master of the name now. Raises StateError if there is none."""
+        return str(self._of(name, lambda replicas: replicas.master()))
+
+    def kill_master(self, name: str = "broker-a") -> str:
+        """End the master as SIGKILL would; returns its address. Another one is elected by itself; see `start_again`."""
+        return str(self._of(name, lambda replicas: replicas.kill_master()))
+
+    def start_again(self, name: str = "broker-a") -> None:
+        """Start the replicas of the name that were killed, on their stores and ports."""
+        self._of(name, lambda replicas: replicas.start_again())
+
+    def elect(self, address: str, name: str = "broker-a") -> None:
+        """Make that replica the master; returns once it is. Raises ServerError if the controller refuses."""
+        self._of(name, lambda replicas: replicas.elect(address))
+
+    def wait_in_sync(self, count: int = 0, name: str = "broker-a") -> str:
+        """Wait until so many replicas are in sync (0: all that run); returns the master's address.
+
+        Raises StateError if that takes over a minute.
+        """
+        return str(self._of(name, lambda replicas: replicas.wait_in_sync(count)))
+
+    def _of(self, name: str, act: Callable[[Replicas], Awaitable[Any]]) -> Any:
+        if self._ask is None:
+            raise StateError("this cluster has no replicas: run_cluster(replicas=2) makes them")
+        return self._ask(act, name)
 
 
 @contextmanager
-def run_cluster(brokers: int = 1, store: str | Path | None = None, **broker_settings: Any) -> Iterator[Cluster]:
+def run_cluster(
+    brokers: int = 1, store: str | Path | None = None, *, replicas: int = 1, **broker_settings: Any
+) -> Iterator[Cluster]:
     """Run a NameServer and `brokers` brokers on free ports of 127.0.0.1 while the `with` block lasts.
 
     Args:
         brokers: how many; they are named broker-a, broker-b, … and make one cluster.
         store: folder for the messages, kept afterwards; None: a temporary one, removed afterwards.
+        replicas: how many of each name; with 2 and more a controller elects the masters, and a send is answered once
+            all in sync have it. The block begins when they are.
         broker_settings: fields of `rocketspark.broker.settings.BrokerSettings`, for each broker.
 
     Raises ConfigError for a setting that cannot be used, StoreError for a store that cannot be opened.
     """
     if not 1 <= brokers <= 26:
         raise ValueError(f"brokers={brokers}: 1 to 26 can be run")
+    if not 1 <= replicas <= 9:
+        raise ValueError(f"replicas={replicas}: 1 to 9 can be run")
     folder = Path(store) if store is not None else Path(tempfile.mkdtemp(prefix="rocketspark-"))
     try:
-        thread = _ServerThread(folder, brokers, broker_settings)
+        thread = _ServerThread(folder, brokers, replicas, broker_settings)
         try:
             yield thread.start()
         finally:
@@ -69,9 +108,11 @@ def run_cluster(brokers: int = 1, store: str | Path | None = None, **broker_sett
 class _ServerThread:
     """The event loop of the servers, in a thread of its own."""
 
-    def __init__(self, folder: Path, broker_count: int, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, broker_count: int, replica_count: int, settings: dict[str, Any]) -> None:
         self._folder = folder
         self._broker_count = broker_count
+        self._replica_count = replica_count
+        self._replicas: dict[str, Replicas] = {}
         self._settings = {**SMALL_FILES, **settings}
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
@@ -119,14 +160,35 @@ class _ServerThread:
             await nameserver.start()
             servers.push_async_callback(nameserver.close)
             addresses = []
+            controller = ""
+            if self._replica_count > 1:
+                controller = await start_controller(servers, self._folder / "controller")
             for number in range(self._broker_count):
-                broker = BrokerServer(self._broker_settings(number, nameserver.address))
+                settings = self._broker_settings(number, nameserver.address)
+                if controller:
+                    made = self._replicas[settings.broker_name] = Replicas(settings, controller)
+                    servers.push_async_callback(made.close)
+                    addresses += await made.start(self._replica_count)
+                    continue
+                broker = BrokerServer(settings)
                 await broker.start()
                 servers.push_async_callback(broker.close)
                 addresses.append(broker.address)
-            self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder)
+            self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder, controller)
+            if controller:
+                self._cluster._ask = self._ask
             self._started.set()
             await self._stop.wait()
+
+    def _ask(self, act: Callable[[Replicas], Awaitable[Any]], name: str) -> Any:
+        if name not in self._replicas:
+            raise StateError(f"no broker is named {name}: {', '.join(self._replicas)} run here")
+        assert self._loop is not None
+
+        async def run() -> Any:
+            return await act(self._replicas[name])
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def _broker_settings(self, number: int, namesrv: str) -> BrokerSettings:
         name = f"broker-{chr(ord('a') + number)}"

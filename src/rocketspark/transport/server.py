@@ -127,6 +127,16 @@ class Server:
                 peer.close()
         self._sweeper = asyncio.get_running_loop().call_later(self._idle_s / 4, self._sweep)
 
+    def abort(self) -> None:
+        """Stop listening and end every connection at once, with nothing more said."""
+        if self._sweeper:
+            self._sweeper.cancel()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for peer in [*self.peers, *self._leaving]:
+            peer.abort()
+
     async def close(self) -> None:
         """Stop listening and close every connection once its replies have left."""
         if self._sweeper:

@@ -120,6 +120,13 @@ class Transactions:
             self._timer = None
         self._op_messages.write()
 
+    def abandon(self) -> None:
+        """Stop checking, with nothing written."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._op_messages.begin_anew()
+
     def finish(self) -> None:
         """After the store's last flush: note how far the queues are done."""
         self._noted = None

@@ -266,6 +266,14 @@ class Registration:
                     log.info("NameServer %s was not told of the end: %s", namesrv, e)
         self._address = ""
 
+    async def abandon(self) -> None:
+        """End without a word."""
+        self._address = ""
+        for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
+            if task is not None:
+                task.cancel()
+        await self._connections.close()
+
     async def stop(self) -> None:
         """Leave for good."""
         await self.leave()

@@ -81,6 +81,11 @@ class ControlledRole:
             )
             self.in_sync.doubted = lambda: self.doubted()
 
+    def end(self) -> None:
+        """This broker ends: nothing more is asked for."""
+        if self.in_sync is not None:
+            self.in_sync.end()
+
     @property
     def own_id(self) -> int:
         """This broker's number; -1 before it has one."""

@@ -196,8 +196,20 @@ class Replication(RoleDriver):
             log.warning("not all slaves have what this master took when it ends; they get it when it is back")
         except Exception:
             log.exception("the slaves were not waited for")
+        await self._end_links()
+        await self._services.stop()
+        self._waits.give_up()
+
+    async def abandon(self) -> None:
+        """End as a kill would: nobody is told, nothing is noted."""
+        await self._end_links()
+        await self._services.abandon()
+
+    async def _end_links(self) -> None:
         self._closing = True
         if self.manager is not None:
+            # First of all: that the links end is no news for the controller.
+            self.controlled.end()
             await self.manager.stop()
         if self._dispatch_timer is not None:
             self._dispatch_timer.cancel()
@@ -207,9 +219,7 @@ class Replication(RoleDriver):
         if self.synchronize is not None:
             await self.synchronize.stop()
         await self.client.close()
-        await self._services.stop()
         await self.listener.close()
-        self._waits.give_up()
         await self._connections.close()
 
     async def _hand_over(self) -> None:

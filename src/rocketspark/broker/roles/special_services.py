@@ -46,6 +46,14 @@ class SpecialServices:
         self._transactions.stop()
         await self._timers.stop()
 
+    async def abandon(self) -> None:
+        """End with nothing noted."""
+        if self.running:
+            self.running = False
+            self._delays.stop()
+            self._transactions.abandon()
+            await self._timers.stop()
+
     def finish(self) -> None:
         """Note how far all came, after `stop` and the store's last flush."""
         if not self._ran:

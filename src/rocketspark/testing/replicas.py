@@ -1,0 +1,140 @@
+"""The replicas of one broker in a test's process: killed, started again, elected. All on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from rocketspark.broker.replication.controller_client import ControllerClient, SetState
+from rocketspark.broker.replication.role import Role
+from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RocketSparkError, StateError
+
+LIMIT_S = 60.0
+LOOK_S = 0.01
+# Short times, so that a test waits little; each may be given to `run_cluster`.
+QUICK = {
+    "heartbeat_interval_ms": 200,
+    "metadata_interval_ms": 500,
+    "sync_set_check_interval_ms": 500,
+    "member_group_interval_ms": 100,
+    "ha_heartbeat_interval_ms": 1000,
+}
+
+
+async def start_controller(servers: AsyncExitStack, folder: Path) -> str:
+    """Start a controller that ends with the other servers; returns its address."""
+    from rocketspark.controller.server import ControllerServer
+    from rocketspark.controller.settings import ControllerSettings
+
+    settings = ControllerSettings({"scanInactiveMasterInterval": "500"}, listen="127.0.0.1:0", folder=folder)
+    server = ControllerServer(settings, share=0.25)
+    await server.start()
+    servers.push_async_callback(server.close)
+    return server.address
+
+
+class Replicas:
+    """The brokers of one name. `settings`: of each, but for its folder and port."""
+
+    def __init__(self, settings: BrokerSettings, controller: str) -> None:
+        defaults = BrokerSettings()
+        self._settings = msgspec.structs.replace(
+            settings,
+            controller_mode=True,
+            controller_addresses=controller,
+            broker_role="SLAVE",
+            broker_id=-1,
+            all_ack_in_sync_set=True,
+            slave_read=True,
+            **{name: ms for name, ms in QUICK.items() if getattr(settings, name) == getattr(defaults, name)},
+        )
+        self._controller = ControllerClient([controller])
+        self._running: dict[int, BrokerServer] = {}
+        self._ports: dict[int, int] = {}
+
+    async def start(self, count: int) -> list[str]:
+        """Start them, the first as master; returns their addresses."""
+        for number in range(1, count + 1):
+            await self._start(number)
+            await self.wait_in_sync(number)
+        return [broker.address for broker in self._running.values()]
+
+    async def _start(self, number: int) -> None:
+        settings = msgspec.structs.replace(
+            self._settings,
+            store_root=f"{self._settings.store_root}/replica-{number}",
+            listen_port=self._ports.get(number, 0),
+        )
+        broker = BrokerServer(settings)
+        await broker.start()
+        self._running[number] = broker
+        self._ports[number] = int(broker.address.rpartition(":")[2])
+
+    async def close(self) -> None:
+        """Stop those that run, the master last."""
+        for broker in sorted(self._running.values(), key=lambda broker: broker.role.is_master):
+            await broker.close()
+        await self._controller.close()
+
+    async def master(self) -> str:
+        """Return the master's address. Raises StateError if none is."""
+        return self._master()[1].address
+
+    def _master(self) -> tuple[int, BrokerServer]:
+        for number, broker in self._running.items():
+            if broker.role.kind is Role.MASTER:
+                return number, broker
+        raise StateError(f"{self._settings.broker_name} has no master now: wait_in_sync(1) waits for one")
+
+    async def kill_master(self) -> str:
+        """End the master as SIGKILL would; returns its address."""
+        number, broker = self._master()
+        del self._running[number]
+        await broker.kill()
+        return broker.address
+
+    async def start_again(self) -> None:
+        """Start those that were killed."""
+        for number in self._ports.keys() - self._running.keys():
+            await self._start(number)
+
+    async def elect(self, address: str) -> None:
+        """Make the replica at an address the master."""
+        broker = next((b for b in self._running.values() if b.address == address), None)
+        if broker is None or broker.replication.manager is None or broker.replication.manager.own_id is None:
+            raise StateError(f"no replica of {self._settings.broker_name} runs at {address}")
+        s = self._settings
+        own_id = broker.replication.manager.own_id
+        await self._controller.elect(s.cluster_name, s.broker_name, own_id, designate=True)
+        async with asyncio.timeout(LIMIT_S):
+            while broker.role.kind is not Role.MASTER:
+                await asyncio.sleep(LOOK_S)
+
+    async def wait_in_sync(self, count: int) -> str:
+        """Wait until so many replicas are in sync, 0: all that run; returns the master's address."""
+        wanted = count or len(self._running)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    found = await self._known()
+                    running = {broker.address: broker for broker in self._running.values()}
+                    if found is not None and found.master is not None and len(found.in_sync) >= wanted:
+                        broker = running.get(found.master.address)
+                        if broker is not None and broker.role.kind is Role.MASTER:
+                            return broker.address
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise StateError(
+                f"no {wanted} replicas of {self._settings.broker_name} came in sync within {LIMIT_S:.0f} s"
+            ) from None
+
+    async def _known(self) -> SetState | None:
+        try:
+            return await self._controller.replica_info(self._settings.broker_name)
+        except RocketSparkError:
+            return None
