@@ -117,6 +117,9 @@ class MessageReader:
         low, high = queue.min, queue.next
         if self._visible_end is not None:
             high = self.visible_next(queue)
+            if high < queue_offset <= queue.next:
+                # It was shown before a change of roles: whoever read it waits here, and is not moved back.
+                return GetMessageResult(GetStatus.AT_END, [], 0, 0, queue_offset, low, high)
         if not low <= queue_offset < high:
             if high == 0 or low == high == queue_offset:
                 return GetMessageResult(GetStatus.EMPTY, [], 0, 0, high, low, high)

@@ -54,6 +54,10 @@ class SyncStateSet:
         """The controller said that the set stays as it is. After no answer at all it may have changed."""
         self.wanted, self._unanswered = None, frozenset()
 
+    def doubtful(self) -> None:
+        """The controller refused, and its set may be another than the one known: whoever was asked for counts still."""
+        self.wanted = None
+
     def caught_up(self, replica_id: int, at_s: float) -> None:
         """A slave held all there was at that time."""
         self._caught_up_s[replica_id] = max(at_s, self._caught_up_s.get(replica_id, at_s))
@@ -99,11 +103,12 @@ def master_confirmed(
     """Return up to where every member of the set holds the master's log.
 
     `acked`: by id, of the slaves that are connected, 0 or less of one that did not report yet; `before`: the position
-    so far, which stays while a member is away. Without `all_ack` (allAckInSyncStateSet) it is the log's end (5.5.0).
+    so far, which stays while a member is away or did not report (Java passes over those that did not). Without
+    `all_ack` (allAckInSyncStateSet) it is the log's end (5.5.0).
     """
     others = members - {own_id}
     if not others or not all_ack:
         return end_position
     if not others <= acked.keys():
         return before
-    return min(end_position, *(acked[member] if acked[member] > 0 else end_position for member in others))
+    return min(end_position, *(acked[member] if acked[member] > 0 else before for member in others))

@@ -149,8 +149,8 @@ class ControlledRole:
             self._epochs.forget_before(self._store.min_position)
 
     def others_in_sync(self) -> list[int]:
-        """Return the other members of the in-sync set, while this broker is master."""
-        if self.in_sync is None or not self._role.is_master:
+        """Return the other members of this master's in-sync set."""
+        if self.in_sync is None:
             return []
         return sorted(self.in_sync.set.members - {self.own_id})
 

@@ -17,12 +17,18 @@ from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_c
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker.replication")
 
 RETRY_S = 1.0
+# The controller's set is not the one that this master knows.
+_OTHER_SET = (
+    ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
+    ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
+)
 
 
 class InSyncReplicas:
@@ -52,6 +58,7 @@ class InSyncReplicas:
         self.confirmed = store.confirmed_position
         self._asking: asyncio.Task[None] | None = None
         self._is_on = False
+        self._is_asking = False
         # Called when the controller says that it knows this master no more: its data have to be looked at.
         self.doubted: Callable[[], None] = lambda: None
 
@@ -65,12 +72,18 @@ class InSyncReplicas:
 
     def adopt(self, members: Set[int], epoch: int) -> None:
         """Take the set that the controller told by itself."""
-        if self._is_on and self.set.adopt(members, epoch):
+        if not self._is_on:
+            return
+        if self.set.adopt(members, epoch):
+            self._changed()
+        elif epoch == self.set.epoch and self.set.all_members != self.set.members and not self._is_asking:
+            # What was asked for without an answer was not taken.
+            self.set.refused()
             self._changed()
 
     def end(self) -> None:
         """Leave office."""
-        self._is_on = False
+        self._is_on = self._is_asking = False
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
@@ -90,6 +103,9 @@ class InSyncReplicas:
         if link.caught_up_s is not None and not link.learner:
             self.set.caught_up(replica_id, link.caught_up_s)
         if not link.learner:
+            if len(self.set.all_members) == 1:
+                # Alone, all that was stored is confirmed by now: who joins must hold it.
+                self.confirm()
             last = self._epochs.last
             start = last.start if last is not None else 0
             if self.set.joined(replica_id, link.acked, confirmed=self.confirmed, epoch_start=start) is not None:
@@ -152,8 +168,9 @@ class InSyncReplicas:
             self._asking = asyncio.create_task(self._ask())
 
     async def _ask(self) -> None:
-        found = self.set
+        found, unanswered = self.set, False
         while self._is_on and (wanted := found.wanted) is not None:
+            self._is_asking = True
             try:
                 taken = await self._controller.alter_in_sync(
                     self._settings.broker_name, found.own_id, self._role.epoch, wanted, found.epoch
@@ -162,15 +179,22 @@ class InSyncReplicas:
                 log.warning(
                     "the in-sync set stays %s, the controller refused %s: %s", _ids(found.members), _ids(wanted), e
                 )
-                found.refused()
+                self._is_asking = False
+                if unanswered or e.code in _OTHER_SET:
+                    found.doubtful()
+                else:
+                    found.refused()
                 self._changed()
                 self.doubted()
                 await asyncio.sleep(RETRY_S)
                 self.check()
             except RocketSparkError as e:
+                self._is_asking = found.wanted is not None
                 log.warning("the in-sync set may be %s, the controller does not answer: %s", _ids(found.all_members), e)
+                unanswered = True
                 await asyncio.sleep(RETRY_S)
             else:
+                self._is_asking = unanswered = False
                 log.info("the in-sync set is %s (before: %s)", _ids(taken.members), _ids(found.members))
                 found.adopt(taken.members, taken.epoch)
                 self._changed()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
@@ -223,10 +224,10 @@ class ReplicasManager:
             await asyncio.sleep(self._settings.sync_set_check_interval_ms / 1000)
             self._controlled.check()
 
-    async def hand_over(self) -> bool:
-        """Have another member of the in-sync set elected, before this master leaves; False if none could be."""
+    async def hand_over(self, members: Iterable[int]) -> bool:
+        """Have one of these members of the in-sync set elected, before this master leaves; False if none could be."""
         s = self._settings
-        for member in self._controlled.others_in_sync():
+        for member in members:
             try:
                 elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
             except RocketSparkError as e:

@@ -156,6 +156,7 @@ class Replication(RoleDriver):
         if self.manager is not None:
             self.role.kind, self.role.reason = Role.FENCED, "the controller has not said yet who is master"
             s.broker_role = "SLAVE"
+            self._store.show_up_to(self._store.confirmed_position)
         elif s.broker_role == "SLAVE":
             self.role.kind = Role.SLAVE
         if not self.role.is_master:
@@ -226,14 +227,26 @@ class Replication(RoleDriver):
         """Take nothing more and wait until each slave that is connected has all; a controller elects one of them."""
         if not self.role.is_master or not any(c.link.acked >= 0 for c in self.listener.connections):
             return
-        if self.manager is not None:
-            await self.manager.hand_over()
+        others = self.controlled.others_in_sync() if self.manager is not None else []
+        if self.manager is not None and not others:
             return
         self.role.kind, self.role.reason = Role.FENCED, "the broker ends"
         self.configure()
         self.wake()
-        while any(c.is_open and 0 <= c.link.acked < self._store.written_position for c in self.listener.connections):
+        if self.manager is None:
+            while self._behind():
+                await asyncio.sleep(HAND_OVER_LOOK_S)
+            return
+        # One that holds all is enough; without any the controller has to find another.
+        end_s = asyncio.get_running_loop().time() + HAND_OVER_S / 2
+        while (behind := self._behind()) >= set(others) and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(HAND_OVER_LOOK_S)
+        await self.manager.hand_over(sorted(others, key=lambda member: member in behind))
+
+    def _behind(self) -> set[int | None]:
+        """Return the slaves, by their controller ids if they have one, that are connected and lack some of the log."""
+        end = self._store.written_position
+        return {c.link.replica_id for c in self.listener.connections if c.is_open and 0 <= c.link.acked < end}
 
     # -- changes of role ------------------------------------------------------------------------------------------
 
