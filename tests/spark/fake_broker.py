@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import PullHeader, PullReply, Request, TopicHeader
+from rocketspark.protocol.headers import PullHeader, PullReply, Request, RouteHeader, TopicHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record
 from rocketspark.transport.peer import Peer
@@ -42,7 +42,8 @@ class FakeBroker:
     cut after that many pulls, once; `refuse`: a code that every pull is answered with, or the first `refuse_for`;
     `refuse_sql`: those with an expression; `gather`: nothing is answered until so many pulls are there, once;
     `removed`: offsets whose records went while the queue still names them, as a broker has it that removes a file: they
-    are passed over; `removed_after`: only from that pull on; `compacted`: the topic is one that is compacted.
+    are passed over; `removed_after`: only from that pull on; `compacted`: the topic is one that is compacted;
+    `lags_from`: it is a slave that has nothing from there on; `route`: as a NameServer, the addresses it tells, by id.
     """
 
     def __init__(self, records: list[bytes], **ways: Any) -> None:
@@ -60,6 +61,8 @@ class FakeBroker:
         self.removed: set[int] = set(ways.pop("removed", ()))
         self.removed_after: int = ways.pop("removed_after", 0)
         self.compacted: bool = ways.pop("compacted", False)
+        self.lags_from: int | None = ways.pop("lags_from", None)
+        self.route: dict[int, str] = ways.pop("route", {})
         assert not ways, ways
         self.pulls: list[PullHeader] = []
         self.connections = 0
@@ -102,6 +105,11 @@ class FakeBroker:
             config.attributes["cleanup.policy"] = "COMPACTION"
         return reply(request.opaque, ResponseCode.SUCCESS, body=bodies.encode(config))
 
+    def route_of(self, peer: Peer, request: Request[RouteHeader], body: bytes) -> bytes:
+        broker = bodies.BrokerDataBody(cluster="C", broker_name="broker-a", broker_addrs=self.route)
+        queue = bodies.QueueDataBody(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1, perm=6)
+        return reply(request.opaque, 0, None, bodies.encode_route([broker], [queue]))
+
     def _answer(self, opaque: int, header: PullHeader) -> bytes:
         end = len(self.records)
         if self.hidden_for > 0:
@@ -120,6 +128,11 @@ class FakeBroker:
             return reply(
                 opaque, self.refuse_sql, remark="The broker does not support consumer to filter message by SQL92"
             )
+        if self.lags_from is not None:
+            if at >= self.lags_from:
+                # Java's slave: to the master with it, to ask the same again.
+                return told(ResponseCode.PULL_RETRY_IMMEDIATELY, at)
+            end = self.lags_from
         if at < self.oldest:
             return told(ResponseCode.PULL_OFFSET_MOVED, self.oldest)
         if at > end:
@@ -159,6 +172,7 @@ def running(broker: FakeBroker) -> Iterator[FakeBroker]:
         routes = Routes()
         routes.add(RequestCode.PULL_MESSAGE, broker.pull)
         routes.add(RequestCode.GET_TOPIC_CONFIG, broker.topic_config)
+        routes.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, broker.route_of)
         server = Server(routes)
         await server.start("127.0.0.1", 0)
         broker.address = server.address

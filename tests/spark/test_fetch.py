@@ -32,13 +32,13 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "UNSEEN_WAIT_S", 0.01)
 
 
-def read(broker: FakeBroker, first: int, end: int, **options: Any) -> list[int]:
-    """Queue offsets of the rows of [first, end), in the order they came."""
+def read(broker: FakeBroker, first: int, end: int, *, others: tuple[str, ...] = (), **options: Any) -> list[int]:
+    """Queue offsets of the rows of [first, end), in the order they came. `others`: addresses behind the broker's."""
     given = {"namesrv": "127.0.0.1:1", "topic": "T", **{k: str(v) for k, v in options.items()}}
     parsed = parse_read(given, streaming=False)
     found: list[int] = []
     at = first
-    for piece in fetch(OffsetRange(QUEUE, first, end), (broker.address,), parsed):
+    for piece in fetch(OffsetRange(QUEUE, first, end), (broker.address, *others), parsed):
         assert piece.first == at
         at = piece.end
         if piece.spans:
@@ -73,6 +73,34 @@ def read(broker: FakeBroker, first: int, end: int, **options: Any) -> list[int]:
 def test_every_row_once_and_in_order(ways: dict[str, Any]) -> None:
     with running(FakeBroker(make_records(3000), **ways)) as broker:
         assert read(broker, 17, 2950, maxMessagesPerPull=500) == list(range(17, 2950))
+
+
+@pytest.mark.parametrize("options", [{}, {"tags": "A || C"}], ids=["all", "tags"])
+def test_what_a_slave_lacks_is_read_from_its_master(options: dict[str, Any]) -> None:
+    """Java's slaves answer as if a filter had matched nothing; that is neither an end nor a loss."""
+    made = make_records(3000)
+    with running(FakeBroker(made, lags_from=1700)) as slave, running(FakeBroker(made)) as master:
+        found = read(slave, 10, 2900, others=(master.address,), maxMessagesPerPull=200, **options)
+        assert found == [at for at in range(10, 2900) if not options or "ABC"[at % 3] in "AC"]
+        assert master.pulls
+
+
+def test_a_slave_that_never_catches_up_is_named_and_nothing_counts_as_lost() -> None:
+    refused = pytest.raises(ServerError, match="the slave does not have them yet")
+    with running(FakeBroker(make_records(300), lags_from=100)) as slave, refused:
+        read(slave, 0, 300)
+
+
+def test_the_broker_that_took_its_place_is_asked_for_and_read_on_from() -> None:
+    """It was at none of the addresses that were known when the read was planned."""
+    made = make_records(3000)
+    with running(FakeBroker(made)) as fresh, running(FakeBroker([], route={0: fresh.address})) as names:
+        with running(FakeBroker(made, drop_after=5)) as old:
+            options = {"namesrv": names.address, "maxMessagesPerPull": 100}
+            assert read(old, 0, 3000, **options) == list(range(3000))
+        assert fresh.connections == 1
+        with running(FakeBroker(made, refuse=ResponseCode.SERVICE_NOT_AVAILABLE)) as demoted:
+            assert read(demoted, 7, 3000, **options) == list(range(7, 3000))
 
 
 def test_rows_beyond_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:

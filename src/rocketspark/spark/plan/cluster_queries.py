@@ -6,6 +6,7 @@ Nothing is kept across calls but connections and where brokers are; it is never 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.validators import RETRY_PREFIX
-from rocketspark.errors import ConfigError, RouteNotFound, ServerError, TransportError
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import MASTER_ID
 from rocketspark.model.subscription import ALL, TAG
@@ -136,7 +137,7 @@ class ClusterQueries:
         """Return the answer for each queue, asked at once; `if_there` leaves out queues whose broker does not
         answer.
         """
-        asked = (again(partial(ask, queue), RETRIES) for queue in queues)
+        asked = (again(partial(ask, queue), RETRIES, between=partial(self._look_again, queue)) for queue in queues)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[MessageQueue, T] = {}
         for queue, answer in zip(queues, answers, strict=True):
@@ -146,6 +147,11 @@ class ClusterQueries:
                 continue
             found[queue] = answer
         return found
+
+    async def _look_again(self, queue: MessageQueue, error: Exception) -> None:
+        """Fetch the route anew: another may have taken the broker's place."""
+        with contextlib.suppress(RocketSparkError):
+            await self._routes.refresh(self._access.wire(queue.topic))
 
     async def _bounds(self, queue: MessageQueue) -> OffsetBounds:
         broker, queue = await self._broker_of(queue)

@@ -23,6 +23,7 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.broker_addresses import addresses_now
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply, joined
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
@@ -117,8 +118,8 @@ def fetch(
 
     `asked`: what the broker is asked for; it may send more. By default what the options say. A broker that refuses to
     filter is asked for everything.
-    A lost connection is made again and the reading goes on, so a broker may be started anew meanwhile; after 4 attempts
-    and 30 s without progress the error is raised.
+    A lost connection is made again and the reading goes on, so a broker may be started anew meanwhile, or another take
+    its place: the NameServer is asked who it is. After 4 attempts and 30 s without progress the error is raised.
     Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
     """
     at = source.first
@@ -136,6 +137,7 @@ def fetch(
             asked = EVERY_MESSAGE
         except (TransportError, ServerError) as e:
             time.sleep(retries.pause_s(e))
+            addresses = addresses_now(source.queue, addresses, options)
 
 
 class _Puller:
@@ -219,6 +221,8 @@ class _Puller:
         if reply.code == ResponseCode.SUCCESS:
             after = headers.decode_ext(PullReply, reply.ext).next_offset
             self._answer(pull, reply, max(after, pull.first + 1))
+        elif _lags(reply, pull.first):
+            raise self._refused(reply, "the slave does not have them yet")
         elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and not self._wanted.is_all and not _removing(reply):
             self._answer(pull, None, max(headers.decode_ext(PullReply, reply.ext).next_offset, pull.first + 1))
         elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
@@ -234,14 +238,15 @@ class _Puller:
         else:
             raise self._refused(reply)
 
-    def _refused(self, reply: PipelinedReply) -> ServerError:
+    def _refused(self, reply: PipelinedReply, why_for_now: str | None = None) -> ServerError:
+        """Return the error of a reply; `why_for_now`: it may be another soon, or elsewhere."""
         queue = self._source.queue
         return ServerError(
             reply.code,
-            reply.remark,
+            why_for_now or reply.remark,
             address=self._address,
             doing=f"pull of topic {queue.topic!r} queue {queue.queue_id}",
-            retriable=verdict(reply.code).retriable,
+            retriable=why_for_now is not None or verdict(reply.code).retriable,
         )
 
     def _answer(self, pull: _Pull, reply: PipelinedReply | None, after: int) -> None:
@@ -301,6 +306,8 @@ class _Puller:
         """Note whether the broker still has the first offset of a piece."""
         proof.opaque = 0
         first, end = proof.piece.first, proof.piece.end
+        if _lags(reply, first):
+            raise self._refused(reply, "the slave does not have them yet")
         if reply.code == ResponseCode.SUCCESS and reply.end > reply.start:
             at = reply.start
             found = int.from_bytes(reply.buffer[at + AT["queue_offset"] : at + AT["position"]], "big")
@@ -363,6 +370,18 @@ def _removing(reply: PipelinedReply) -> bool:
     5.x).
     """
     return "MESSAGE_WAS_REMOVING" in (reply.remark or "")
+
+
+def _lags(reply: PipelinedReply, asked: int) -> bool:
+    """Tell whether a slave has nothing at the offset asked for, and leaves it to the master to say why.
+
+    It sends the consumer there, to ask for the same again (rule: PullMessageProcessor, 5.x); a master moves it.
+    """
+    return (
+        reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        and not _removing(reply)
+        and headers.decode_ext(PullReply, reply.ext).next_offset == asked
+    )
 
 
 def _refuses(reply: PipelinedReply) -> bool:
