@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from tests.clients.scene import Inbox
-from tests.java.apache import ask, committed_offset, max_offset
+from tests.java.apache import committed_offset, max_offset
 from tests.java.apache_pair import JavaPair, Mode, until
 from tests.patience import LIMIT_S
 
-from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PullConsumer, PushConsumer, SendStatus
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
@@ -34,11 +33,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JavaPair]:
     config = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2} if mode == "classic" else {}
     made = JavaPair(tmp_path, mode, first=config)
     try:
-        with SyncOperations(made.namesrv) as operations:
-            operations.create_topic(TOPIC, queue_count=QUEUES)
-        topic = {"topic": TOPIC, "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES), "perm": "6"}
-        topic |= {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
-        assert ask(made.second.broker, 17, ext_fields=topic).code == 0
+        made.make_topic(TOPIC, QUEUES)
         if mode == "controller":
             made.wait_in_sync()
         yield made
