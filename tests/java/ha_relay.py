@@ -1,4 +1,4 @@
-"""A TCP relay that keeps what each side wrote, and may replace texts by others of the same length."""
+"""A TCP relay that keeps what each side wrote, may replace texts by others of the same length, and may stand still."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", free_ports()))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections: list[Relayed] = []
+        self._flows = threading.Event()
+        self._flows.set()
+        # How many more bytes of the master's pass before all stands still; None: no end.
+        self._left: int | None = None
         self._open: list[socket.socket] = []
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
@@ -77,13 +81,42 @@ class Relay:
             while data := source.recv(65536):
                 for old, new in self._replaced.items():
                     data = data.replace(old, new)
-                kept.add(side, data)
-                target.sendall(data)
+                if self._left is not None and side == "master":
+                    passed, data = data[: self._left], data[self._left :]
+                    self._left -= len(passed)
+                    if passed:
+                        kept.add(side, passed)
+                        target.sendall(passed)
+                    if not self._left:
+                        self._flows.clear()
+                self._flows.wait()
+                if data:
+                    kept.add(side, data)
+                    target.sendall(data)
+        # An end is not passed on either while it stands still.
+        self._flows.wait()
         kept.ended = True
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def freeze(self, after_bytes: int = 0) -> None:
+        """Pass nothing more, or only so many bytes of the master's; connections stay open, new ones are taken."""
+        if after_bytes:
+            self._left = after_bytes
+        else:
+            self._flows.clear()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it stands still."""
+        return not self._flows.is_set()
+
+    def thaw(self) -> None:
+        """Pass all again."""
+        self._left = None
+        self._flows.set()
 
     def break_off(self) -> None:
         """End every connection that is open; new ones are taken."""
@@ -97,5 +130,6 @@ class Relay:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.thaw()
         self.break_off()
         self._accepting.join(10)

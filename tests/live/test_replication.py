@@ -26,13 +26,8 @@ class Pair:
 
     async def start(self, broker_id: int, **changes: Any) -> BrokerServer:
         role = "SLAVE" if broker_id else "SYNC_MASTER"
-        made = settings(
-            self.folder / f"store{broker_id}",
-            broker_role=role,
-            broker_id=broker_id,
-            namesrv_addresses=self.namesrv.address,
-            **self.changes | changes,
-        )
+        own = {"broker_role": role, "broker_id": broker_id, "namesrv_addresses": self.namesrv.address}
+        made = settings(self.folder / f"store{broker_id}", **own | self.changes | changes)
         self.brokers[broker_id] = broker = BrokerServer(made)
         await broker.start()
         return broker
