@@ -90,17 +90,19 @@ class ReplicaWaits:
 
         `wanted`: a number with the master's own copy, ALL_IN_SYNC, or the ids of slaves. Positions of calls never fall.
         """
+        timeout_ms = self._settings.slave_timeout_ms
+        row = self._rows.get((wanted, timeout_ms))
+        if row is not None and self._loop is not None:
+            # Who stands before waits for less, so this one waits too; the timer is set.
+            row.append((position, self._loop.time() + timeout_ms / 1000, tell))
+            return
         if self._holds(wanted) >= position:
             tell(True)
             return
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        timeout_ms = self._settings.slave_timeout_ms
-        row = self._rows.get((wanted, timeout_ms))
-        if row is None:
-            row = self._rows[wanted, timeout_ms] = collections.deque()
         deadline_s = self._loop.time() + timeout_ms / 1000
-        row.append((position, deadline_s, tell))
+        self._rows[wanted, timeout_ms] = collections.deque(((position, deadline_s, tell),))
         if self._timer is None or self._timer_s > deadline_s:
             if self._timer is not None:
                 self._timer.cancel()
