@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 from rocketspark.errors import ConfigError, FrameError, ReplicationError
 from rocketspark.model.text import shown
@@ -15,31 +18,43 @@ log = logging.getLogger("rocketspark.broker.replication")
 
 # Peers whose latest trouble is remembered; a line more about one of the others does no harm.
 PEERS_MAX = 256
+# The same trouble with the same peer is not told again sooner, though there was none between.
+QUIET_S = 60.0
+_TEXT_MAX = 600
+
+
+class _Told(NamedTuple):
+    reason: str
+    at_s: float
+    over: bool
 
 
 class Troubles:
-    """`counts`: how often, by reason (a word: diverged, ahead, removed, frame, state, stalled, …)."""
+    """`counts`: how often, by reason (a word: diverged, ahead, removed, file-size, frame, state, stalled, …)."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
-        self._told: dict[str, str] = {}
+        self._now = now
+        self._told: dict[str, _Told] = {}
 
     def note(self, peer: str, error: Exception) -> None:
         """Count a trouble with `peer` (a host, or host:port where it has a fixed one); a new one is logged."""
-        reason = reason_of(error)
+        reason, now_s = reason_of(error), self._now()
         self.counts[reason] += 1
-        if self._told.get(peer) == reason:
+        before = self._told.pop(peer, None)
+        if before is not None and before.reason == reason and (not before.over or now_s - before.at_s < QUIET_S):
+            self._told[peer] = before._replace(over=False)
             return
-        self._told.pop(peer, None)
         if len(self._told) >= PEERS_MAX:
             self._told.pop(next(iter(self._told)))
-        self._told[peer] = reason
-        log.warning("replication with %s: %s", peer, shown(error))
+        self._told[peer] = _Told(reason, now_s, over=False)
+        log.warning("replication with %s: %s", peer, shown(error, characters_max=_TEXT_MAX))
 
     def ended(self, peer: str) -> None:
-        """Log flows again: the same trouble would be a new one."""
-        if self._told.pop(peer, None) is not None:
-            log.info("replication with %s goes on", peer)
+        """Log flows again: the same trouble would be a new one, after a while."""
+        before = self._told.get(peer)
+        if before is not None and not before.over:
+            self._told[peer] = before._replace(over=True)
 
 
 def reason_of(error: Exception) -> str:
