@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.live.support import GROUP, TOPIC, beat, broker, connected, create, pull, pulled, run, send, sent, until
+from tests.live.test_replication import pair, producer
 
 from rocketspark.broker.consumers import long_polling
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
+from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, SendReply, UpdateConsumerOffsetHeader
@@ -26,6 +28,8 @@ PLAIN = {"topic": TOPIC, "is_system": "false"}
 LAG = PLAIN | {"consumer_group": GROUP, "is_retry": "false"}
 # The gauges that a 5.5.0 broker gave out in the same use; POP's are not there.
 GAUGES = {
+    "rocketspark_broker_epoch",
+    "rocketspark_broker_role",
     "rocketmq_broker_permission",
     "rocketmq_consumer_connections",
     "rocketmq_consumer_group_number",
@@ -336,5 +340,26 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         # Nothing was left behind: the store can be opened.
         async with broker(tmp_path):
             pass
+
+    run(main())
+
+
+def test_a_master_tells_how_far_its_slave_is_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path, metrics_exporter="PROM", metrics_port=0) as p, producer(p.namesrv.address) as out:
+            await out.send(Message(topic=TOPIC, body=b"x"))
+            await p.equal()
+            link = p.master.replication.listener.connections[0].link
+            await until(lambda: link.acked == p.master.store.written_position)
+            found = await scrape(p.master)
+            assert found.value("rocketspark_broker_role", role="master") == 1
+            assert found.value("rocketspark_broker_role", role="slave") == 0
+            assert found.value("rocketspark_replication_lag_bytes", slave="127.0.0.1") == 0
+            assert found.value("rocketspark_replication_in_sync", slave="127.0.0.1") == 1
+            link.acked -= 7
+            assert (await scrape(p.master)).value("rocketspark_replication_lag_bytes", slave="127.0.0.1") == 7
+            slave = await scrape(p.slave)
+            assert slave.value("rocketspark_broker_role", role="slave") == 1
+            assert slave.value("rocketspark_replication_connected") == 1
 
     run(main())

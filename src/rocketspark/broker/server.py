@@ -361,6 +361,7 @@ class BrokerServer:
             messages,
             self._stats,
             self._saves,
+            replication=lambda: self.replication.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
         )
         metrics.times.watch(routes)

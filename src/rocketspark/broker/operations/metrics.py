@@ -11,6 +11,8 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.figures import ReplicationFigures
+from rocketspark.broker.replication.role import Role
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import Histogram, MessageSizes, RequestTimes
 from rocketspark.broker.statistics.stats import Stats, TrafficStats
@@ -55,6 +57,7 @@ class Metrics:
         stats: Stats,
         saves: SaveFailures,
         refused: Callable[[], dict[str, int]],
+        replication: Callable[[], ReplicationFigures],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -68,6 +71,7 @@ class Metrics:
         self._quarantine = messages.quarantine
         self._saves = saves
         self._refused = refused
+        self._replication = replication
         self.sizes = MessageSizes(store)
         self.times = RequestTimes()
         self._labels = {
@@ -93,7 +97,8 @@ class Metrics:
                     family.add_metric([text.get(label, "") for label in labels], *values)
                 found.append(family)
 
-        for kind, name, help_text, rows in (*self._messages(), *self._trouble(), *self._lags(), *self._state()):
+        families = (*self._messages(), *self._trouble(), *self._lags(), *self._state(), *self._replicas())
+        for kind, name, help_text, rows in families:
             make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
             add(make, name, help_text, _as_far_as_known(name, rows))
         for name, help_text, histograms in _as_far_as_known("histograms", self._histograms()):
@@ -112,6 +117,31 @@ class Metrics:
         rolled_back = {topic: TrafficStats(count, 0) for topic, count in self._stats.rolled_back.items()}
         yield COUNTER, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back)
         yield GAUGE, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)]
+
+    def _replicas(self) -> Iterator[Family]:
+        """Yield role, epoch, and of a master how far its slaves are behind."""
+        found = self._replication()
+        roles: list[Row] = [({"role": role.value}, int(role is found.role)) for role in Role]
+        yield GAUGE, "rocketspark_broker_role", "1 for the role that the broker has.", roles
+        yield GAUGE, "rocketspark_broker_epoch", "The master's epoch, 0 without a controller.", [({}, found.epoch)]
+        if found.role is Role.SLAVE:
+            copying = "1 while a slave copies from its master."
+            yield GAUGE, "rocketspark_replication_connected", copying, [({}, int(found.copying))]
+        behind: list[Row] = [({"slave": s.name}, s.lag_bytes) for s in found.slaves]
+        yield GAUGE, "rocketspark_replication_lag_bytes", "Bytes of the log that a slave lacks.", behind
+        since: list[Row] = [({"slave": s.name}, s.lag_s) for s in found.slaves]
+        yield GAUGE, "rocketspark_replication_lag_seconds", "Time since a slave last had all.", since
+        in_sync: list[Row] = [({"slave": s.name}, int(s.in_sync)) for s in found.slaves]
+        yield GAUGE, "rocketspark_replication_in_sync", "1 for a slave that is in sync.", in_sync
+        troubles: list[Row] = [({"reason": reason}, count) for reason, count in found.troubles.items()]
+        yield (
+            COUNTER,
+            "rocketspark_replication_troubles",
+            "Links that ended because the logs or words do not fit.",
+            troubles,
+        )
+        late = "Sends answered FLUSH_SLAVE_TIMEOUT."
+        yield COUNTER, "rocketspark_replication_timeouts", late, [({}, found.timeouts)]
 
     def _trouble(self) -> Iterator[Family]:
         """Yield what was set aside, failed, mended or refused."""
@@ -344,7 +374,8 @@ class Metrics:
         yield "rocketmq_storage_size_bytes", "Bytes in the log.", store.written_position - store.min_position
         behind = store.written_position - store.flushed_position
         yield "rocketmq_storage_flush_behind_bytes", "Bytes not on the disk yet.", behind
-        yield "rocketmq_storage_dispatch_behind_bytes", "Bytes not in queues and index yet.", 0
+        dispatch = store.end_position - store.written_position
+        yield "rocketmq_storage_dispatch_behind_bytes", "Bytes not in queues and index yet.", dispatch
         oldest = earliest_ms(store)
         kept = now_ms() - oldest if oldest > 0 else 0
         yield "rocketmq_storage_message_reserve_time_milliseconds", "Age of the oldest message.", kept

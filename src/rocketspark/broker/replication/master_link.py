@@ -33,7 +33,7 @@ class MasterLink:
         self.position = -1
         self.acked = -1
         self.refused: ReplicationError | None = None
-        self.last_read_s = self.last_write_s = now_s
+        self.began_s = self.last_read_s = self.last_write_s = now_s
         self.window = FlowWindow(now_s)
         # When the slave last held all there was; None before.
         self.caught_up_s: float | None = None

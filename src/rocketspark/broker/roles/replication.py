@@ -15,6 +15,7 @@ from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.figures import ReplicationFigures, SlaveFigures
 from rocketspark.broker.replication.ha_client import HaClient
 from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_ha_info
 from rocketspark.broker.replication.ha_listener import HaListener
@@ -375,6 +376,27 @@ class Replication(RoleDriver):
         """Return the size of the controller's in-sync set."""
         found = self.controlled.in_sync if self.manager is not None else None
         return found.set.size if found is not None else 1
+
+    def figures(self) -> ReplicationFigures:
+        """Return how replication stands, for metrics."""
+        end, now_s = self._store.written_position, asyncio.get_running_loop().time()
+        members = self.controlled.in_sync.set.members if self.manager and self.controlled.in_sync else None
+        slaves = []
+        for connection in self.listener.connections:
+            link = connection.link
+            lag = max(end - max(link.acked, 0), 0)
+            in_sync = link.is_in_sync(end) if members is None else link.replica_id in members
+            name = connection.host if link.replica_id is None else str(link.replica_id)
+            since_s = 0.0 if lag == 0 else now_s - (link.caught_up_s or link.began_s)
+            slaves.append(SlaveFigures(name, lag, since_s, in_sync))
+        return ReplicationFigures(
+            self.role.kind,
+            self.role.epoch,
+            slaves,
+            self.client.state is State.TRANSFER,
+            self.troubles.counts,
+            self._waits.timeouts_count,
+        )
 
     # -- a slave's master -----------------------------------------------------------------------------------------
 
