@@ -9,14 +9,13 @@ from typing import Any
 from rocketspark.broker.replication.ha_client import HaClient
 from rocketspark.broker.replication.ha_listener import HaListener
 
+# As a master of 5.5.0 gives it: without the two fields that only a slave has.
 _NO_CLIENT: dict[str, Any] = {
-    "masterAddr": None,
     "transferredByteInSecond": 0,
     "maxOffset": 0,
     "lastReadTimestamp": 0,
     "lastWriteTimestamp": 0,
     "masterFlushOffset": 0,
-    "activated": False,
 }
 
 
