@@ -194,7 +194,8 @@ def test_who_hears_what_of_a_lowest_id() -> None:
 
 def test_who_leave_together_are_told_of_once_as_the_master_that_left() -> None:
     stage = Stage()
-    for broker_id, address in enumerate((MASTER, SLAVE, SECOND)):
+    # The first to be found silent is not the lowest.
+    for broker_id, address in ((1, SLAVE), (0, MASTER), (2, SECOND)):
         stage.register(broker_id, address, expiry_ms=100 if address != SECOND else None)
     stage.heard()
     assert len(stage.registry.expire(101)) == 2
