@@ -26,12 +26,15 @@
         StoreUnwritable       a directory or file that cannot be written
         NotMaster             the store holds a copy of another broker's log
         ReplicationError      another broker's log that does not continue this one (`reason`)
+      MessageStays          a due message cannot leave this broker now: it is tried again
       DatabaseFailed        the database of an outbox or of seen ids does not answer or refuses (`retriable`)
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class RocketSparkError(Exception):
@@ -247,6 +250,19 @@ class ReplicationError(StoreError):
     def __init__(self, message: str, *, reason: str = "diverged") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class MessageStays(RocketSparkError):
+    """A due message stays where it is for now: no master of this name, and no other broker that has it yet.
+
+    `when_ended`: given a callback, it is called once the way to another broker has ended; None if none is under way.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str, when_ended: Callable[[Callable[[], None]], None] | None = None) -> None:
+        super().__init__(message)
+        self.when_ended = when_ended
 
 
 class DatabaseFailed(RocketSparkError):

@@ -29,7 +29,6 @@ LEFT_OUT = {
     RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: "settings in RocksDB",
     RequestCode.ADD_BROKER: "the broker container",
     RequestCode.REMOVE_BROKER: "the broker container",
-    RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: "told to replicas",
     **{code: "access control" for code in RequestCode if code.name.startswith("AUTH_")},
 }
 

@@ -39,6 +39,8 @@ RESERVED_TOPICS = frozenset(
     {"CHECKPOINT_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"}
 )
 SYSTEM_PREFIX = "rmq_sys_"
+# With a broker's name behind it: the topic by whose route its replicas find each other.
+MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 def retry_topic(group: str) -> str:

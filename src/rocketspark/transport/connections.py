@@ -6,6 +6,7 @@ Rule: a lost one is opened anew at the next use.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
@@ -22,6 +23,15 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or not host or number is None:
         raise ConfigError(f"{shown(address)!r} is no address: host:port is needed, such as 127.0.0.1:9876")
     return host, number
+
+
+def is_ip(host: str) -> bool:
+    """Tell whether a host is given by its number."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_addresses(addresses: str) -> list[str]:

@@ -170,8 +170,12 @@ class LongPolling:
         self.drop(waiter)
         self._answered(waiter, final=True)
 
-    def close(self) -> None:
+    def answer_all(self) -> None:
         """Answer every held request now."""
         for waiters in list(self._waiting.values()):
             for waiter in list(waiters):
                 self._expire(waiter)
+
+    def close(self) -> None:
+        """Answer every held request, for good."""
+        self.answer_all()

@@ -245,7 +245,7 @@ class AdminHandler:
                 s.broker_name,
                 f"{s.cluster_name}_REPLY_TOPIC",
                 f"rmq_sys_REVIVE_LOG_{s.cluster_name}",
-                f"rmq_sys_SYNC_BROKER_MEMBER_{s.broker_name}",
+                topic_names.MEMBER_TOPIC_PREFIX + s.broker_name,
             }
         )
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics)))

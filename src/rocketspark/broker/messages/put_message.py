@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from time import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,23 @@ class AcceptedBatch(NamedTuple):
     end: int
 
 
+class Door(Protocol):
+    """Where messages of the broker's own go while its store is a copy of a master's."""
+
+    def leave(
+        self,
+        kept: Record,
+        topic: str,
+        queue_id: int,
+        stored: bytes,
+        *,
+        delayed: bool,
+        added_flags: int,
+        reconsume_times: int | None,
+    ) -> None:
+        """Return if another broker has the message. Raises MessageStays."""
+
+
 class PutMessage:
     """The way of every message into the store; held pulls are told of it.
 
@@ -75,6 +92,8 @@ class PutMessage:
         self._stats = stats
         self._timer_rules = timer_rules
         self.timer_arrived: Callable[[], None] = lambda: None
+        # On a slave; what was stored before (delayed, half, sent back messages) leaves by it.
+        self.door: Door | None = None
         # Called once for what was stored together, not for each message of it.
         self.stored: Callable[[], None] = lambda: None
         self._topic_bytes: dict[str, bytes] = {}
@@ -201,8 +220,20 @@ class PutMessage:
     ) -> Accepted:
         """Store a message that was stored before, with `stored` as its properties, as `accept` does.
 
-        Body, flags, birth and, unless given, reconsume times are those of the record `kept`.
+        Body, flags, birth and, unless given, reconsume times are those of the record `kept`. Raises MessageStays on a
+        slave; what left it has the queue offset -1.
         """
+        if self.door is not None:
+            self.door.leave(
+                kept,
+                topic,
+                queue_id,
+                stored,
+                delayed=delayed,
+                added_flags=added_flags,
+                reconsume_times=reconsume_times,
+            )
+            return kept.position, -1, kept.position + kept.size
         return self.accept(
             topic,
             queue_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms
-from rocketspark.errors import ConfigError, RocketSparkError, ServerError, StoreError, TransportError
+from rocketspark.errors import ConfigError, MessageStays, RocketSparkError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
@@ -28,7 +28,7 @@ def fails_again(error: Exception) -> bool:
     """Tell whether an item that failed with this error would fail again, if the item itself does not change."""
     if isinstance(error, ServerError):
         return error.code != ResponseCode.SERVICE_NOT_AVAILABLE
-    return not isinstance(error, StoreError | TransportError | OSError | MemoryError)
+    return not isinstance(error, StoreError | TransportError | MessageStays | OSError | MemoryError)
 
 
 class Quarantine:

@@ -15,7 +15,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.storage.json_tables import JsonFile, next_version, now_ms
-from rocketspark.errors import RecordError, RocketSparkError
+from rocketspark.errors import MessageStays, RecordError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.json import bodies, java_json
@@ -149,6 +149,11 @@ class ScheduleMessages:
         del self._timers[level]
         try:
             wait_ms = self._deliver_due(level)
+        except MessageStays as e:
+            wait_ms = int(RETRY_S * 1000)
+            if e.when_ended is not None:
+                e.when_ended(lambda: self._go_on(level))
+                return
         except RocketSparkError as e:
             log.error("delay level %d: %s; tried again in %.0f s", level, e, RETRY_S)
             wait_ms = int(RETRY_S * 1000)
@@ -157,6 +162,10 @@ class ScheduleMessages:
             wait_ms = int(RETRY_S * 1000)
         if wait_ms is not None:
             self._arm(level, wait_ms / 1000)
+
+    def _go_on(self, level: int) -> None:
+        if level not in self._timers and self._deliver is not None:
+            self._arm(level, 0)
 
     def _deliver_due(self, level: int) -> int | None:
         """Deliver what is due; returns ms until the next look, None if nothing is parked."""

@@ -34,7 +34,7 @@ from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS, Histogram
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.broker.storage.json_tables import now_ms
-from rocketspark.errors import RecordError, ServerError, StoreError, TransportError
+from rocketspark.errors import MessageStays, RecordError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndTransactionHeader
@@ -334,6 +334,10 @@ class Transactions:
         if refresh:
             self._refreshed_ms = now
         oldest = self._store.min_position
+        if self._put_message.door is not None:
+            halves = sorted((h.queue_offset, key) for key, h in self._open.items() if not h.aside)
+            self._check_due(deque(key for _, key in halves), refresh=False)
+            return
         for half in self._open.values():
             half.since_ms = min(half.since_ms, now)  # The clock was ahead when it came.
         due = deque(
@@ -352,6 +356,14 @@ class Transactions:
                 continue
             try:
                 self._check(key, half, refresh=refresh)
+            except MessageStays as e:
+                # In their order, so that the progress tells which have left.
+                due.appendleft(key)
+                if e.when_ended is not None:
+                    e.when_ended(lambda: self._check_due(due, refresh) if self._timer is not None else None)
+                    return
+                due.clear()
+                break
             except Exception as e:
                 if not fails_again(e):
                     # A passing error such as a full disk: the next round finds all of them again.
@@ -394,7 +406,8 @@ class Transactions:
         given_up = asked_enough or too_old
         far_behind = refresh and self._store.written_position - half.position >= REFRESH_BYTES
         gone = half.position < self._store.min_position
-        if producer is None and not given_up and not far_behind and not gone:
+        leaves = self._put_message.door is not None
+        if producer is None and not given_up and not far_behind and not gone and not leaves:
             return
         if gone:
             log.warning("half message %s at %d is gone from the log; dropped", key.unique_id, half.position)
@@ -402,6 +415,11 @@ class Transactions:
             self._quarantine.discard(quarantine_name(half.position))
             return
         stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
+        if leaves:
+            # Another broker has it then, and checks it.
+            self._put_message.accept_again(stored, topic_names.HALF_TOPIC, 0, stored.properties)
+            del self._open[key]
+            return
         if given_up:
             why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
             log.warning("half message %s had no end after %s: given up", key.unique_id, why)

@@ -27,6 +27,8 @@ from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.slave_link import SlaveLink, State, SwitchSlaveLink
 from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
 from rocketspark.broker.replication.troubles import Troubles
+from rocketspark.broker.roles.acting_master import pass_over_notices
+from rocketspark.broker.roles.acting_mode import ActingMode
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.replicas_manager import ReplicasManager
@@ -97,6 +99,7 @@ class Replication(RoleDriver):
         self._poll: asyncio.Task[None] | None = None
         self._dispatch_timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._acting = self._acting_mode()
         ha_info.told = self._told
         ha_info.reset_flush_offset = self._reset_flush_offset
         registration.on_master = self._registered
@@ -121,6 +124,32 @@ class Replication(RoleDriver):
         self.listener.on_report = self.controlled.reported
         self.listener.on_lost = self.controlled.lost
         self._durability.mode = Mode.CONTROLLER
+
+    def _acting_mode(self) -> ActingMode | None:
+        if not self._settings.slave_acting_master:
+            pass_over_notices(self._routes)
+            return None
+        self._durability.mode = Mode.ACTING_MASTER
+        made = ActingMode(
+            self._settings,
+            self._store,
+            self.role,
+            self._services,
+            self._registration,
+            self._tables,
+            self._messages,
+            self.members,
+            self._connections,
+            self.client,
+            self.listener,
+            self._long_polling,
+            own_ha_info=self.own_ha_info,
+            follow=self._follow,
+            leave_master=self._leave_master,
+            configure=self.configure,
+        )
+        made.routes(self._routes)
+        return made
 
     def _master_link(self, now_s: float) -> MasterLink:
         if self.manager is None:
@@ -169,12 +198,15 @@ class Replication(RoleDriver):
         if s.broker_role == "SLAVE" and self._configured_master:
             self.client.set_address(self._configured_master)
         self._warn()
-        if self.role.delivers:
+        if self.role.delivers and self._acting is None:
             self._services.start()
 
     async def join(self) -> None:
         """Register at the NameServers, and look for the master; under a controller once it said who that is."""
         log.info("broker %s is %s (id %d)", self._settings.broker_name, self.role.kind.value, self.role.broker_id)
+        if self._acting is not None:
+            await self._acting.join(self._address)
+            return
         if self.manager is not None:
             self.manager.start(self._address)
         else:
@@ -191,6 +223,9 @@ class Replication(RoleDriver):
 
     async def stop(self) -> None:
         """Hand over to the slaves, end deliveries and the links; the NameServers are left elsewhere."""
+        if self._acting is not None and self.role.is_master:
+            # What it would deliver now no slave would hear of, and deliver too.
+            await self._services.stop()
         try:
             async with asyncio.timeout(HAND_OVER_S):
                 await self._hand_over()
@@ -218,6 +253,8 @@ class Replication(RoleDriver):
         if self._poll is not None:
             self._poll.cancel()
             await asyncio.wait([self._poll])
+        if self._acting is not None:
+            await self._acting.stop()
         if self.synchronize is not None:
             await self.synchronize.stop()
         await self.client.close()
@@ -417,6 +454,9 @@ class Replication(RoleDriver):
 
     def _told(self, info: HaInfo) -> None:
         """The master told where it is."""
+        if self._acting is not None:
+            self._acting.master.told(info)
+            return
         if self.role.kind in (Role.SLAVE, Role.ACTING):
             self._follow(info.ha_address, info.master_address)
 
@@ -429,6 +469,13 @@ class Replication(RoleDriver):
                 self.synchronize.set_master(master_address)
         if ha_address and self._configured_master is None and ha_address != self._own_ha_address:
             self.client.set_address(ha_address)
+
+    def _leave_master(self) -> None:
+        """The master is gone: its tables and its log come no more."""
+        self.role.master_address = None
+        self.stop_copying()
+        if self._configured_master is not None:
+            self.client.set_address(self._configured_master)
 
     async def _watch(self) -> None:
         """Keep the members of the name known, and a slave that lost its master looking for it."""

@@ -54,6 +54,15 @@ class SpecialServices:
             self._transactions.abandon()
             await self._timers.stop()
 
+    async def hand_back(self) -> None:
+        """End where a master comes back: what came so far is noted for it, and its own progress counts from then on."""
+        if not self._ran:
+            return
+        await self.stop()
+        self.finish()
+        self._timers.close()
+        self._ran = False
+
     def finish(self) -> None:
         """Note how far all came, after `stop` and the store's last flush."""
         if not self._ran:

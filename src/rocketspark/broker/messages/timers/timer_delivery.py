@@ -15,7 +15,7 @@ from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
 from rocketspark.broker.statistics.stats import Stats, count
-from rocketspark.errors import RecordError
+from rocketspark.errors import MessageStays, RecordError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
@@ -106,6 +106,10 @@ class TimerDelivery:
                     try:
                         step(position, recalled)
                         break
+                    except MessageStays as e:
+                        if e.when_ended is not None:
+                            e.when_ended(self._put_message.timer_arrived)
+                        yield RETRY_S
                     except Exception as e:
                         if fails_again(e):
                             unit = self._files.log.unit_at(position)

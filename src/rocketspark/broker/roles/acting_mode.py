@@ -1,0 +1,164 @@
+"""What enableSlaveActingMaster adds to a broker: its way back, its signs of life, the members of its name, the acting.
+
+Rule: nothing delivers and no NameServer hears of the broker before it is as far as the others of its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.operations.registration import Registration
+from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.ha_client import HaClient
+from rocketspark.broker.replication.ha_info import HaInfo
+from rocketspark.broker.replication.ha_listener import HaListener
+from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.replication.slave_link import State
+from rocketspark.broker.replication.slave_synchronize import reverse_synchronize
+from rocketspark.broker.roles.acting_master import ActingMaster
+from rocketspark.broker.roles.escape_bridge import EscapeBridge
+from rocketspark.broker.roles.heartbeats import Heartbeats
+from rocketspark.broker.roles.member_group import MemberGroup
+from rocketspark.broker.roles.pre_online import PreOnline
+from rocketspark.broker.roles.special_services import SpecialServices
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.store.store import Store
+from rocketspark.transport.connections import Connections, is_ip
+from rocketspark.transport.processor_table import Routes
+
+log = LimitedLog("rocketspark.broker.replication")
+
+# A start waits so long for the way back, which goes on behind it.
+JOIN_S = 3.0
+
+
+class ActingMode:
+    """The mode of one broker, master or slave.
+
+    `own_ha_info`: a master's addresses; `follow(ha address, master's address)` and `leave_master`: whom a slave copies;
+    `configure`: follows a change of role.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        services: SpecialServices,
+        registration: Registration,
+        tables: Tables,
+        messages: Messages,
+        members: MemberGroup,
+        connections: Connections,
+        client: HaClient,
+        listener: HaListener,
+        long_polling: LongPolling,
+        *,
+        own_ha_info: Callable[[], HaInfo | None],
+        follow: Callable[[str | None, str | None], None],
+        leave_master: Callable[[], None],
+        configure: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._role = role
+        self._services = services
+        self._registration = registration
+        self._put_message = messages.put_message
+        self._members = members
+        self.bridge = EscapeBridge(settings, connections)
+        self._heartbeats = Heartbeats(settings, connections, lambda: tables.topics.version)
+        self.master = ActingMaster(
+            settings,
+            store,
+            role,
+            services,
+            self.bridge,
+            tables,
+            messages,
+            members,
+            connections,
+            client,
+            follow=follow,
+            leave_master=leave_master,
+            configure=configure,
+            answer_held=long_polling.answer_all,
+        )
+        self._pre_online = PreOnline(
+            settings,
+            members,
+            connections,
+            own_info=own_ha_info,
+            is_linked=partial(_is_linked, listener),
+            take_back=lambda address: reverse_synchronize(connections, address, tables, messages),
+            follow=lambda info: follow(info.ha_address, None),
+            is_copying=lambda: client.state is State.TRANSFER,
+        )
+        self._task: asyncio.Task[None] | None = None
+        self.is_online = False
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this serves."""
+        self.master.routes(routes)
+
+    async def join(self, address: str) -> None:
+        """Come back among the brokers of the name; what takes long goes on in the background. Raises as `start`."""
+        if not self._role.is_master:
+            self._put_message.door = self.bridge
+        online = asyncio.Event()
+        self._task = asyncio.create_task(self._run(address, online))
+        waited = asyncio.create_task(online.wait())
+        try:
+            await asyncio.wait([self._task, waited], timeout=JOIN_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waited.cancel()
+        if self._task.done():
+            self._task.result()
+        elif not online.is_set():
+            log.warning("broker %s is not back among its replicas yet", self._settings.broker_name)
+
+    async def _run(self, address: str, online: asyncio.Event) -> None:
+        await self._pre_online.run(address)
+        if self._role.delivers:
+            try:
+                self._services.start()
+            except (RocketSparkError, ConfigError) as e:
+                log.error("broker %s cannot deliver what is due and stays away: %s", self._settings.broker_name, e)
+                raise
+        await self._registration.start(address)
+        self._heartbeats.start(address)
+        self.is_online = True
+        log.info("broker %s (id %d) is online", self._settings.broker_name, self._settings.broker_id)
+        first = True
+        while True:
+            try:
+                if self._role.is_master:
+                    await self._members.ask()
+                else:
+                    await self.master.look()
+            except RocketSparkError as e:
+                log.info("the brokers of the name are not known now: %s", e)
+            except Exception:
+                log.exception("the brokers of the name could not be looked at")
+            if first:
+                first = False
+                online.set()
+            await asyncio.sleep(self._settings.member_group_interval_ms / 1000)
+
+    async def stop(self) -> None:
+        """End; what acts for a master hears of all that has left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._heartbeats.stop()
+        await self.master.stop()
+        await self.bridge.close()
+
+
+def _is_linked(listener: HaListener, host: str) -> bool:
+    """Tell whether a slave on a host copies from here; slaves are told apart by their addresses alone."""
+    return any(c.link.acked >= 0 and (c.host == host or not is_ip(host)) for c in listener.connections)

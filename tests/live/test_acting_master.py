@@ -1,0 +1,198 @@
+"""A slave that acts for its master (RIP-32), all ours: what it serves and delivers, and the master's return."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.live.support import (
+    TOPIC,
+    connected,
+    create,
+    create_group,
+    pulled,
+    run,
+    send,
+    sent,
+    settings,
+    until,
+)
+from tests.live.test_broker_transactions import QUICK, half
+
+from rocketspark.broker.replication.role import Role
+from rocketspark.broker.server import BrokerServer
+from rocketspark.model.route import PERM_READ, PERM_WRITE
+from rocketspark.namesrv.server import NameServer
+from rocketspark.namesrv.settings import Settings
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import UpdateConsumerOffsetHeader
+from rocketspark.protocol.headers.namesrv import RouteHeader
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import RouteBody
+from rocketspark.store.store import Store
+
+HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
+GROUP = "G"
+SHORT: dict[str, Any] = {
+    "broker_name": "a",
+    "slave_acting_master": True,
+    "remote_escape": True,
+    "replicas_total": 2,
+    "slave_read": True,
+    "auto_in_sync_replicas": True,
+    "in_sync_replicas": 2,
+    "log_file_bytes": 1 << 20,
+    "ha_heartbeat_interval_ms": 200,
+    "heartbeat_interval_ms": 200,
+    "member_group_interval_ms": 200,
+    "not_active_timeout_ms": 3000,
+    "timer_precision_ms": 100,
+    "delay_levels": "1s 2s 6s",
+} | QUICK
+
+
+class Replicas:
+    """A NameServer, brokers of the name a by id, and one of the name b that is their way out."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.folder = folder
+        self.changes = SHORT | changes
+        names = Settings(port=0, scan_s=0.2)
+        names.acting_master = names.notify_min_id = True
+        self.namesrv = NameServer(settings=names)
+        self.running: dict[int, BrokerServer] = {}
+
+    async def start(self, broker_id: int, **changes: Any) -> BrokerServer:
+        made = BrokerServer(
+            settings(
+                self.folder / f"a{broker_id}",
+                broker_id=broker_id,
+                broker_role="SLAVE" if broker_id else "SYNC_MASTER",
+                namesrv_addresses=self.namesrv.address,
+                **self.changes | changes,
+            )
+        )
+        self.running[broker_id] = made
+        await made.start()
+        return made
+
+    async def other(self) -> BrokerServer:
+        quick = {"broker_name": "b", "namesrv_addresses": self.namesrv.address, "timer_precision_ms": 100} | QUICK
+        self.running[-1] = made = BrokerServer(settings(self.folder / "b", **quick))
+        await made.start()
+        return made
+
+    async def stop(self, broker_id: int) -> None:
+        await self.running.pop(broker_id).close()
+
+    async def route(self, topic: str = TOPIC) -> tuple[dict[int, str], int]:
+        """Addresses and permission of a's queues, as clients see them."""
+        async with connected(self.namesrv.address) as peer:
+            reply = await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteHeader(topic=topic))
+        route = java_json.decode(reply.raise_for_code("route").body, RouteBody)
+        addresses = next((b.broker_addrs for b in route.broker_datas if b.broker_name == "a"), {})
+        return addresses, next((q.perm for q in route.queue_datas if q.broker_name == "a"), 0)
+
+    async def copied(self) -> None:
+        """Wait until the slave has the master's log and tables."""
+        master, slave = self.running[0], self.running[1]
+        await until(lambda: slave.store.written_position == master.store.written_position > 0)
+        assert slave._replication.synchronize is not None
+        slave._replication.synchronize.look()
+        await slave._replication.synchronize.passed()
+
+
+@asynccontextmanager
+async def replicas(folder: Path, **changes: Any) -> AsyncIterator[Replicas]:
+    found = Replicas(folder, **changes)
+    await found.namesrv.start()
+    try:
+        yield found
+    finally:
+        for broker_id in list(found.running):
+            await found.stop(broker_id)
+        await found.namesrv.close()
+
+
+def bodies_of(store: Store, topic: str = TOPIC) -> Counter[bytes]:
+    """How often each body lies in a topic's queues."""
+    found: Counter[bytes] = Counter()
+    for queue_id in store.queues().get(topic, ()):
+        from rocketspark.protocol.message import record
+
+        low, high = store.queue_range(topic, queue_id)
+        for position, _, _ in store.queue_units(topic, queue_id, low, high - low) if high > low else ():
+            stored = store.record_at(position)
+            assert stored is not None
+            found[record.decode(stored).body] += 1
+    return found
+
+
+async def commit(address: str, offset: int) -> None:
+    async with connected(address) as peer:
+        header = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, commit_offset=offset)
+        (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
+
+
+async def locks(address: str, client: str) -> int:
+    """Ask for a queue's lock; how many were given."""
+    queue = bodies.QueueBody(topic=TOPIC, broker_name="a", queue_id=0)
+    wanted = bodies.LockRequest(client_id=client, consumer_group=GROUP, mq_set=[queue])
+    async with connected(address) as peer:
+        reply = await peer.request(RequestCode.LOCK_BATCH_MQ, None, bodies.encode(wanted))
+    return len(java_json.decode(reply.raise_for_code("lock").body, bodies.LockReply).lock_ok_mq_set)
+
+
+def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path) as r:
+            other, master, slave = await r.other(), await r.start(0), await r.start(1)
+            for broker in (other, master):
+                async with connected(broker.address) as peer:
+                    await create(peer, queues=2)
+                    await create_group(peer)
+            async with connected(master.address) as peer:
+                await sent(peer, b"plain")
+                await sent(peer, b"level 2 s", pairs={"DELAY": "2"})
+                await sent(peer, b"level 6 s", pairs={"DELAY": "3"})
+                await sent(peer, b"timer 2 s", pairs={"TIMER_DELAY_MS": "2000"})
+                await sent(peer, b"timer 6 s", pairs={"TIMER_DELAY_MS": "6000"})
+                await half(peer, 1)
+            await commit(master.address, 1)
+            await r.copied()
+            assert await r.route() == ({0: master.address, 1: slave.address}, PERM_READ | PERM_WRITE)
+            await r.stop(0)
+
+            await until(lambda: slave._role.kind is Role.ACTING)
+            assert await r.route() == ({0: slave.address}, PERM_READ)
+            async with connected(slave.address) as peer:
+                assert [m.body for m in await pulled(peer)] == [b"plain"]
+                assert (await send(peer)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert (await locks(slave.address, "one"), await locks(slave.address, "two")) == (1, 0)
+            await commit(slave.address, 5)
+            await until(lambda: bodies_of(other.store) == {b"level 2 s": 1, b"timer 2 s": 1})
+            # What a producer left open is checked by the other broker, and ends there.
+            await until(lambda: other.store.queue_range(HALF, 0)[1] >= 1)
+            assert bodies_of(other.store, HALF).keys() == {b"tx 1"}
+            end_of_log = slave.store.written_position
+
+            master = await r.start(0)
+            await until(lambda: slave._role.kind is Role.SLAVE and slave._role.has_live_master)
+            assert await r.route() == ({0: master.address, 1: slave.address}, PERM_READ | PERM_WRITE)
+            assert master._offsets.get(GROUP, TOPIC, 0) == 5
+            assert master._delays.progress()[2][0] == 1
+            assert master.store.written_position >= end_of_log
+            everywhere = {b"plain": 1, b"level 2 s": 1, b"timer 2 s": 1, b"level 6 s": 1, b"timer 6 s": 1}
+            await until(lambda: bodies_of(master.store) + bodies_of(other.store) >= Counter(everywhere))
+            # Timers due before are past for the master too.
+            async with connected(master.address) as peer:
+                await sent(peer, b"last", pairs={"TIMER_DELAY_MS": "200"})
+            await until(lambda: bodies_of(master.store)[b"last"])
+            assert bodies_of(master.store) + bodies_of(other.store) == Counter(everywhere | {b"last": 1})
+            assert master._transactions.open_count == 0
+            await until(lambda: slave.store.written_position == master.store.written_position)
+
+    run(main())
