@@ -100,9 +100,9 @@ class Replicas:
         """Wait until the slave has the master's log and tables."""
         master, slave = self.running[0], self.running[1]
         await until(lambda: slave.store.written_position == master.store.written_position > 0)
-        assert slave._replication.synchronize is not None
-        slave._replication.synchronize.look()
-        await slave._replication.synchronize.passed()
+        assert slave.replication.synchronize is not None
+        slave.replication.synchronize.look()
+        await slave.replication.synchronize.passed()
 
 
 @asynccontextmanager
