@@ -166,7 +166,7 @@ def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
             assert await r.route() == ({0: master.address, 1: slave.address}, PERM_READ | PERM_WRITE)
             await r.stop(0)
 
-            await until(lambda: slave._role.kind is Role.ACTING)
+            await until(lambda: slave.role.kind is Role.ACTING)
             assert await r.route() == ({0: slave.address}, PERM_READ)
             async with connected(slave.address) as peer:
                 assert [m.body for m in await pulled(peer)] == [b"plain"]
@@ -180,7 +180,7 @@ def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
             end_of_log = slave.store.written_position
 
             master = await r.start(0)
-            await until(lambda: slave._role.kind is Role.SLAVE and slave._role.has_live_master)
+            await until(lambda: slave.role.kind is Role.SLAVE and slave.role.has_live_master)
             assert await r.route() == ({0: master.address, 1: slave.address}, PERM_READ | PERM_WRITE)
             assert master._offsets.get(GROUP, TOPIC, 0) == 5
             assert master._delays.progress()[2][0] == 1
