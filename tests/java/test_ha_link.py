@@ -143,6 +143,7 @@ def test_our_slave_follows_an_official_master_under_a_controller(tmp_path: Path)
     names = PairNamesrv(tmp_path / "names", "controller")
     copy, epochs = store_in(tmp_path / "copy", file_bytes=FILE_BYTES), EpochList(str(tmp_path / "epochs"))
     copy.become_replica()
+    master: PairBroker | None = None
     try:
         arguments = (tmp_path / "m", names.namesrv, tmp_path / "store", "controller")
         config = CONFIG | {"allAckInSyncStateSet": "false"}
@@ -150,6 +151,7 @@ def test_our_slave_follows_an_official_master_under_a_controller(tmp_path: Path)
 
         async def main() -> None:
             nonlocal master
+            assert master is not None
             for number in range(100):
                 assert await asyncio.to_thread(send, master.broker, number) == 0
             async with slave_of(copy, master.ha, SETTINGS, epochs=epochs, replica_id=2) as slave:
@@ -175,7 +177,8 @@ def test_our_slave_follows_an_official_master_under_a_controller(tmp_path: Path)
         assert len(epochs) == 2
         # The file is the official broker's, byte for byte.
         assert (tmp_path / "epochs").read_bytes() == (tmp_path / "store" / "epochFileCheckpoint").read_bytes()
-        master.kill()
     finally:
+        if master is not None:
+            master.kill()
         names.kill()
         copy.close()
