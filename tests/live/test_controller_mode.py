@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.live.support import run, settings, until
+from tests.live.support import connected, pulled, run, settings, until
 from tests.live.test_replication import producer
 
 from rocketspark.broker.replication.role import Role
@@ -126,5 +126,26 @@ def test_the_other_takes_over_and_the_old_one_comes_back_as_slave(tmp_path: Path
             await until(lambda: one.written_position == two.written_position)
             bodies = sorted(int(r.body) for r in one.iterate(0) if r.topic == b"T")
             assert bodies == list(range(60))
+
+    run(main())
+
+
+def test_a_topic_made_just_before_the_kill_is_readable_at_the_new_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            await g.start(1)
+            await until(lambda: g.master())
+            second = await g.start(2)
+            await g.in_sync(2)
+            assert second.replication.synchronize is not None
+            # It hears of no topic any more.
+            await second.replication.synchronize.stop()
+            sent = [await out.send(Message(topic="New", body=b"%d" % i)) for i in range(8)]
+            await g.stop(1)
+            await until(lambda: g.master() is second)
+            async with connected(second.address) as peer:
+                for one in sent:
+                    (found,) = await pulled(peer, "New", one.queue.queue_id, one.queue_offset, count_max=1)
+                    assert found.body == b"%d" % sent.index(one)
 
     run(main())

@@ -5,7 +5,7 @@ Rule: a new topic is on disk before its client is answered; many that are made i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,25 @@ class Topics:
             self.version = next_version(self.version)
             self.version.state_version = epoch
             self.unsaved.changed()
+
+    def find_missing(self, queues: Mapping[str, Collection[int]]) -> list[str]:
+        """Make the topics that the log has queues of and this table lacks; returns their names.
+
+        A master that dies soon after it made a topic leaves its slaves with the messages alone.
+        """
+        found = {
+            name: min(max(ids) + 1, QUEUES_MAX)
+            for name, ids in queues.items()
+            if ids and name not in self.table and not topic_names.is_system_topic(name)
+        }
+        if found:
+            self.put_all(
+                [
+                    TopicConfig(topic_name=name, read_queue_nums=count, write_queue_nums=count, perm=READ_WRITE)
+                    for name, count in found.items()
+                ]
+            )
+        return sorted(found)
 
     def take(self, table: dict[str, TopicConfig], version: DataVersion) -> tuple[list[TopicConfig], list[str]]:
         """Make this table a master's, with its version; returns (topics that are new or changed, names that went)."""

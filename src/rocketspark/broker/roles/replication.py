@@ -316,9 +316,21 @@ class Replication(RoleDriver):
             self._start_end = self._store.written_position
             self._services.start()
             self.configure()
+            self._find_topics()
         self._tables.topics.begin_epoch(epoch)
         self._tell(before, reason)
         await self._announce()
+
+    def _find_topics(self) -> None:
+        """Messages that were acknowledged stay readable, though the master died before it told of their topics."""
+        found = self._tables.topics.find_missing(self._store.queues())
+        if found:
+            log.warning(
+                "the master before made %d topics that are known by their messages alone: check their numbers of"
+                " queues (%s)",
+                len(found),
+                ", ".join(found[:10]),
+            )
 
     async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
         """Become a slave of that master, or of another one."""
