@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import consume, controller, outbox, pipeline, produce, quarantine, servers, topic
+from rocketspark.cli.commands import backup, consume, controller, outbox, pipeline, produce, quarantine, servers, topic
 from rocketspark.cli.commands.pipelines import run, spark_env
 from rocketspark.model.text import shown
 
@@ -31,6 +31,8 @@ app.command("server")(servers.server)
 app.command("namesrv")(servers.namesrv)
 app.command("broker")(servers.broker)
 app.command("controller")(controller.controller)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

@@ -1,0 +1,216 @@
+"""A copy of a store's files while its broker runs, and back. Rule: the copy is what a kill at its end would have left.
+
+The order makes it so: first the checkpoint, which says least, then tables, timers, queues and index, which may say
+more, and last the log, which has all that they say. A start of the copy then recovers as after a kill.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.store.files import config_files
+from rocketspark.store.files.system_calls import failure
+
+VERSION = 1
+DESCRIPTION = "backup.json"
+# In this order; what else lies in a store's folder is left out (locks, reserved blocks, other programs' files).
+_FIRST = (
+    "checkpoint",
+    "config",
+    "epochFileCheckpoint",
+    "epochFileCheckpoint.bak",
+    "brokerIdentity",
+    "brokerIdentity-temp",
+)
+_NEXT = ("timerwheel", "timerlog", "consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
+_LOG = "commitlog"
+_IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
+_PIECE_BYTES = 8 << 20
+
+Tell = Callable[[int, int], None]
+
+
+class Copied(NamedTuple):
+    """`files`, `copied_bytes`: what was copied; `same_files`: files of the log that were there already."""
+
+    files: int
+    copied_bytes: int
+    same_files: int
+
+
+def backup(
+    root: str | Path, target: str | Path, *, commit_log: str = "", tell: Tell = lambda files, copied: None
+) -> Copied:
+    """Copy a store into a folder of its own; one that holds an older copy of it is brought up to date.
+
+    `commit_log`: the log's folder where it is not below `root`; `tell(files, bytes)` is called as it goes on.
+    Raises ConfigError if there is no store, or the target is something else; StoreFull, StoreUnwritable.
+    """
+    root, target = Path(root), Path(target)
+    log = Path(commit_log) if commit_log else root / _LOG
+    if not log.is_dir():
+        raise ConfigError(f"{root} is no store: it has no folder {_LOG}")
+    before = _described(target)
+    if before is None and target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{target} holds other files: choose an empty folder, or that of an older backup")
+    if target.resolve().is_relative_to(root.resolve()) or root.resolve().is_relative_to(target.resolve()):
+        raise ConfigError(f"{target} and {root} lie within each other: choose a folder outside the store")
+    _describe(target, "under way")
+    copy = _Copy(tell)
+    for name in (*_FIRST, *_NEXT):
+        copy.whole(root / name, target / name)
+    copy.whole(log, target / _LOG, keep_same=True)
+    # Recovery then looks at everything.
+    _write(target / "abort", "backup")
+    _describe(target, "whole")
+    return Copied(copy.files, copy.copied_bytes, copy.same_files)
+
+
+def restore(
+    source: str | Path,
+    root: str | Path,
+    *,
+    with_identity: bool = True,
+    tell: Tell = lambda files, copied: None,
+) -> Copied:
+    """Copy a backup into a new store's folder, which must be empty or not there.
+
+    Without `with_identity` the broker gets a new number from its controller: for a copy that runs beside the original.
+    Raises ConfigError if it is no whole backup, or the folder is in use; StoreFull, StoreUnwritable.
+    """
+    source, root = Path(source), Path(root)
+    description = _described(source)
+    if description is None:
+        raise ConfigError(f"{source} is no backup: it has no {DESCRIPTION}")
+    if description["state"] != "whole":
+        raise ConfigError(f"the backup in {source} was broken off: make it again before it is restored")
+    if root.exists() and any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty: restore into a new folder, so that nothing is overwritten")
+    copy = _Copy(tell)
+    for name in ("abort", *_FIRST, *_NEXT, _LOG):
+        if with_identity or name not in _IDENTITY:
+            copy.whole(source / name, root / name)
+    return Copied(copy.files, copy.copied_bytes, copy.same_files)
+
+
+def _described(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        version, state = found["version"], found["state"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ConfigError(f"{folder / DESCRIPTION} cannot be read ({e}): is this a backup?") from None
+    if version != VERSION:
+        raise ConfigError(f"the backup in {folder} is of version {version}, this program reads {VERSION}: update it")
+    return {"version": version, "state": state}
+
+
+def _describe(folder: Path, state: str) -> None:
+    made_ms = time.time_ns() // 1_000_000
+    _write(folder / DESCRIPTION, json.dumps({"version": VERSION, "state": state, "madeMs": made_ms}))
+
+
+def _write(path: Path, text: str) -> None:
+    config_files.write(str(path), text, keep_before=False)
+
+
+class _Copy:
+    def __init__(self, tell: Tell) -> None:
+        self.files = self.copied_bytes = self.same_files = 0
+        self._tell = tell
+
+    def whole(self, source: Path, target: Path, *, keep_same: bool = False) -> None:
+        """Copy a file or folder; what is in the target and no more in the source goes. One that is not there: nothing.
+
+        `keep_same`: a file of the same size and time is not copied again, but for the newest one.
+        """
+        try:
+            if source.is_dir():
+                self._folder(source, target, keep_same=keep_same)
+            elif source.is_file():
+                self._file(source, target)
+            elif target.is_dir():
+                shutil.rmtree(target)
+            elif target.exists():
+                target.unlink()
+        except OSError as e:
+            raise failure(e, "copy", str(source)) from e
+
+    def _folder(self, source: Path, target: Path, *, keep_same: bool) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        names = sorted(name for name in os.listdir(source) if not name.endswith(".tmp"))
+        for name in set(os.listdir(target)) - set(names):
+            gone = target / name
+            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+        for name in names:
+            if (source / name).is_dir():
+                self._folder(source / name, target / name, keep_same=keep_same)
+            elif keep_same and name != names[-1] and _same(source / name, target / name):
+                self.same_files += 1
+            else:
+                self._file(source / name, target / name)
+
+    def _file(self, source: Path, target: Path) -> None:
+        try:
+            with source.open("rb") as read:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                status = os.fstat(read.fileno())
+                with target.open("wb") as written:
+                    for at, count in _extents(read.fileno(), status.st_size):
+                        self._piece(read.fileno(), written.fileno(), at, count)
+                    written.truncate(status.st_size)
+                    os.fsync(written.fileno())
+                # The time of the content, as it was when the copy began.
+                os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        except FileNotFoundError:
+            # Expired or deleted meanwhile.
+            target.unlink(missing_ok=True)
+            return
+        self.files += 1
+        self._tell(self.files, self.copied_bytes)
+
+    def _piece(self, read: int, written: int, at: int, count: int) -> None:
+        while count > 0:
+            piece = os.pread(read, min(count, _PIECE_BYTES), at)
+            if not piece:
+                return
+            if os.pwrite(written, piece, at) != len(piece):
+                raise StoreUnwritable("a file of the backup could not be written whole: check its disk")
+            at += len(piece)
+            count -= len(piece)
+            self.copied_bytes += len(piece)
+            self._tell(self.files, self.copied_bytes)
+
+
+def _same(source: Path, target: Path) -> bool:
+    try:
+        a, b = source.stat(), target.stat()
+    except FileNotFoundError:
+        return False
+    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+
+
+def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield (begin, bytes) of what a file holds: log files are made long and filled later."""
+    at = 0
+    while at < size:
+        try:
+            begin = os.lseek(fd, at, os.SEEK_DATA)
+            end = os.lseek(fd, begin, os.SEEK_HOLE)
+        except OSError as e:
+            if e.errno == errno.ENXIO:
+                return
+            # A file system that cannot tell: everything.
+            yield at, size - at
+            return
+        yield begin, end - begin
+        at = end

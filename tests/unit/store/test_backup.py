@@ -1,0 +1,118 @@
+"""A store copied while messages come: the copy starts and has all that was stored when it began."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.store.test_recovery import assert_agrees
+
+from rocketspark.errors import ConfigError
+from rocketspark.store import Store
+from rocketspark.store.backup import backup, restore
+
+NOW_MS = 1_700_000_000_000
+
+
+def fill(store: Store, send: Any, start: int, count: int) -> None:
+    for i in range(start, start + count):
+        send(store, f"t{i % 2}", i % 3, b"n%07d" % i + b"x" * (i * 37 % 300), keys=f"n{i:07d}", now_ms=NOW_MS + i)
+
+
+def flush(store: Store) -> None:
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+
+
+def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 0, 200)
+    flush(store)
+    fill(store, send, 200, 100)
+    stop = threading.Event()
+    sent = [300]
+
+    def go_on() -> None:
+        while not stop.is_set():
+            fill(store, send, sent[0], 1)
+            sent[0] += 1
+            if sent[0] % 50 == 0:
+                flush(store)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        for number in range(4):
+            told: list[tuple[int, int]] = []
+            least = sent[0]
+            done = backup(store.settings.root, tmp_path / "backup", tell=lambda *at: told.append(at))
+            assert done.files == told[-1][0]
+            assert (done.same_files > 0) == (number > 0)
+            restored = tmp_path / f"restored{number}"
+            restore(tmp_path / "backup", restored)
+            opened = make_store(restored)
+            bodies = assert_agrees(opened)
+            assert [body[:8] for body in bodies] == [b"n%07d" % i for i in range(len(bodies))]
+            assert len(bodies) >= least
+            send(opened, "t0", 0, b"goes on")
+            opened.close()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_files_that_were_removed_go_from_an_older_backup(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 0, 300)
+    flush(store)
+    backup(store.settings.root, tmp_path / "b")
+    for remove in store.expire_steps(NOW_MS + 150):
+        if remove is not None:
+            remove()
+    backup(store.settings.root, tmp_path / "b")
+    names = sorted(path.name for path in (tmp_path / "b/commitlog").iterdir())
+    assert names == [f"{start:020d}" for start in store.log.mapped_files.starts]
+    restore(tmp_path / "b", tmp_path / "r")
+    opened = make_store(tmp_path / "r")
+    assert opened.min_position == store.min_position > 0
+
+
+def test_what_cannot_be_is_told(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 0, 10)
+    root = store.settings.root
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("x")
+    for source, target, needed in (
+        (tmp_path / "nothing", tmp_path / "b", "is no store"),
+        (root, tmp_path / "other", "other files"),
+        (root, f"{root}/inside", "within each other"),
+    ):
+        with pytest.raises(ConfigError, match=needed):
+            backup(source, target)
+    with pytest.raises(ConfigError, match="no backup"):
+        restore(tmp_path / "other", tmp_path / "r")
+    backup(root, tmp_path / "b")
+    with pytest.raises(ConfigError, match="not empty"):
+        restore(tmp_path / "b", root)
+    description = json.loads((tmp_path / "b/backup.json").read_text())
+    (tmp_path / "b/backup.json").write_text(json.dumps(description | {"state": "under way"}))
+    with pytest.raises(ConfigError, match="broken off"):
+        restore(tmp_path / "b", tmp_path / "r")
+    (tmp_path / "b/backup.json").write_text(json.dumps(description | {"version": 2}))
+    with pytest.raises(ConfigError, match="version 2"):
+        restore(tmp_path / "b", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_copy_beside_the_original_has_no_number(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 0, 10)
+    Path(store.settings.root, "brokerIdentity").write_text("c#b#1")
+    backup(store.settings.root, tmp_path / "b")
+    restore(tmp_path / "b", tmp_path / "same")
+    restore(tmp_path / "b", tmp_path / "new", with_identity=False)
+    assert (tmp_path / "same/brokerIdentity").read_text() == "c#b#1"
+    assert not (tmp_path / "new/brokerIdentity").exists()
