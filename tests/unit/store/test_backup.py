@@ -26,6 +26,10 @@ def flush(store: Store) -> None:
     store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
 
 
+def _counter(files: list[int]) -> Any:
+    return lambda count, copied_bytes: files.append(count)
+
+
 def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store()
     fill(store, send, 0, 200)
@@ -45,10 +49,10 @@ def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) 
     thread.start()
     try:
         for number in range(4):
-            told: list[tuple[int, int]] = []
+            files: list[int] = []
             least = sent[0]
-            done = backup(store.settings.root, tmp_path / "backup", tell=lambda *at: told.append(at))
-            assert done.files == told[-1][0]
+            done = backup(store.settings.root, tmp_path / "backup", tell=_counter(files))
+            assert done.files == files[-1]
             assert (done.same_files > 0) == (number > 0)
             restored = tmp_path / f"restored{number}"
             restore(tmp_path / "backup", restored)
