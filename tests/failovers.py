@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,6 +132,12 @@ class ReplicaSet:
         until(lambda: self.state().master and len(self.state().in_sync) >= count, limit_s, f"{count} in sync")
         return until(self.master)
 
+    def wait_heard(self) -> None:
+        """Wait until the controller heard of all since it started: one that it never heard may still come."""
+        until(
+            lambda: ask(self.controller, 1006, b'["%s"]' % NAME.encode()).body.count(b'"alive":true') == len(self.kinds)
+        )
+
     def elect_other(self) -> Member:
         """Have the other of two elected; returns it."""
         before = self.state()
@@ -165,10 +172,14 @@ class _Trader:
 
 
 class Load:
-    """Sends of all kinds until told to end, and a consumer that watches what can be read meanwhile."""
+    """Sends of all kinds until told to end, and a consumer that watches what can be read meanwhile.
 
-    def __init__(self, found: ReplicaSet) -> None:
+    `trades`: in which ways transactions are sent in turn: c committed, o left open until asked, r rolled back.
+    """
+
+    def __init__(self, found: ReplicaSet, trades: bytes = b"cor") -> None:
         self._set = found
+        self._trades_of = trades
         self.sends = {topic: Sends() for topic in TOPICS}
         self.answered_s: list[float] = []
         # Everything a consumer was ever shown, by queue offset: never two bodies.
@@ -190,7 +201,8 @@ class Load:
         self._consumer.listen(self._watch)
         for client in (self._producer, self._trader, self._consumer):
             client.start()
-        acts: list[Callable[[], None]] = [self._orders(key) for key in range(KEYS)] + [self._later, self._trades]
+        acts: list[Callable[[], None]] = [self._orders(key) for key in range(KEYS)] + [self._later]
+        acts += [self._trades] if trades else []
         self._threads = [threading.Thread(target=act) for act in acts]
         for thread in self._threads:
             thread.start()
@@ -244,7 +256,8 @@ class Load:
 
     def _trades(self) -> None:
         def send(number: int) -> tuple[bytes, Callable[[], Any]]:
-            body = b"cor"[number % 3 : number % 3 + 1] + b" %d" % number
+            kinds = self._trades_of
+            body = b"%c %d" % (kinds[number % len(kinds)], number)
             return body, lambda: self._trader.send_in_transaction(Message(topic=TRADES, body=body)).sent
 
         self._each(TRADES, send)
@@ -254,9 +267,11 @@ class Load:
         wanted = len(self.answered_s) + count
         until(lambda: len(self.answered_s) >= wanted, what=f"{count} more answers")
 
-    def first_answer_after(self, at_s: float) -> float:
-        """When the first send after a moment was answered."""
-        return until(lambda: next((s for s in self.answered_s[-2000:] if s > at_s), 0.0), what="an answer")
+    def silence(self, since_s: float) -> float:
+        """The longest time without an answer from a moment on, in seconds, once some came after an election."""
+        self.wait_for_answers(20)
+        times = sorted(s for s in self.answered_s[-50_000:] if s >= since_s - 1)
+        return max((after - before for before, after in pairwise(times) if after > since_s), default=0.0)
 
     def end(self) -> None:
         """Send no more."""
@@ -367,35 +382,33 @@ def _check_log(store: Store, load: Load, twice: bool) -> None:
 
 
 def kill(found: ReplicaSet, load: Load) -> float:
-    """Kill the master under load; the old one is started again and back in the set. Seconds until an answer came."""
+    """Kill the master under load; the old one is started again and back in the set. Seconds without an answer."""
     master = until(found.master)
     other = found.other(master)
     killed_s = time.monotonic()
     master.kill()
     until(lambda: found.state().master == other.broker, 10, "an election")
-    took_s = load.first_answer_after(killed_s + 0.001) - killed_s
-    load.wait_for_answers(50)
+    took_s = load.silence(killed_s)
     master.start()
     found.wait_in_sync()
     return took_s
 
 
 def turn(found: ReplicaSet, load: Load) -> float:
-    """Have the other elected under load. Seconds until an answer came and both are in sync."""
+    """Have the other elected under load, and wait until both are in sync. Seconds without an answer."""
     began_s = time.monotonic()
     found.elect_other()
-    load.first_answer_after(began_s)
     found.wait_in_sync()
-    return time.monotonic() - began_s
+    return load.silence(began_s)
 
 
 def leave(found: ReplicaSet, load: Load) -> float:
-    """End the master by SIGTERM under load: it hands over."""
+    """End the master by SIGTERM under load: it hands over. Seconds without an answer."""
     master = until(found.master)
     began_s = time.monotonic()
     master.stop()
     until(lambda: found.state().master == found.other(master).broker, 10, "an election")
-    took_s = load.first_answer_after(time.monotonic()) - began_s
+    took_s = load.silence(began_s)
     master.start()
     found.wait_in_sync()
     return took_s

@@ -35,7 +35,8 @@ from rocketspark.protocol.json.controller_bodies import ElectMasterBody, SyncSta
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.request_frames import Reply
 
-log = LimitedLog("rocketspark.broker")
+# A controller may be away for long, and is told each second.
+log = LimitedLog("rocketspark.broker", lines_max=1, period_s=60.0)
 
 TIMEOUT_MS = 3000
 

@@ -60,6 +60,13 @@ class BrokerIdentity:
         self.forget_applied()
         return None
 
+    def check(self) -> None:
+        """Raise ConfigError if a number could not be noted. What a kill left of an application goes."""
+        self.applied()
+        folder = os.path.dirname(self._path) or "."
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{self._path} cannot be written: make {folder} writable to the broker")
+
     def apply(self, applied: Applied) -> None:
         """Note a number before the controller is asked for it. Raises StoreFull, StoreUnwritable."""
         self._write(self._temp, f"{self._cluster}#{self._name}#{applied.broker_id}#{applied.check_code}")

@@ -33,6 +33,8 @@ from rocketspark.transport.request_frames import reply
 log = LimitedLog("rocketspark.broker.replication")
 
 RETRY_S = 1.0
+# The same failure is told once in this time, however often it is tried.
+TELL_S = 60.0
 
 
 class ReplicasManager:
@@ -57,6 +59,9 @@ class ReplicasManager:
         self._identity = BrokerIdentity(path, settings.cluster_name, settings.broker_name)
         self._address = ""
         self.own_id = self._identity.granted()
+        self._identity.check()
+        # By what was tried: what failed last, and when that was told.
+        self._told: dict[str, tuple[str, float]] = {}
         self._look_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._changing = asyncio.Lock()
@@ -101,12 +106,20 @@ class ReplicasManager:
         try:
             await act()
         except RocketSparkError as e:
-            log.warning("could not %s: %s; tried again", what, e)
+            self._tell_failure(what, str(e))
             return False
         except Exception:
             log.exception("could not %s; tried again", what)
             return False
+        self._told.pop(what, None)
         return True
+
+    def _tell_failure(self, what: str, why: str) -> None:
+        now_s = time.monotonic()
+        before, told_s = self._told.get(what, ("", 0.0))
+        if why != before or now_s - told_s >= TELL_S:
+            self._told[what] = why, now_s
+            log.warning("could not %s: %s; tried again", what, why)
 
     # -- the number -----------------------------------------------------------------------------------------------
 
