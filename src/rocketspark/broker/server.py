@@ -236,6 +236,7 @@ class BrokerServer:
             messages,
         )
         messages.put_message.stored = self.replication.wake
+        self._client_handler.quorum = self.replication.lock_quorum()
         self._metrics: Metrics | None = None
         if s.metrics_exporter == "PROM":
             self._metrics = self._make_metrics(routes, tables, messages)

@@ -6,12 +6,14 @@ from typing import Any
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
+from rocketspark.broker.consumers.lock_quorum import LockQuorum
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError, TransportError
+from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
@@ -23,7 +25,7 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
@@ -39,6 +41,8 @@ class ClientHandler:
         self._groups = groups
         self._topics = topics
         self._locks = locks
+        # Of a broker with replicas.
+        self.quorum: LockQuorum | None = None
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -89,7 +93,7 @@ class ClientHandler:
             except TransportError as e:
                 log.info("%s was not told of a change of group %s: %s", peer.address, group.name, e)
 
-    def lock(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def lock(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """LOCK_BATCH_MQ (41): the queues asked for that this client holds now."""
         wanted = java_json.decode_request(body, bodies.LockRequest)
         topic_names.check_group(wanted.consumer_group)
@@ -98,11 +102,28 @@ class ClientHandler:
                 ResponseCode.INVALID_PARAMETER, f"{len(wanted.mq_set)} queues to lock; at most {QUEUES_MAX} at a time"
             )
         held = self._locks.lock(wanted.consumer_group, wanted.client_id, [q.queue() for q in wanted.mq_set], now_ms())
-        answer = bodies.LockReply(lock_ok_mq_set=[bodies.QueueBody.of(q) for q in held])
-        return reply(request.opaque, body=bodies.encode(answer))
+        if self.quorum is not None and self.quorum.is_needed(wanted):
+            return self._lock_everywhere(self.quorum, request, wanted, held)
+        return _locked(request, held)
 
-    def unlock(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    async def _lock_everywhere(
+        self, quorum: LockQuorum, request: Request[Any], wanted: bodies.LockRequest, held: list[MessageQueue]
+    ) -> bytes:
+        return _locked(request, await quorum.lock(wanted, held))
+
+    def unlock(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """UNLOCK_BATCH_MQ (42)."""
         wanted = java_json.decode_request(body, bodies.LockRequest)
         self._locks.unlock(wanted.consumer_group, wanted.client_id, [q.queue() for q in wanted.mq_set])
+        if self.quorum is not None and self.quorum.is_needed(wanted):
+            return self._unlock_everywhere(self.quorum, request, wanted)
         return reply(request.opaque)
+
+    async def _unlock_everywhere(self, quorum: LockQuorum, request: Request[Any], wanted: bodies.LockRequest) -> bytes:
+        await quorum.unlock(wanted)
+        return reply(request.opaque)
+
+
+def _locked(request: Request[Any], held: list[MessageQueue]) -> bytes:
+    answer = bodies.LockReply(lock_ok_mq_set=[bodies.QueueBody.of(q) for q in held])
+    return reply(request.opaque, body=bodies.encode(answer))

@@ -27,6 +27,10 @@ class MemberGroup:
         # Until a NameServer was asked, all replicas count (rule: DefaultMessageStore, 5.x).
         self.alive_count = max(settings.replicas_total, 1)
 
+    def others(self) -> list[str]:
+        """Return the addresses of the others, as they were when last asked for."""
+        return [address for broker_id, address in self.addresses.items() if broker_id != self._settings.broker_id]
+
     async def ask(self) -> dict[int, str]:
         """Ask the NameServers, the first that answers; return the addresses. Raises RocketSparkError if none does."""
         error: RocketSparkError = NoNameServer("no NameServer is set (namesrvAddr)")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
+from rocketspark.broker.consumers.lock_quorum import LockQuorum
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
@@ -150,6 +151,10 @@ class Replication(RoleDriver):
         )
         made.routes(self._routes)
         return made
+
+    def lock_quorum(self) -> LockQuorum:
+        """Return who asks the other brokers of the name for queue locks."""
+        return LockQuorum(self._settings, self._connections, self.members.others)
 
     def _master_link(self, now_s: float) -> MasterLink:
         if self.manager is None:
