@@ -220,7 +220,8 @@ def _around(snapshot: Iterator[bytes], keys: list[str], pulled: dict[tuple[str, 
         yield part
         part = following
     assert part == b"}}"
-    pulls: dict[str, dict[int, int]] = {}
+    pulls: dict[str, dict[str, int]] = {}
     for (group, topic, queue_id), offset in pulled.items():
-        pulls.setdefault(f"{topic}@{group}", {})[queue_id] = offset
-    yield b'},"pullOffsetTable":{' + encode_rows(list(pulls.items())) + b"}}"
+        pulls.setdefault(f"{topic}@{group}", {})[str(queue_id)] = offset
+    # Quoted: Java's brokers skip this table, and fail over names that are bare numbers.
+    yield b'},"pullOffsetTable":' + bodies.encode(pulls) + b"}"
