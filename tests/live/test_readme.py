@@ -50,6 +50,12 @@ def test_embedded_cluster() -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout), done.stderr
 
 
+def test_replicas_of_the_page_on_replication() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/replication.md").read_text("utf-8"), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert len(links) > 5

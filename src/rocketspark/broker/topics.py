@@ -189,10 +189,12 @@ class Topics:
     def find_missing(self, queues: Mapping[str, Collection[int]]) -> list[str]:
         """Make the topics that the log has queues of and this table lacks; returns their names.
 
-        A master that dies soon after it made a topic leaves its slaves with the messages alone.
+        A master that dies soon after it made a topic leaves its slaves with the messages alone. Its producers may know
+        of more queues than have messages: of as many as a topic has that is made by a first send.
         """
+        usual = self._settings.default_topic_queue_count
         found = {
-            name: min(max(ids) + 1, QUEUES_MAX)
+            name: min(max(max(ids) + 1, 1 if name.startswith("%") else usual), QUEUES_MAX)
             for name, ids in queues.items()
             if ids and name not in self.table and not topic_names.is_system_topic(name)
         }

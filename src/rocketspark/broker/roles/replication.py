@@ -539,6 +539,9 @@ class Replication(RoleDriver):
                 self._dispatch_timer = loop.call_later(DISPATCH_RETRY_S, self._appended_again)
         for topic, queue_id, _ in store.take_arrived():
             self._long_polling.mark(topic, queue_id)
+            if topic not in self._tables.topics.table and self.synchronize is not None:
+                # A new topic: its settings should be here before the master can be gone.
+                self.synchronize.look()
 
     def _appended_again(self) -> None:
         self._dispatch_timer = None
