@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.live.support import connected, pulled, run, settings, until
+import pytest
+from tests.live.support import connected, create, pull, pulled, run, send_header, settings, until
 from tests.live.test_replication import producer
 
 from rocketspark.broker.replication.role import Role
+from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.server import BrokerServer
+from rocketspark.client import SendStatus
 from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.model import Message
+from rocketspark.errors import SendFailed
+from rocketspark.model import Message, MessageQueue
 from rocketspark.namesrv.server import NameServer
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import MaxOffsetHeader, OffsetReply, PullReply, RouteHeader
 
 QUICK = {
     "heartbeat_interval_ms": 100,
@@ -147,5 +155,156 @@ def test_a_topic_made_just_before_the_kill_is_readable_at_the_new_master(tmp_pat
                 for one in sent:
                     (found,) = await pulled(peer, "New", one.queue.queue_id, one.queue_offset, count_max=1)
                     assert found.body == b"%d" % sent.index(one)
+
+    run(main())
+
+
+async def _two(g: Group) -> tuple[BrokerServer, BrokerServer]:
+    """A master and its slave, in sync."""
+    first = await g.start(1)
+    await until(lambda: first.role.kind is Role.MASTER)
+    second = await g.start(2)
+    await g.in_sync(2)
+    return first, second
+
+
+def test_readers_see_nothing_that_the_set_does_not_hold(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, slave_timeout_ms=300, slave_not_caught_up_ms=60_000) as g:
+            first, second = await _two(g)
+            async with producer(g.namesrv.address, retries=0) as out, connected(first.address) as reading:
+                await create(reading, "T", 1)
+                async with connected(g.namesrv.address) as names:
+                    while (await names.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteHeader(topic="T"))).code:
+                        await asyncio.sleep(0.02)
+                sent = await out.send(Message(topic="T", body=b"held"), queue=MessageQueue("T", "broker-a", 0))
+                assert sent.status is SendStatus.SEND_OK
+                # The slave reads on and reports nothing: it holds no more than before.
+                (connection,) = first.replication.listener.connections
+                connection.link.received = lambda data, now_s: False  # type: ignore[method-assign]
+                late = await out.send(Message(topic="T", body=b"late"), queue=MessageQueue("T", "broker-a", 0))
+                assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
+                assert first.store.written_position > first.store.confirmed_position
+                bound = await reading.request(RequestCode.GET_MAX_OFFSET, MaxOffsetHeader(topic="T", queue_id=0))
+                assert bound.header(OffsetReply).offset == 1
+                assert (await pull(reading, "T", 0, 1, suspend_ms=0)).code == 19
+                # A reader that was there before is not moved back.
+                behind = await pull(reading, "T", 0, 2, suspend_ms=0)
+                assert (behind.code, behind.header(PullReply).next_offset) == (19, 2)
+                held = asyncio.create_task(pull(reading, "T", 0, 1, suspend_ms=20_000, sys_flag=6))
+                await asyncio.sleep(0.05)
+                assert not held.done()
+                assert second.store.queue_range("T", 0) == (0, 1)
+                # The link anew: it tells what it holds.
+                connection.end()
+                assert (await held).code == 0
+                await until(lambda: second.store.queue_range("T", 0) == (0, 2))
+
+    run(main())
+
+
+def test_too_few_in_sync_refuse_in_the_words_of_rocketmq(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, in_sync_replicas_min=2) as g:
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            async with producer(g.namesrv.address, retries=0) as out:
+                with pytest.raises(SendFailed, match=r"code 1 .*in-sync replicas not enough"):
+                    await out.send(Message(topic="T", body=b"1"))
+                assert first.store.queue_range("T", 0) == (0, 0)
+                await g.start(2)
+                await g.in_sync(2)
+                assert (await out.send(Message(topic="T", body=b"2"))).status is SendStatus.SEND_OK
+
+    run(main())
+
+
+def test_a_master_that_is_back_before_it_was_missed_goes_on_in_its_epoch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address, retries=20, send_timeout_ms=20_000) as out:
+            first, second = await _two(g)
+            for i in range(10):
+                await out.send(Message(topic="T", body=b"%d" % i))
+            # The controller is away meanwhile, so nobody hears that it left.
+            port = int(g.controller.address.rpartition(":")[2])
+            await g.controller.close()
+            await g.stop(1)
+            g.controller = g._controller(port)
+            await g.controller.start()
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            assert (first.role.epoch, second.role.kind) == (1, Role.SLAVE)
+            await out.send(Message(topic="T", body=b"10"))
+            await g.in_sync(2)
+            await until(lambda: second.store.written_position == first.store.written_position)
+            assert [r.body for r in second.store.iterate(0) if r.topic == b"T"] == [b"%d" % i for i in range(11)]
+
+    run(main())
+
+
+def test_a_master_that_heard_of_nothing_stays_out_of_the_route(tmp_path: Path) -> None:
+    """It is cut off from the controller, still believes itself, and registers again: the higher epoch counts."""
+
+    async def main() -> None:
+        async with group(tmp_path, slave_timeout_ms=300) as g, producer(g.namesrv.address, retries=0) as out:
+            first, second = await _two(g)
+            assert first.replication.manager is not None
+            await out.send(Message(topic="T", body=b"1"))
+            first.replication.manager.notified = None  # type: ignore[assignment]
+            await first.replication.manager.stop()
+            await until(lambda: second.role.kind is Role.MASTER)
+            assert first.role.kind is Role.MASTER
+            members = MemberGroup(first.settings, first.replication._connections)
+            await until(lambda: second.role.epoch == 2)
+            for _ in range(3):
+                first.replication._registration.again()
+                second.replication._registration.again()
+                await asyncio.sleep(0.1)
+            assert (await members.ask())[0] == second.address
+            # Clients that know its address yet get no word that all is safe.
+            async with connected(first.address) as peer:
+                reply = await peer.request(RequestCode.SEND_MESSAGE_V2, send_header("T", 0), b"2")
+                assert reply.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+            await g.stop(1)
+            back = await g.start(1)
+            await g.in_sync(2)
+            await until(lambda: back.store.written_position == second.store.written_position)
+            assert [r.body for r in back.store.iterate(0) if r.topic == b"T"] == [b"1"]
+
+    run(main())
+
+
+def test_epochs_and_ha_status_are_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address, retries=20, send_timeout_ms=20_000) as out:
+            first, second = await _two(g)
+            await out.send(Message(topic="T", body=b"1"))
+            begun = first.store.written_position
+            await g.stop(1)
+            await until(lambda: second.role.kind is Role.MASTER)
+            await out.send(Message(topic="T", body=b"2"))
+            first = await g.start(1)
+            await g.in_sync(2)
+            await until(lambda: first.store.written_position == second.store.written_position)
+            end = second.store.written_position
+            epochs = [
+                {"epoch": 1, "startOffset": 0, "endOffset": begun},
+                {"epoch": 2, "startOffset": begun, "endOffset": (1 << 63) - 1},
+            ]
+            for broker, number in ((first, 1), (second, 0)):
+                async with connected(broker.address) as peer:
+                    found = json.loads((await peer.request(RequestCode.GET_BROKER_EPOCH_CACHE)).body)
+                    assert found == {
+                        "clusterName": "DefaultCluster",
+                        "brokerName": "broker-a",
+                        "brokerId": number,
+                        "epochList": epochs,
+                        "maxOffset": end,
+                    }
+                    status = json.loads((await peer.request(RequestCode.GET_BROKER_HA_STATUS)).body)
+                    assert status["master"] == (broker is second)
+                    if broker is second:
+                        (slave,) = status["haConnectionInfo"]
+                        assert (status["inSyncSlaveNums"], slave["inSync"], slave["slaveAckOffset"]) == (1, True, end)
 
     run(main())

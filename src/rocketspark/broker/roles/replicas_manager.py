@@ -21,7 +21,7 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.controller import ElectMasterReply, ReplicaHeartbeatHeader
-from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.controller_bodies import SyncStateSet
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
@@ -70,6 +70,7 @@ class ReplicasManager:
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
         routes.add(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self.notified, ElectMasterReply)
+        routes.add(RequestCode.GET_BROKER_EPOCH_CACHE, self.epoch_cache)
 
     # -- start and end --------------------------------------------------------------------------------------------
 
@@ -210,6 +211,21 @@ class ReplicasManager:
         else:
             self._look_now.set()
         return reply(request.opaque)
+
+    def epoch_cache(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_BROKER_EPOCH_CACHE (1007): which master wrote which part of this log."""
+        s = self._settings
+        found = {
+            "brokerName": s.broker_name,
+            "brokerId": self._role.broker_id,
+            "clusterName": s.cluster_name,
+            "epochList": [
+                {"endOffset": entry.end, "epoch": entry.epoch, "startOffset": entry.start}
+                for entry in self._epochs.entries
+            ],
+            "maxOffset": self._store.end_position,
+        }
+        return reply(request.opaque, body=bodies.encode(found))
 
     # -- signs of life --------------------------------------------------------------------------------------------
 
