@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 from tests.failovers import Load, ReplicaSet, check, kill, turn
+from tests.java.apache_pair import NAME, caught_up, log_end, members, until
+from tests.java.mqadmin import MqAdmin
+
+from rocketspark.client import Producer
+from rocketspark.model import Message
 
 pytestmark = pytest.mark.xdist_group("jvm")
 
@@ -62,4 +67,39 @@ def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controll
         finally:
             load.close()
     finally:
+        pair.close()
+
+
+def test_mqadmin_on_brokers_of_ours(tmp_path: Path) -> None:
+    pair = ReplicaSet(tmp_path, "PP")
+    mqadmin = None
+    try:
+        with Producer(pair.namesrv, "p") as producer:
+            producer.send(Message(topic="T", body=b"1"))
+        first, second = pair.members
+        until(lambda: caught_up(first.broker))
+        mqadmin = MqAdmin(tmp_path, pair.namesrv, first.broker)
+        begun = log_end(first.broker)
+        where = ("-a", pair.controller, "-bn", NAME, "-c", "DefaultCluster")
+        elected = mqadmin.raw("electMaster", *where, "-b", "2")
+        assert f"#BrokerMasterAddr {second.broker}" in [" ".join(line.split()) for line in elected]
+        pair.wait_in_sync()
+        until(lambda: members(pair.namesrv).get(0) == second.broker)
+        with Producer(pair.namesrv, "p") as producer:
+            producer.send(Message(topic="T", body=b"2"))
+        until(lambda: caught_up(second.broker))
+        end = log_end(second.broker)
+        shown = mqadmin("getBrokerEpoch", "-b", NAME)
+        print("\n".join(shown))
+        wanted = [f"#Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={begun}}}"]
+        wanted.append(f"#Epoch: EpochEntry{{epoch=2, startOffset={begun}, endOffset={end}}}")
+        assert [line for line in shown if line.startswith("#Epoch")] == wanted * 2
+        status = mqadmin("haStatus", "-b", second.broker)
+        print("\n".join(status))
+        assert f"#MasterAddr {second.broker}" in [" ".join(line.split()) for line in status]
+        sets = mqadmin.raw("getSyncStateSet", "-a", pair.controller, "-b", NAME)
+        assert "#MasterBrokerId 2" in [" ".join(line.split()) for line in sets]
+    finally:
+        if mqadmin is not None:
+            mqadmin.close()
         pair.close()

@@ -39,8 +39,9 @@ QUICK = {
 class Group:
     """A controller, a NameServer and brokers of one name, by the number of their store folder."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
+    def __init__(self, folder: Path, *, unclean: bool = False, **changes: Any) -> None:
         self.folder = folder
+        self.unclean = unclean
         self.changes = {"log_file_bytes": 1 << 16, "all_ack_in_sync_set": True, "slave_read": True} | QUICK | changes
         self.namesrv = NameServer(port=0)
         self.controller = self._controller(0)
@@ -48,6 +49,7 @@ class Group:
 
     def _controller(self, port: int) -> ControllerServer:
         quick = {"scanNotActiveBrokerInterval": "200", "scanInactiveMasterInterval": "200"}
+        quick |= {"enableElectUncleanMaster": str(self.unclean).lower()}
         made = ControllerSettings(quick, listen=f"127.0.0.1:{port}", folder=str(self.folder / "controller"))
         return ControllerServer(made)
 
@@ -308,3 +310,51 @@ def test_epochs_and_ha_status_are_told(tmp_path: Path) -> None:
                         assert (status["inSyncSlaveNums"], slave["inSync"], slave["slaveAckOffset"]) == (1, True, end)
 
     run(main())
+
+
+def test_after_an_unclean_election_the_old_master_gives_up_what_it_had_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, unclean=True) as g, producer(g.namesrv.address, retries=20) as out:
+            first, second = await _two(g)
+            await out.send(Message(topic="T", body=b"both"))
+            await until(lambda: second.store.written_position == first.store.written_position)
+            await g.stop(2)
+            await g.in_sync(1)
+            for i in range(20):
+                await out.send(Message(topic="T", body=b"alone %d" % i))
+            await g.stop(1)
+            second = await g.start(2)
+            await until(lambda: second.role.kind is Role.MASTER)
+            await out.send(Message(topic="T", body=b"after"))
+            first = await g.start(1)
+            await g.in_sync(2)
+            await until(lambda: first.store.written_position == second.store.written_position)
+            for broker in (first, second):
+                assert [r.body for r in broker.store.iterate(0) if r.topic == b"T"] == [b"both", b"after"]
+                ranges = [broker.store.queue_range("T", queue_id) for queue_id in range(8)]
+                assert sum(high - low for low, high in ranges) == 2
+            assert first.replication.epochs.starts == second.replication.epochs.starts
+
+    run(main())
+
+
+def test_what_cannot_be_done_is_told_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            port = int(g.controller.address.rpartition(":")[2])
+            await g.controller.close()
+            broker = await g.start(1)
+            assert broker.replication.manager is not None
+            for _ in range(3):
+                await broker.replication.manager._tried(
+                    "register at the controller", broker.replication.manager._register
+                )
+            async with connected(broker.address) as peer:
+                reply = await peer.request(RequestCode.SEND_MESSAGE_V2, send_header("T", 0), b"1")
+                assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            g.controller = g._controller(port)
+            await g.controller.start()
+            await until(lambda: broker.role.kind is Role.MASTER)
+
+    run(main())
+    assert len([r for r in caplog.records if "could not register at the controller" in r.message]) == 1
