@@ -22,6 +22,7 @@ PARTS = {
     "raw": "raw sends to the broker, beside the Java broker 5.5.0",
     "pull": "raw pulls from the broker, beside the Java broker 5.5.0",
     "sync-flush": "raw sends, on disk before the reply, beside the Java broker",
+    "replication": "sends to pairs of brokers, synchronous and asynchronous, and failover, beside Java pairs",
     "consume": "1 M messages through the Java client, from our broker and from the Java broker",
     "waiting": "2,000 waiting pulls: idle processor time, and send to answer, beside the Java broker",
     "connections": "1,000 connections that send and pull, beside the Java broker",

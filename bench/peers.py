@@ -43,8 +43,13 @@ class Servers(NamedTuple):
 
 
 @contextmanager
-def ours(*options: str, config: Config | None = None, store: Path | None = None) -> Iterator[Servers]:
-    """`rocketspark server` on free ports, `config` in its broker.conf, with a store of its own or the one given."""
+def ours(
+    *options: str, config: Config | None = None, store: Path | None = None, source: Path | None = None
+) -> Iterator[Servers]:
+    """`rocketspark server` on free ports, `config` in its broker.conf, with a store of its own or the one given.
+
+    `source`: the root of another version of this repository, whose code it runs.
+    """
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder:
         root = store or Path(folder) / "store"
         command = ["server", "--namesrv-port", "0", "--broker-port", "0", "--store", str(root), *options]
@@ -52,7 +57,7 @@ def ours(*options: str, config: Config | None = None, store: Path | None = None)
             conf = Path(folder) / "broker.conf"
             conf.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
             command += ["--config", str(conf)]
-        with _started(command, r"ready namesrv=(\S+) broker=(\S+)", Path(folder)) as (pid, found, ready_s):
+        with started(command, r"ready namesrv=(\S+) broker=(\S+)", Path(folder), source) as (pid, found, ready_s):
             brokers = tuple(found[2].split(","))
             pids = tuple(children(pid)) if len(brokers) > 1 else (pid,)
             yield Servers(found[1], brokers[0], pid, ready_s, root, brokers, pids)
@@ -63,7 +68,7 @@ def our_namesrv() -> Iterator[Servers]:
     """`rocketspark namesrv` alone on a free port."""
     with (
         tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder,
-        _started(["namesrv", "-p", "0"], r"ready namesrv=(\S+)", Path(folder)) as (pid, found, ready_s),
+        started(["namesrv", "-p", "0"], r"ready namesrv=(\S+)", Path(folder)) as (pid, found, ready_s),
     ):
         yield Servers(found[1], "", pid, ready_s, Path(folder))
 
@@ -80,19 +85,25 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 @contextmanager
-def _started(command: list[str], ready: str, folder: Path) -> Iterator[tuple[int, re.Match[str], float]]:
-    started = time.perf_counter()
+def started(
+    command: list[str], ready: str, folder: Path, source: Path | None = None
+) -> Iterator[tuple[int, re.Match[str], float]]:
+    """A `rocketspark` command: its process id, what its ready line says, and the seconds until it came."""
+    began = time.perf_counter()
     log_path = folder / "server.log"
+    program, environment = [str(Path(sys.executable).parent / "rocketspark")], dict(os.environ)
+    if source is not None:
+        program = [sys.executable, "-m", "rocketspark.cli.main"]
+        environment["PYTHONPATH"] = str(source / "src")
     with log_path.open("wb") as log:
-        program = str(Path(sys.executable).parent / "rocketspark")
-        process = subprocess.Popen([program, *command], stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen([*program, *command], stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.match(ready, line)
         if not found:
             raise SystemExit(f"the server did not start: {line!r}\n{log_path.read_text(errors='replace')[-2000:]}")
-        yield process.pid, found, time.perf_counter() - started
+        yield process.pid, found, time.perf_counter() - began
     finally:
         stop(process)
         assert process.stdout is not None

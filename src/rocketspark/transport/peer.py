@@ -77,6 +77,8 @@ class Peer(PendingRequests):
         self._held: list[tuple[int, bytes, bytes]] | None = None
         # Observers of the replies that handlers send later, by opaque; None while there are none.
         self.awaited_answers: dict[int, Callable[[bytes], None]] | None = None
+        # Opaques of requests that a run answers later, for whoever set the observers; it empties the list.
+        self.later: list[bytes] = []
         self._promised = 0
         self._half_closed = False
         self._stalled: asyncio.TimerHandle | None = None
@@ -389,6 +391,16 @@ class Peer(PendingRequests):
         """Write the reply that was promised."""
         self._promised -= 1
         self.send(data)
+        self._end_if_all_answered()
+
+    def answer_run(self, replies: list[bytes]) -> None:
+        """Write the replies to a run of requests for which one was promised."""
+        self._promised -= 1
+        if self.awaited_answers is None:
+            self.send(b"".join(replies))
+        else:
+            for data in replies:
+                self.send(data)
         self._end_if_all_answered()
 
     async def _await(self, request: Request[Any], answer: Awaitable[bytes | Parts | None]) -> None:

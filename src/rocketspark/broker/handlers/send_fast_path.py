@@ -1,7 +1,8 @@
 """The fast path of plain sends, all of one read decoded together. A send that is not plain goes to `SendHandler.send`.
 
 Rule: it only decodes and answers; what is plain, and may be stored as it is, `SendRules.plain_sends` decides. Both ways
-have the same effect. It takes SEND_MESSAGE_V2 of a shape seen before, to a queue that exists, answered at once.
+have the same effect. It takes SEND_MESSAGE_V2 of a shape seen before, to a queue that exists. Replies that wait for the
+disk or for copies wait together: of a run, until its last message is durable.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import struct
 
 from rocketspark.broker.messages.put_message import TAG_KEPT_MAX, PutMessage
 from rocketspark.broker.messages.send_rules import PlainSends
+from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.replica_waits import NOBODY, NOT_ENOUGH
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
 from rocketspark.protocol.message import properties, record
 from rocketspark.store.commitlog.append_message import PlainMessage
@@ -30,14 +34,19 @@ LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
 
 
 class _Form:
-    """A shape of send headers; `plain`: how its sends are stored, None while they are not plain."""
+    """A shape of send headers; `plain`: how its sends are stored, None while they are not plain.
 
-    __slots__ = ("body_bytes_max", "header_bytes", "plain", "queues", "rest", "shape", "tag_codes")
+    `waits`: their answers wait until they are durable, if any do.
+    """
+
+    __slots__ = ("body_bytes_max", "header_bytes", "plain", "queues", "rest", "shape", "tag_codes", "waits")
 
     def __init__(self, shape: SendShape, header_bytes: int) -> None:
         self.shape = shape
         self.header_bytes = header_bytes
         self.plain: PlainSends | None = None
+        # Within a shape it is always the same.
+        self.waits = properties.pairs_of(shape.header.properties.encode()).get(b"WAIT") != b"false"
         self.body_bytes_max = 0
         self.tag_codes: dict[bytes, int] = {}
         self.queues: dict[bytes, ConsumeQueue] = {}
@@ -60,25 +69,29 @@ class _Known:
 class SendFastPath:
     """Decodes and answers the plain sends of one broker."""
 
-    def __init__(self, put_message: PutMessage) -> None:
+    def __init__(self, put_message: PutMessage, durability: Durability) -> None:
         self._put_message = put_message
         self._rules = put_message.rules
         self._is_current = put_message.rules.is_current
-        self._on = False
+        self._durability = durability
+        self._needed = False
         self._reply = b""
         self.pause = 0
 
-    def configure(self, *, on: bool, reply: bytes) -> None:
-        """Take over settings. `on`: sends are answered at once, so any may be plain.
+    def configure(self, *, reply: bytes) -> None:
+        """Take over settings.
 
         `reply`: the template of a reply's header, of queue id, unique id, physical offset, queue offset and opaque.
         """
-        self._on = on
+        self._needed = self._durability.needed
         self._reply = reply
 
     def take(self, peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
-        """Store the plain sends in `data` from `at` on and put their replies into `out`; returns where they end."""
-        if not self._on or len(peer.packed_host) != 8:
+        """Store the plain sends in `data` from `at` on and put their replies into `out`; returns where they end.
+
+        Replies that wait go out later, all of a run at once; so a run ends before sends whose replies do not.
+        """
+        if len(peer.packed_host) != 8:
             return at
         known = peer.notes
         if known is None:
@@ -89,10 +102,15 @@ class SendFastPath:
         begun, size = at, len(data)
         messages: list[PlainMessage] = []
         opaques: list[bytes] = []
-        form = known.last
+        form, needed = known.last, self._needed
         if form is not None and (self._is_current(form.plain) or self._adapt(form)):
             at = self._read(form, data, at, messages, opaques)
+        waits = needed and form is not None and form.waits
         while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, data, at)) is not None:
+            if needed and form.waits is not waits:
+                if messages:
+                    break
+                waits = form.waits
             known.last = form
             end = self._read(form, data, at, messages, opaques)
             if end == at:
@@ -100,12 +118,21 @@ class SendFastPath:
             at = end
         if not messages:
             return at
+        wanted, replies = NOBODY, out
+        if waits:
+            wanted, replies = self._durability.wanted(), []
+            if wanted == NOT_ENOUGH:
+                # `SendHandler.send` answers each sender.
+                self.pause = PAUSE
+                return begun
         placed = self._put_message.accept_run(messages, peer.packed_host)
-        template, lengths, add = self._reply, _LENGTHS.pack, out.append
+        template, lengths, add = self._reply, _LENGTHS.pack, replies.append
         for message, opaque, (position, queue_offset) in zip(messages, opaques, placed, strict=False):
             header = template % (message[0].queue_id, message[4], position, queue_offset, opaque)
             size = len(header)
             add(lengths(size + 4, size) + header)
+        if waits and placed:
+            self._answer_later(peer, replies, opaques, wanted)
         if known.credit < CREDIT_MAX:
             known.credit += len(placed) * CREDIT_OF_PLAIN
         if len(placed) < len(messages):
@@ -115,6 +142,17 @@ class SendFastPath:
             for _ in placed:
                 at += 4 + _LENGTHS.unpack_from(data, at)[0]
         return at
+
+    def _answer_later(self, peer: Peer, replies: list[bytes], opaques: list[bytes], wanted: int) -> None:
+        """Answer what was stored last once it is durable, or with a code that says how it is not."""
+
+        def tell(code: int) -> None:
+            peer.answer_run(replies if code == ResponseCode.SUCCESS else [_with_code(data, code) for data in replies])
+
+        if peer.awaited_answers is not None:
+            peer.later += opaques[: len(replies)]
+        peer.promise()
+        self._durability.when_durable(self._put_message.end_position, wanted, tell, len(replies))
 
     def _read(self, form: _Form, data: bytes, at: int, messages: list[PlainMessage], opaques: list[bytes]) -> int:
         """Add the plain sends of one form from `at` on, as the store takes them; returns where they end."""
@@ -242,3 +280,9 @@ class SendFastPath:
         if len(tags) <= TAG_KEPT_MAX:
             form.tag_codes[tags] = code
         return code
+
+
+def _with_code(data: bytes, code: int) -> bytes:
+    """Return a reply of this template with another code than success."""
+    header = data[8:].replace(b'{"code":0,', b'{"code":%d,' % code, 1)
+    return _LENGTHS.pack(len(header) + 4, len(header)) + header

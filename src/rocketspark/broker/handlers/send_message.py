@@ -69,7 +69,7 @@ class SendHandler:
         self._stats = stats
         self._timer_rules = messages.timer_rules
         self._host_hex = store.store_host.hex().upper().encode()
-        self._plain = SendFastPath(put_message)
+        self._plain = SendFastPath(put_message, durability)
         self.configure()
 
     def configure(self) -> None:
@@ -85,7 +85,6 @@ class SendHandler:
         )
         self._reply = reply_of % (b"%d", b"%d", b"%b", b"%d")
         self._plain.configure(
-            on=not self._durability.needed,
             reply=reply_of % (b"0", b"%d", self._host_hex + b"%016X", b"%b"),
         )
 

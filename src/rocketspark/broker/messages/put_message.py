@@ -268,6 +268,11 @@ class PutMessage:
                 self._long_polling.mark(message[0].name, message[0].queue_id)
         return placed
 
+    @property
+    def end_position(self) -> int:
+        """The physical offset after the message stored last."""
+        return self._store.written_position
+
     def check_time(self, topic: str, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> None:
         """Raise ServerError, as `accept` would, if a message asks for a time that cannot be kept."""
         if not _PARKING.isdisjoint(pairs):

@@ -74,7 +74,8 @@ class Durability:
             self.needed = needed
             self.changed()
 
-    def _wanted(self) -> int:
+    def wanted(self) -> int:
+        """Return how many copies a message needs whose answer waits: see `acks_wanted`."""
         if not self.replicates or self.in_sync is None:
             return NOBODY
         found, mode = self.in_sync, self.mode
@@ -87,47 +88,53 @@ class Durability:
 
     def check(self) -> None:
         """Raise ServerError 1 if a message that waits for copies cannot have as many: nothing is stored then."""
-        if self.replicates and self._wanted() == NOT_ENOUGH:
+        if self.replicates and self.wanted() == NOT_ENOUGH:
             raise ServerError(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH_TEXT)
 
     def reply_when_durable(
         self, peer: Peer, request: Request[Any], position: int, reply_of: Callable[[int], bytes]
     ) -> None:
         """Answer a request by `reply_of(code)` once what it stored, up to `position`, is as durable as it should be."""
-        wanted = self._wanted()
-        if wanted in (NOBODY, NOT_ENOUGH):
-            if self.flushes:
-                self._flush_service.reply_when_flushed(peer, request, position, reply_of)
-            elif not request.flag & ONEWAY_FLAG:
-                peer.promise()
-                peer.answer(reply_of(ResponseCode.SUCCESS))
-            return
-        self.wake()
+        wanted = self.wanted()
         if request.flag & ONEWAY_FLAG:
+            self.wake()
             if self.flushes:
                 self._flush_service.reached(position, lambda done: None)
             return
         peer.promise()
-        if not self.flushes:
-            self._waits.reached(
-                position,
-                wanted,
-                lambda done: peer.answer(reply_of(ResponseCode.SUCCESS if done else ResponseCode.FLUSH_SLAVE_TIMEOUT)),
-            )
+        self.when_durable(position, wanted, lambda code: peer.answer(reply_of(code)))
+
+    def when_durable(self, position: int, wanted: int, tell: Callable[[int], None], count: int = 1) -> None:
+        """Call `tell(code)` once the log up to `position` is as durable as `wanted` and the settings say, or too late.
+
+        `count`: of the messages whose answers wait for it together.
+        """
+        if wanted in (NOBODY, NOT_ENOUGH):
+            if self.flushes:
+                self._flush_service.reached(position, _told(tell, ResponseCode.FLUSH_DISK_TIMEOUT), count)
+            else:
+                tell(ResponseCode.SUCCESS)
             return
-        both = _Both(peer, reply_of)
-        self._flush_service.reached(position, both.flushed)
-        self._waits.reached(position, wanted, both.replicated)
+        self.wake()
+        if not self.flushes:
+            self._waits.reached(position, wanted, _told(tell, ResponseCode.FLUSH_SLAVE_TIMEOUT), count)
+            return
+        both = _Both(tell)
+        self._flush_service.reached(position, both.flushed, count)
+        self._waits.reached(position, wanted, both.replicated, count)
+
+
+def _told(tell: Callable[[int], None], too_late: int) -> Callable[[bool], None]:
+    return lambda done: tell(ResponseCode.SUCCESS if done else too_late)
 
 
 class _Both:
     """An answer that waits for the disk and for copies."""
 
-    __slots__ = ("_flushed", "_peer", "_replicated", "_reply_of")
+    __slots__ = ("_flushed", "_replicated", "_tell")
 
-    def __init__(self, peer: Peer, reply_of: Callable[[int], bytes]) -> None:
-        self._peer = peer
-        self._reply_of = reply_of
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
         self._flushed: bool | None = None
         self._replicated: bool | None = None
 
@@ -147,4 +154,4 @@ class _Both:
             code = ResponseCode.FLUSH_SLAVE_TIMEOUT
         elif not self._flushed:
             code = ResponseCode.FLUSH_DISK_TIMEOUT
-        self._peer.answer(self._reply_of(code))
+        self._tell(code)

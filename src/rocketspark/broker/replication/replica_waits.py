@@ -74,7 +74,7 @@ class ReplicaWaits:
         self._slaves: dict[Hashable, tuple[int | None, int]] = {}
         self._members: Set[int] = frozenset()
         self._own_id: int | None = None
-        self._rows: dict[tuple[Wanted, int], collections.deque[tuple[int, float, Tell]]] = {}
+        self._rows: dict[tuple[Wanted, int], collections.deque[tuple[int, float, Tell, int]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
@@ -83,18 +83,19 @@ class ReplicaWaits:
     @property
     def waiting_count(self) -> int:
         """How many wait."""
-        return sum(map(len, self._rows.values()))
+        return sum(waiting[3] for row in self._rows.values() for waiting in row)
 
-    def reached(self, position: int, wanted: Wanted, tell: Tell) -> None:
+    def reached(self, position: int, wanted: Wanted, tell: Tell, count: int = 1) -> None:
         """Call `tell(True)` once `wanted` copies hold the log up to `position`, `tell(False)` after slaveTimeout.
 
         `wanted`: a number with the master's own copy, ALL_IN_SYNC, or the ids of slaves. Positions of calls never fall.
+        `count`: how many sends it stands for.
         """
         timeout_ms = self._settings.slave_timeout_ms
         row = self._rows.get((wanted, timeout_ms))
         if row is not None and self._loop is not None:
             # Who stands before waits for less, so this one waits too; the timer is set.
-            row.append((position, self._loop.time() + timeout_ms / 1000, tell))
+            row.append((position, self._loop.time() + timeout_ms / 1000, tell, count))
             return
         if self._holds(wanted) >= position:
             tell(True)
@@ -102,7 +103,7 @@ class ReplicaWaits:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         deadline_s = self._loop.time() + timeout_ms / 1000
-        self._rows[wanted, timeout_ms] = collections.deque(((position, deadline_s, tell),))
+        self._rows[wanted, timeout_ms] = collections.deque(((position, deadline_s, tell, count),))
         if self._timer is None or self._timer_s > deadline_s:
             if self._timer is not None:
                 self._timer.cancel()
@@ -128,7 +129,7 @@ class ReplicaWaits:
         """Tell all who wait False: this broker is master no more, or stops."""
         rows, self._rows = self._rows, {}
         for row in rows.values():
-            for _, _, tell in row:
+            for _, _, tell, _ in row:
                 self._tell(tell, False)
         if self._timer is not None:
             self._timer.cancel()
@@ -173,14 +174,14 @@ class ReplicaWaits:
         late: list[tuple[float, Tell]] = []
         for key, row in list(self._rows.items()):
             while row and row[0][1] <= now_s:
-                _, deadline_s, tell = row.popleft()
+                _, deadline_s, tell, count = row.popleft()
+                self.timeouts_count += count
                 late.append((deadline_s, tell))
             if not row:
                 del self._rows[key]
         first_s = min((row[0][1] for row in self._rows.values()), default=None)
         if first_s is not None:
             self._set_timer(first_s)
-        self.timeouts_count += len(late)
         late.sort(key=lambda waiting: waiting[0])
         for _, tell in late:
             self._tell(tell, False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -151,7 +152,17 @@ class RequestTimes:
     def _timed_run(self, code: int, run: Run) -> Run:
         def timed(peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
             began, before = perf_counter(), len(out)
+            waiting = peer.awaited_answers
+            if waiting is None:
+                waiting = peer.awaited_answers = {}
             end = run(peer, data, at, out)
+            if peer.later:
+                told = partial(self._told_later, code, began)
+                for opaque in peer.later:
+                    if len(waiting) >= LATER_MAX:
+                        del waiting[next(iter(waiting))]
+                    waiting[int(opaque)] = told
+                peer.later.clear()
             if len(out) > before:
                 # Each of them was answered when all were.
                 row = self.rows.setdefault((code, 0, False), Histogram(RPC_BOUNDS))
@@ -161,6 +172,10 @@ class RequestTimes:
             return end
 
         return timed
+
+    def _told_later(self, code: int, began: float, answer: bytes) -> None:
+        row = self.rows.setdefault((code, _code_of(answer), False), Histogram(RPC_BOUNDS))
+        row.add((perf_counter() - began) * 1000)
 
     async def _awaited(
         self, answer: Awaitable[bytes | Parts | None], request: Request[Any], began: float

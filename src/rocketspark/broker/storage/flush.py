@@ -11,19 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
-from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.frames import ONEWAY_FLAG
-from rocketspark.protocol.headers import Request
 from rocketspark.store.store import Store
-from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.broker")
 
-# (physical offset that must be durable, deadline in loop time, told True if it is)
-Waiting = tuple[int, float, Callable[[bool], None]]
+# (physical offset that must be durable, deadline in loop time, told True if it is, how many sends that are)
+Waiting = tuple[int, float, Callable[[bool], None], int]
 POPULATE_BUSY_S = 0.01
 POPULATE_IDLE_S = 0.2
 # Between tries of a flush that may work again.
@@ -41,6 +36,7 @@ class FlushService:
         self._store = store
         self.set_times(interval_ms=interval_ms, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
         self._waiting: collections.deque[Waiting] = collections.deque()
+        self._waiting_count = 0
         self._wanted = threading.Event()
         self._stop_wanted = threading.Event()
         self._stopping = False
@@ -69,48 +65,40 @@ class FlushService:
             thread.start()
             self._threads.append(thread)
 
-    def reached(self, position: int, tell: Callable[[bool], None]) -> None:
-        """Call `tell(True)` once the log is durable up to `position`, `tell(False)` if that fails or takes too long."""
+    def reached(self, position: int, tell: Callable[[bool], None], count: int = 1) -> None:
+        """Call `tell(True)` once the log is durable up to `position`, `tell(False)` if that fails or takes too long.
+
+        `count`: how many sends it stands for.
+        """
         assert self._loop is not None
         if self.failed is not None:
             tell(False)
             return
         if not self._waiting:
             self._sweeper = self._loop.call_later(self._timeout_s, self._time_out)
-        self._waiting.append((position, self._loop.time() + self._timeout_s, tell))
+        self._waiting.append((position, self._loop.time() + self._timeout_s, tell, count))
+        self._waiting_count += count
         self._wanted.set()
-        if not self._is_crowded and len(self._waiting) >= self.waiting_max:
+        if not self._is_crowded and self._waiting_count >= self.waiting_max:
             self._is_crowded = True
             self.crowded(True)
 
-    def reply_when_flushed(
-        self, peer: Peer, request: Request[Any], position: int, reply_of: Callable[[int], bytes]
-    ) -> None:
-        """Answer a request by `reply_of(code)` once the log is durable up to `position`; a one-way one gets none."""
-        if request.flag & ONEWAY_FLAG:
-            self.reached(position, lambda done: None)
-            return
-        peer.promise()
-        self.reached(
-            position,
-            lambda done: peer.answer(reply_of(ResponseCode.SUCCESS if done else ResponseCode.FLUSH_DISK_TIMEOUT)),
-        )
-
     def _thinned(self) -> None:
-        if self._is_crowded and len(self._waiting) < self.waiting_max:
+        if self._is_crowded and self._waiting_count < self.waiting_max:
             self._is_crowded = False
             self.crowded(False)
 
     def _release(self, flushed: int) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0] <= flushed:
-            self._answer(waiting.popleft()[2], True)
+            self._answer_first(True)
         self._thinned()
         if not waiting and self._sweeper is not None:
             self._sweeper.cancel()
 
-    @staticmethod
-    def _answer(tell: Callable[[bool], None], durable: bool) -> None:
+    def _answer_first(self, durable: bool) -> None:
+        _, _, tell, count = self._waiting.popleft()
+        self._waiting_count -= count
         try:
             tell(durable)
         except Exception:
@@ -121,7 +109,7 @@ class FlushService:
         assert self._loop is not None
         now = self._loop.time()
         while self._waiting and (self._waiting[0][1] <= now or self.failed is not None):
-            self._answer(self._waiting.popleft()[2], False)
+            self._answer_first(False)
         self._thinned()
         if self._waiting:
             self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
@@ -230,5 +218,4 @@ class FlushService:
             except StoreError as e:
                 log.error("the last flush failed: %s", e)
         while self._waiting:
-            position, _, tell = self._waiting.popleft()
-            self._answer(tell, position <= flushed)
+            self._answer_first(self._waiting[0][0] <= flushed)

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.broker.offline import Broker, Wire, same_clock, split
 from rocketspark.broker.handlers import send_fast_path
 from rocketspark.broker.messages import put_message
 from rocketspark.broker.messages.send_rules import MessageSettings
+from rocketspark.broker.replication.replica_waits import Mode
 from rocketspark.broker.statistics.histograms import RequestTimes
 from rocketspark.errors import StoreFull
 from rocketspark.protocol import frames
@@ -43,6 +45,9 @@ class Ids:
         return f"{next(self.count):032X}"
 
 
+FLUSHED = {"flush_disk_type": "SYNC_FLUSH"}
+# Answers wait for a slave, which a test makes up.
+COPIED = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "slave_timeout_ms": 60_000}
 names = st.sampled_from(
     ["A", "BB", "new-topic", "%RETRY%G", "%RETRY%none", "SCHEDULE_TOPIC_XXXX", "read-only", "T" * 127]
 )
@@ -127,12 +132,18 @@ def chopped(stream: bytes, chunks: random.Random) -> Iterator[bytes]:
 
 
 @settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(streams=st.lists(sends(), min_size=1, max_size=3), seed=st.integers(0, 1 << 30))
+@given(
+    streams=st.lists(sends(), min_size=1, max_size=3),
+    seed=st.integers(0, 1 << 30),
+    changes=st.sampled_from(
+        [{}, {"flush_disk_type": "SYNC_FLUSH"}, COPIED, COPIED | {"flush_disk_type": "SYNC_FLUSH"}]
+    ),
+)
 def test_any_stream_leaves_what_it_leaves_message_by_message(
-    tmp_path_factory: pytest.TempPathFactory, streams: list[list[bytes]], seed: int
+    tmp_path_factory: pytest.TempPathFactory, streams: list[list[bytes]], seed: int, changes: dict[str, Any]
 ) -> None:
     async def outcome(root: Path, plain: bool) -> tuple[Any, ...]:
-        broker = await Broker(root, message_bytes_max=1 << 15).start()
+        broker = await Broker(root, message_bytes_max=1 << 15, **changes).start()
         try:
             put_message.unique_ids = Ids()  # type: ignore[assignment]
             topics = broker.server._topics
@@ -142,14 +153,15 @@ def test_any_stream_leaves_what_it_leaves_message_by_message(
             topics.put(TopicConfig(topic_name="T" * 127, read_queue_nums=1, write_queue_nums=1))
             broker.server._groups.put(GroupConfig(group_name="G"))
             if not plain:
-                broker.server._send._plain.configure(on=False, reply=b"")
+                broker.server._server._routes.runs.clear()
             answers = []
             for stream in streams:
                 peer, wire = broker.connect()
                 for chunk in chopped(b"".join(stream), random.Random(seed)):
                     if not wire.closed:
                         peer.data_received(chunk)
-                while peer._tasks or peer._soon:
+                while peer._tasks or peer._soon or peer._promised:
+                    broker.server._waits.acked("slave", broker.server.store.written_position)
                     await asyncio.sleep(0)
                 answers.append((wire.replies(), wire.closed))
             stats = broker.server._stats
@@ -224,7 +236,15 @@ def with_broker(root: Path, test: Any, **changes: Any) -> None:
             peer, wire = broker.connect()
             for queue_id in range(4):
                 peer.data_received(frame(900 + queue_id, queue_id=queue_id))
-            assert codes(wire) == [0] * 4
+            if "slave_timeout_ms" not in changes:
+                assert codes(wire) == [0] * 4
+            elif changes["slave_timeout_ms"] > 1000:
+                broker.server._waits.acked("slave", broker.server.store.written_position)
+                await asyncio.sleep(0)
+                assert codes(wire) == [0] * 4
+            else:
+                while len(wire.replies()) < 4:
+                    await asyncio.sleep(0.01)
             broker.server._send._plain.pause = 0
             await test(broker)
         finally:
@@ -354,7 +374,7 @@ def test_changes_hold_from_the_next_send_on(tmp_path: Path, runs: Runs) -> None:
     with_broker(tmp_path, main)
 
 
-def test_ipv6_senders_and_sync_flush_are_served_one_by_one(tmp_path: Path, runs: Runs) -> None:
+def test_ipv6_senders_are_served_one_by_one(tmp_path: Path, runs: Runs) -> None:
     async def main(broker: Broker) -> None:
         runs.sizes.clear()
         peer, wire = broker.connect("::1")
@@ -395,6 +415,107 @@ def test_headers_that_never_repeat_are_not_learned_for_ever(
         assert len(runs.sizes) > 30
 
     with_broker(tmp_path, main)
+
+
+def test_a_run_waits_for_copies_as_one_and_is_answered_in_one_write(tmp_path: Path, runs: Runs) -> None:
+    async def main(broker: Broker) -> None:
+        waits, store = broker.server._waits, broker.server.store
+        peer, wire = broker.connect()
+        begin = store.written_position
+        waits.acked("slave", begin)
+        await asyncio.sleep(0)
+        runs.sizes.clear()
+        pairs = {"WAIT": "false"}
+        peer.data_received(b"".join(frame(n, pairs=pairs if n in (4, 5) else {}) for n in range(8)))
+        assert runs.sizes == [4, 2, 2]
+        assert [frames.decode(whole).opaque for whole in split(wire.written)] == [1004, 1005]
+        assert waits.waiting_count == 6
+        at = [store.queue_units("A", 0, 1 + n, 1)[0] for n in range(8)]
+        waits.acked("slave", at[3][0] + at[3][1] - 1)
+        await asyncio.sleep(0)
+        assert (wire.writes, waits.waiting_count) == (1, 6)
+        waits.acked("slave", at[3][0] + at[3][1])
+        await asyncio.sleep(0)
+        assert [frames.decode(whole).opaque for whole in split(wire.written)][2:] == [1000, 1001, 1002, 1003]
+        assert (wire.writes, waits.waiting_count) == (2, 2)
+        waits.acked("slave", store.written_position)
+        await asyncio.sleep(0)
+        replies = wire.replies()
+        assert [frames.decode(replies[1000 + n]).ext["queueOffset"] for n in range(8)] == [str(1 + n) for n in range(8)]
+        assert codes(wire) == [0] * 8
+        assert (wire.writes, waits.waiting_count, peer._promised) == (3, 0, 0)
+
+    with_broker(tmp_path, main, **COPIED)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_run_that_no_slave_takes_says_where_it_is_stored(tmp_path: Path, runs: Runs, one_by_one: bool) -> None:
+    async def main(broker: Broker) -> None:
+        if one_by_one:
+            broker.server._server._routes.runs.clear()
+        peer, wire = broker.connect()
+        runs.sizes.clear()
+        peer.data_received(frame(1) + frame(2))
+        assert runs.sizes == ([] if one_by_one else [2])
+        while len(list(split(wire.written))) < 2:
+            await asyncio.sleep(0.01)
+        assert codes(wire) == [12, 12]
+        for n in (1, 2):
+            found = frames.decode(wire.replies()[1000 + n])
+            assert found.ext is not None
+            (unit,) = broker.server.store.queue_units("A", 0, n, 1)
+            assert (found.ext["queueId"], found.ext["queueOffset"]) == ("0", str(n))
+            assert found.ext["msgId"].endswith(f"{unit[0]:016X}")
+            assert found.ext["transactionId"] == f"{n:032X}"
+        assert broker.server._waits.timeouts_count == 2 + 4
+
+    with_broker(tmp_path, main, **COPIED | {"slave_timeout_ms": 50})
+
+
+def test_a_run_is_refused_and_nothing_stored_while_too_few_are_in_sync(tmp_path: Path, runs: Runs) -> None:
+    async def main(broker: Broker) -> None:
+        durability = broker.server._durability
+        durability.mode = Mode.CONTROLLER
+        durability.in_sync = SimpleNamespace(sync_set_size=lambda: 1)  # type: ignore[assignment]
+        peer, wire = broker.connect()
+        runs.sizes.clear()
+        end = broker.server.store.written_position
+        peer.data_received(frame(1) + frame(2) + frame(3, pairs={"WAIT": "false"}))
+        assert codes(wire) == [1, 1, 0]
+        assert frames.decode(next(iter(split(wire.written)))).remark == "in-sync replicas not enough"
+        (unit,) = broker.server.store.queue_units("A", 0, 1, 1)
+        assert unit[0] == end
+        broker.server._send._plain.pause = 0
+        durability.in_sync = SimpleNamespace(sync_set_size=lambda: 2)  # type: ignore[assignment]
+        runs.sizes.clear()
+        peer.data_received(frame(4) + frame(5))
+        assert runs.sizes == [2]
+        broker.server._waits.acked("slave", broker.server.store.written_position)
+        await asyncio.sleep(0)
+        assert codes(wire) == [1, 1, 0, 0, 0]
+
+    with_broker(tmp_path, main, **COPIED | {"in_sync_replicas_min": 2})
+
+
+def test_a_run_that_waits_is_timed_until_its_answer(tmp_path: Path, runs: Runs) -> None:
+    async def main(broker: Broker) -> None:
+        times = RequestTimes()
+        times.watch(broker.server._server._routes)
+        peer, wire = broker.connect()
+        runs.sizes.clear()
+        peer.data_received(frame(1) + frame(2) + frame(3))
+        assert runs.sizes == [3]
+        assert times.rows == {}
+        await asyncio.sleep(0.02)
+        broker.server._waits.acked("slave", broker.server.store.written_position)
+        await asyncio.sleep(0)
+        assert codes(wire) == [0] * 3
+        row = times.rows.pop((310, 0, False))
+        assert times.rows == {}
+        assert (sum(row.counts), sum(row.counts[:5])) == (3, 0)
+        assert peer.awaited_answers == {}
+
+    with_broker(tmp_path, main, **COPIED)
 
 
 def test_every_send_of_a_run_is_timed_for_the_metrics(tmp_path: Path, runs: Runs) -> None:
