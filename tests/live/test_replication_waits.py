@@ -54,7 +54,7 @@ def test_copies_and_disk_are_waited_for_side_by_side(tmp_path: Path, monkeypatch
             told = []
             flush = p.master._flush_service
 
-            def hang(position: int, tell: object) -> None:
+            def hang(position: int, tell: object, count: int = 1) -> None:
                 # The disk answers not in time, as FlushService tells it.
                 told.append(position)
                 asyncio.get_running_loop().call_later(0.3, tell, False)  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from rocketspark.protocol.message import properties, record, record_layout, sysf
 from rocketspark.protocol.message.record_layout import (
     BLANK_BYTES_MIN,
     FIXED_BYTES_V4,
-    FIXED_V4,
     HOST_FLAGS,
     MAGIC_BLANK,
     MAGIC_V1,
@@ -39,6 +38,9 @@ _log = logging.getLogger("rocketspark.store")
 RESYNC_BYTES_MAX = 8 << 20
 _HEAD = record_layout.only("size", "magic", "position")
 _PLACE_BYTES = _HEAD.size
+_DISPATCHED = record_layout.only("size", "magic", "queue_id", "queue_offset", "sys_flag", "store_time_ms", "body_bytes")
+# So much of the log is copied at once to look at its records.
+_PIECE_BYTES = 256 << 10
 # Records with these go through the code of recovery.
 _NOT_PLAIN = HOST_FLAGS | sysflags.INNER_BATCH | sysflags.TRANSACTION_MASK
 _TAG_CODES_MAX = 10_000
@@ -174,6 +176,7 @@ class ReplicaReceiver:
         log = self.log
         whole, received, file_end = self._whole, self._received, start + log.file_bytes
         size = int.from_bytes(self._held_back, "big")
+        head, last = _HEAD.unpack_from, received - _PLACE_BYTES
         while received - whole >= BLANK_BYTES_MIN:
             at = whole - start
             if whole != self._whole:
@@ -187,6 +190,13 @@ class ReplicaReceiver:
                     if following > received:
                         break
                     whole = following
+                    # Those after it, whose sizes stand in the file.
+                    while whole <= last:
+                        size, magic, stated = head(view, whole - start)
+                        following = whole + size
+                        if stated != whole or following > received or size < RECORD_BYTES_MIN or magic not in MAGICS:
+                            break
+                        whole = following
                     continue
             elif magic == MAGIC_BLANK and size == file_end - whole:
                 if file_end > received:
@@ -273,8 +283,7 @@ class ReplicaReceiver:
                     pass  # The keys are kept in memory.
 
     def _dispatch_file(self, view: memoryview, start: int, position: int, end: int) -> int:
-        log, unpack, by_bytes = self.log, FIXED_V4.unpack_from, self._queues_by_bytes
-        deleted, arrived = self._deletions.positions, self._arrived
+        log, piece_bytes = self.log, _PIECE_BYTES
         while position < end:
             at = position - start
             if log.damaged and log.is_damaged(position):
@@ -282,63 +291,82 @@ class ReplicaReceiver:
                 continue
             if log.file_bytes - at < FIXED_BYTES_V4:
                 break
-            (
-                size, magic, _, queue_id, _, queue_offset, _, sys_flag, _, _, time_ms, _, _, _, body_bytes,
-            ) = unpack(view, at)  # fmt: skip
+            size, magic, _ = _HEAD.unpack_from(view, at)
             if magic not in MAGICS:
                 break
-            queue = None
-            if magic == MAGIC_V1 and not sys_flag & _NOT_PLAIN and 0 <= body_bytes <= size - RECORD_BYTES_MIN:
-                topic_at = at + FIXED_BYTES_V4 + body_bytes + 1
-                properties_at = topic_at + view[topic_at - 1] + 2
-                queue = by_bytes.get((bytes(view[topic_at : properties_at - 2]), queue_id))
-            if (
-                queue is None
-                or queue.next != queue_offset
-                or queue.rare
-                or properties_at > at + size
-                or (deleted and position < deleted.get(queue.topic, 0))
-            ):
-                time_ms = self._dispatch_any(view, at, position, size)
+            count = size if log.damaged else min(max(size, piece_bytes), end - position)
+            after = self._dispatch_plain(bytes(view[at : at + count]), position)
+            if after > position:
+                piece_bytes = _PIECE_BYTES
             else:
-                self._put(queue, bytes(view[properties_at : at + size]), position, size, time_ms)
-                arrived[queue] = None
-            if time_ms > self._last_time_ms:
-                self._last_time_ms = time_ms
-            position += size
-            log.written = position
+                # Others may follow: only then is little copied in vain.
+                piece_bytes = size
+                time_ms = self._dispatch_any(view, at, position, size)
+                if time_ms > self._last_time_ms:
+                    self._last_time_ms = time_ms
+                after += size
+            position = log.written = after
         # Else the blank rest of the file.
         log.written = end
         return end
 
-    def _put(self, queue: ConsumeQueue, stored: bytes, position: int, size: int, time_ms: int) -> None:
-        """Put a plain record of a known queue into it and the index."""
-        tags, pending, code = properties.find(stored, _TAGS), self._pending, 0
-        if tags:
-            codes = self._tag_codes
-            found = codes.get(tags)
-            if found is None:
-                if len(codes) >= _TAG_CODES_MAX:
-                    codes.clear()
-                found = codes[tags] = string_hash(tags.decode("utf-8", "replace"))
-            code = found
-        at = queue.at
-        if at >= queue.limit:
-            at = queue.make_room()
-        UNIT.pack_into(queue.map, at, position, size, code if queue.delay_ms is None else time_ms + queue.delay_ms)
-        queue.at = at + UNIT_BYTES
-        queue.counted = queue.next = queue.next + 1
-        if pending is not None:
-            pending.append(
-                (
-                    queue.keys,
-                    position,
-                    time_ms,
-                    properties.find(stored, _UNIQUE_ID),
-                    properties.find(stored, _KEYS),
-                    tags,
-                )
-            )
+    def _dispatch_plain(self, data: bytes, position: int) -> int:
+        """Put the plain records of known queues that `data` begins with, at a position; returns where they end."""
+        log, unpack, by_bytes, find = self.log, _DISPATCHED.unpack_from, self._queues_by_bytes, properties.find
+        deleted, arrived, codes, pending = self._deletions.positions, self._arrived, self._tag_codes, self._pending
+        at, data_bytes, newest_ms = 0, len(data), self._last_time_ms
+        try:
+            while data_bytes - at >= RECORD_BYTES_MIN:
+                size, magic, queue_id, queue_offset, sys_flag, time_ms, body_bytes = unpack(data, at)
+                following = at + size
+                if (
+                    magic != MAGIC_V1
+                    or sys_flag & _NOT_PLAIN
+                    or not 0 <= body_bytes <= size - RECORD_BYTES_MIN
+                    or following > data_bytes
+                ):
+                    break
+                topic_at = at + FIXED_BYTES_V4 + body_bytes + 1
+                properties_at = topic_at + data[topic_at - 1] + 2
+                queue = by_bytes.get((data[topic_at : properties_at - 2], queue_id))
+                if (
+                    queue is None
+                    or queue.next != queue_offset
+                    or queue.rare
+                    or properties_at > following
+                    or (deleted and position < deleted.get(queue.topic, 0))
+                ):
+                    break
+                stored = data[properties_at:following]
+                tags = find(stored, _TAGS) if _TAGS in stored else None
+                code = 0
+                if tags:
+                    code = codes[tags] if tags in codes else self._tag_code(tags)
+                unit_at = queue.at
+                if unit_at >= queue.limit:
+                    unit_at = queue.make_room()
+                delay_ms = queue.delay_ms
+                UNIT.pack_into(queue.map, unit_at, position, size, code if delay_ms is None else time_ms + delay_ms)
+                queue.at = unit_at + UNIT_BYTES
+                queue.counted = queue.next = queue_offset + 1
+                if pending is not None:
+                    keys = find(stored, _KEYS) if _KEYS in stored else None
+                    pending.append((queue.keys, position, time_ms, find(stored, _UNIQUE_ID), keys, tags))
+                arrived[queue] = None
+                if time_ms > newest_ms:
+                    newest_ms = time_ms
+                at = following
+                position += size
+        finally:
+            log.written, self._last_time_ms = position, newest_ms
+        return position
+
+    def _tag_code(self, tags: bytes) -> int:
+        codes = self._tag_codes
+        if len(codes) >= _TAG_CODES_MAX:
+            codes.clear()
+        code = codes[tags] = string_hash(tags.decode("utf-8", "replace"))
+        return code
 
     def _dispatch_any(self, view: memoryview, at: int, position: int, size: int) -> int:
         """Put a record of any kind into queue and index; returns its store time in ms, 0 if it cannot be right."""
