@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -19,9 +21,9 @@ from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
-from rocketspark.model.route import MASTER_ID
+from rocketspark.model.route import MASTER_ID, BrokerData
 from rocketspark.model.subscription import ALL, TAG
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import record, sysflags
@@ -32,6 +34,8 @@ from rocketspark.spark.topic_selection import matching
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again, is_retriable
+
+log = logging.getLogger("rocketspark.spark")
 
 T = TypeVar("T")
 
@@ -48,17 +52,21 @@ def _may_pass(error: Exception) -> bool:
 # The loop stands still between the driver's questions: a connection that the server closed meanwhile shows only when it
 # is used. So the second attempt comes at once.
 RETRIES = RetryRule(attempts_max=3, pauses_s=(0, 0.1), may_pass=_may_pass)
+# A new master shows what it has confirmed, which may take a moment; so may the route that names it.
+SETTLE_S, SETTLE_PAUSE_S = 3.0, 0.05
 
 
 class OffsetBounds(NamedTuple):
     """Offsets a queue holds: the oldest there, and the next to be written.
 
-    `of_master`: not of a slave, which may be behind.
+    `of_master`: not of a slave, which may be behind; `replicated`: the broker has, or had, replicas, so its queues may
+    have lost their ends by an election.
     """
 
     oldest: int
     next: int
     of_master: bool = True
+    replicated: bool = False
 
 
 class ClusterQueries:
@@ -74,6 +82,11 @@ class ClusterQueries:
         self._runner = asyncio.Runner()
         # The brokers' addresses; the last known ones while no NameServer knows a broker.
         self._seen: dict[str, tuple[str, ...]] = {}
+        # Their masters, and those that are read from a slave.
+        self._masters: dict[str, str] = {}
+        self._from_slave: set[str] = set()
+        # Brokers that have, or had, replicas.
+        self._replicated: set[str] = set()
         self._routes = self._run(self._make_routes(namesrv.split(";"), self._access))
         self._connections = self._run(self._make_connections(self._access))
 
@@ -83,6 +96,19 @@ class ClusterQueries:
     @staticmethod
     async def _make_routes(addresses: list[str], access: Access) -> RouteCache:
         return RouteCache(addresses, timeout_ms=TIMEOUT_MS, hooks=access.hooks())
+
+    def _learn(self, broker: BrokerData) -> None:
+        """Note where a broker is; tell of another master, once."""
+        name, master = broker.broker_name, broker.master
+        self._seen[name] = tuple(address for _, address in sorted(broker.addresses.items()))
+        before = self._masters.get(name)
+        if master is not None:
+            self._masters[name] = master
+            self._from_slave.discard(name)
+            if before not in (None, master):
+                log.warning("broker %r: %s is its master now, %s no more; reading goes on", name, master, before)
+        if len(broker.addresses) > 1 or before not in (None, master):
+            self._replicated.add(name)
 
     @staticmethod
     async def _make_connections(access: Access) -> Connections:
@@ -120,12 +146,48 @@ class ClusterQueries:
             text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
             raise RouteNotFound(topic, remark=text) from None
         for broker in route.brokers:
-            self._seen[broker.broker_name] = tuple(address for _, address in sorted(broker.addresses.items()))
+            self._learn(broker)
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues()]
 
-    def bounds(self, queues: Iterable[MessageQueue], *, if_there: bool = False) -> dict[MessageQueue, OffsetBounds]:
-        """Return the offsets that each queue holds now; `if_there` leaves out queues whose broker does not answer."""
-        return self._run(self._of_each(list(queues), self._bounds, if_there=if_there))
+    def bounds(
+        self,
+        queues: Iterable[MessageQueue],
+        *,
+        if_there: bool = False,
+        seen: Mapping[MessageQueue, int] | None = None,
+    ) -> dict[MessageQueue, OffsetBounds]:
+        """Return the offsets that each queue holds now; `if_there` leaves out queues whose broker does not answer.
+
+        `seen`: how far queues went before: one that ends earlier now at a broker with replicas is looked at for a
+        moment longer, as its master may be new.
+        """
+        return self._run(self._settled(list(queues), seen or {}, if_there=if_there))
+
+    async def _settled(
+        self, queues: list[MessageQueue], seen: Mapping[MessageQueue, int], *, if_there: bool
+    ) -> dict[MessageQueue, OffsetBounds]:
+        found = await self._of_each(queues, self._bounds, if_there=if_there)
+        end_s = time.monotonic() + SETTLE_S
+        short = [queue for queue, now in found.items() if now.next < seen.get(queue, 0) and now.of_master]
+        short = [queue for queue in short if await self._has_replicas(queue)]
+        while short and time.monotonic() < end_s:
+            await asyncio.sleep(SETTLE_PAUSE_S)
+            for topic in {queue.topic for queue in short}:
+                with contextlib.suppress(RocketSparkError):
+                    await self._queues_of(topic)
+            found |= await self._of_each(short, self._bounds, if_there=True)
+            short = [queue for queue in short if found[queue].next < seen[queue] and found[queue].of_master]
+        return {q: now._replace(replicated=q.broker_name in self._replicated) for q, now in found.items()}
+
+    async def _has_replicas(self, queue: MessageQueue) -> bool:
+        """Tell whether a queue's broker has, or had, replicas. One that is alone now tells it by its epochs."""
+        if queue.broker_name not in self._replicated:
+            with contextlib.suppress(RocketSparkError):
+                broker, _ = await self._broker_of(queue)
+                reply = await broker.request(RequestCode.GET_BROKER_EPOCH_CACHE, None, timeout_ms=TIMEOUT_MS)
+                if reply.code == ResponseCode.SUCCESS:
+                    self._replicated.add(queue.broker_name)
+        return queue.broker_name in self._replicated
 
     async def _of_each(
         self,
@@ -151,13 +213,19 @@ class ClusterQueries:
     async def _look_again(self, queue: MessageQueue, error: Exception) -> None:
         """Fetch the route anew: another may have taken the broker's place."""
         with contextlib.suppress(RocketSparkError):
-            await self._routes.refresh(self._access.wire(queue.topic))
+            await self._queues_of(queue.topic)
 
     async def _bounds(self, queue: MessageQueue) -> OffsetBounds:
         broker, queue = await self._broker_of(queue)
         oldest = await client_api.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
         newest = await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
-        return OffsetBounds(oldest, newest, broker.address == self._routes.master(queue.broker_name))
+        of_master = broker.address == self._routes.master(queue.broker_name)
+        if not of_master and queue.broker_name not in self._from_slave:
+            self._from_slave.add(queue.broker_name)
+            log.warning(
+                "broker %r has no master now: what its slave at %s has is read", queue.broker_name, broker.address
+            )
+        return OffsetBounds(oldest, newest, of_master)
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
         """Return the connection to a queue's broker, its master if that is up, and the queue by its full name."""
@@ -324,7 +392,8 @@ class ClusterQueries:
             return False
         key = queue.topic, queue.broker_name
         if key not in self._filters:
-            self._filters[key] = self._run(again(partial(self._has_plain_queues, queue), RETRIES))
+            look_again = partial(self._look_again, queue)
+            self._filters[key] = self._run(again(partial(self._has_plain_queues, queue), RETRIES, between=look_again))
         return self._filters[key]
 
     async def _has_plain_queues(self, queue: MessageQueue) -> bool:

@@ -11,6 +11,7 @@ from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.options import BAD_AS_STORED, BAD_IS_ERROR, ReadOptions
 from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.read.broker_addresses import addresses_now
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pull_records import lost
 
@@ -34,7 +35,7 @@ class ReadFindings(DecodeFindings):
         """Treat missing offsets as data loss, unless the topic is one that RocketMQ compacts."""
         if self._may_have_gaps is None:
             self._may_have_gaps = bool(self._addresses) and is_compacted(
-                self._queue.topic, self._addresses, self._options
+                self._queue.topic, addresses_now(self._queue, self._addresses, self._options), self._options
             )
         if not self._may_have_gaps:
             why = "the broker sent what comes before and after them: it removed them, or cannot read them"

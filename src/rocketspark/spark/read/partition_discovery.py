@@ -44,7 +44,7 @@ class PartitionDiscovery:
         Raises RouteNotFound for a topic that was never there, NotSent if nothing is known and no NameServer answers.
         """
         queues = self.find(held)
-        bounds = self._cluster.bounds(queues, if_there=True)
+        bounds = self._cluster.bounds(queues, if_there=True, seen=held)
         missing = {queue: offset for queue, offset in (held or {}).items() if queue not in bounds and self.reads(queue)}
         gone = self.gone({queue: offset for queue, offset in missing.items() if queue not in queues})
         for queue in sorted(missing.keys() - gone.keys()):

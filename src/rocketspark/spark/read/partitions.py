@@ -180,7 +180,8 @@ def plan(
     `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them;
     `if_there`: what a broker holds that does not answer now is planned as it is, and tasks wait for it.
     """
-    bounds = cluster.bounds(changed(first, end), if_there=if_there)
+    seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
+    bounds = cluster.bounds(changed(first, end), if_there=if_there, seen=seen)
     wanted = narrow(ranges(bounds, first, end, options))
     parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
     asked = (ReadFilter.of(options) if rows is None else rows).asked()
@@ -210,15 +211,27 @@ def ranges(
         if queue not in bounds:
             found.append(OffsetRange(queue, first.get(queue, end[queue]), end[queue]))
             continue
-        oldest, newest, of_master = bounds[queue]
+        oldest, newest, of_master, replicated = bounds[queue]
         if not of_master:
             newest = max(newest, end[queue])  # A slave is behind; what the master had it will have.
         start = first.get(queue, oldest)
         wanted = OffsetRange(queue, start, end[queue])
-        if end[queue] < start or end[queue] > newest:
-            held = f"{oldest} to {newest - 1}" if newest > oldest else "nothing"
+        held = f"{oldest} to {newest - 1}" if newest > oldest else "nothing"
+        backwards = end[queue] < start
+        if replicated and (backwards or end[queue] > newest):
+            why = f"the queue holds {held} now: a master was elected that did not have them, or it was made anew"
+            lost(
+                OffsetRange(queue, end[queue] if backwards else max(start, newest), max(start, end[queue])),
+                why,
+                options,
+            )
+            # What is left was read before.
+            start = min(start, end[queue])
+        elif backwards or end[queue] > newest:
             lost(wanted, f"the queue holds {held} now: it was made anew, or the offsets asked for are wrong", options)
-            start = min(start, oldest) if end[queue] < start else start
+            start = min(start, oldest) if backwards else start
+        if start < oldest and not of_master:
+            oldest = start  # A slave may have joined late; the master tells what is gone.
         if start < oldest:
             lost(OffsetRange(queue, start, min(oldest, end[queue])), "deleted", options)
         found.append(OffsetRange(queue, max(start, oldest), min(end[queue], newest)))

@@ -23,7 +23,7 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plan.offset_ranges import OffsetRange
-from rocketspark.spark.read.broker_addresses import addresses_now
+from rocketspark.spark.read.broker_addresses import addresses_now, may_tell_of_loss
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply, joined
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
@@ -43,6 +43,7 @@ GROW_AFTER = 16
 RETRIES = RetryRule(attempts_max=4, budget_s=30.0, pauses_s=(0.2, 0.4, 0.6, 0.8))
 # Pause before asking again for messages that a lagging broker does not have yet, though the driver saw them.
 UNSEEN_WAIT_S = 0.05
+NOT_AT_SLAVE = "the slave does not have them yet"
 
 
 class DataLost(RocketSparkError):
@@ -138,6 +139,8 @@ def fetch(
         except (TransportError, ServerError) as e:
             time.sleep(retries.pause_s(e))
             addresses = addresses_now(source.queue, addresses, options)
+            if (now := addresses[retries.failed % len(addresses)]) != address:
+                log.warning("broker %r: reading goes on at %s (%s)", source.queue.broker_name, now, e)
 
 
 class _Puller:
@@ -222,16 +225,17 @@ class _Puller:
             after = headers.decode_ext(PullReply, reply.ext).next_offset
             self._answer(pull, reply, max(after, pull.first + 1))
         elif _lags(reply, pull.first):
-            raise self._refused(reply, "the slave does not have them yet")
+            raise self._refused(reply, NOT_AT_SLAVE)
         elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and not self._wanted.is_all and not _removing(reply):
             self._answer(pull, None, max(headers.decode_ext(PullReply, reply.ext).next_offset, pull.first + 1))
         elif reply.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
-            self._skip(pull, headers.decode_ext(PullReply, reply.ext), reply.remark or "")
+            self._skip(pull, reply)
         elif reply.code == ResponseCode.PULL_NOT_FOUND:
-            self._wait(pull, headers.decode_ext(PullReply, reply.ext))
+            self._wait(pull, reply)
         elif self._wanted.expression_type == SQL92 and _refuses(reply):
             raise _FilterRefused(reply.remark)
         elif reply.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._believe(reply)
             if self._options.fail_on_data_loss:
                 raise DataLost(self._source, pull.first, pull.end - 1, "the topic was deleted")
             self._answer(pull, None, pull.end)
@@ -263,21 +267,33 @@ class _Puller:
             self._full_replies = 0
             self._step = min(2 * self._step, self._options.rows_per_pull_max)
 
-    def _skip(self, pull: _Pull, header: PullReply, why: str) -> None:
+    def _believe(self, reply: PipelinedReply) -> None:
+        """Return if messages that this broker does not have are gone. Raises ServerError for a slave: it may be
+        behind, or have joined late.
+        """
+        if not may_tell_of_loss(self._address, self._source.queue, self._options):
+            raise self._refused(reply, NOT_AT_SLAVE)
+
+    def _skip(self, pull: _Pull, reply: PipelinedReply) -> None:
         """Skip to the offset that the broker names, as it has nothing at this one."""
+        header = headers.decode_ext(PullReply, reply.ext)
         after = header.next_offset
         if after <= pull.first:
-            # The queue ends before this offset: it was made anew, or lost its end.
-            after = pull.end
+            # The queue ends before this offset: its master is new and shows it soon, or it lost its end.
+            self._wait(pull, reply)
+            return
+        self._believe(reply)
         after = min(after, pull.end)
         if self._options.fail_on_data_loss:
-            raise DataLost(self._source, pull.first, after - 1, why or "deleted")
+            raise DataLost(self._source, pull.first, after - 1, reply.remark or "deleted")
         self._answer(pull, None, after)
 
-    def _wait(self, pull: _Pull, header: PullReply) -> None:
+    def _wait(self, pull: _Pull, reply: PipelinedReply) -> None:
         """Wait, as the broker does not have this offset yet, though the driver saw it there."""
+        header = headers.decode_ext(PullReply, reply.ext)
         pull.waits += 1
         if pull.waits * UNSEEN_WAIT_S * 1000 > min(self._options.timeout_ms, 5000):
+            self._believe(reply)
             if self._options.fail_on_data_loss:
                 raise DataLost(self._source, pull.first, pull.end - 1, f"the queue ends at {header.max_offset}")
             self._answer(pull, None, pull.end)
@@ -307,7 +323,7 @@ class _Puller:
         proof.opaque = 0
         first, end = proof.piece.first, proof.piece.end
         if _lags(reply, first):
-            raise self._refused(reply, "the slave does not have them yet")
+            raise self._refused(reply, NOT_AT_SLAVE)
         if reply.code == ResponseCode.SUCCESS and reply.end > reply.start:
             at = reply.start
             found = int.from_bytes(reply.buffer[at + AT["queue_offset"] : at + AT["position"]], "big")
@@ -320,6 +336,7 @@ class _Puller:
             raise self._refused(reply)
         topic = self._source.queue.topic
         if found > first and not is_compacted(topic, (self._address,), self._options):
+            self._believe(reply)
             gone = self._source._replace(first=first, end=min(found, end))
             lost(gone, f"removed while they were filtered; {reply.remark or 'deleted'}", self._options)
 
