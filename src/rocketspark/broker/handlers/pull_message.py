@@ -445,14 +445,17 @@ class PullHandler:
             far_behind = self._is_far_behind(h.topic, h.queue_id, max(next_offset - 1, h.queue_offset))
             suggested = group.which_broker_when_consume_slowly if far_behind else group.broker_id
         if not role.is_master:
+            corrected = not read.count and read.status not in (GetStatus.NO_MATCHED, GetStatus.REMOVED)
+            if corrected and not self._settings.offset_check_in_slave:
+                # A slave may be behind: it moves no consumer.
+                next_offset = h.queue_offset
+                if code == ResponseCode.PULL_OFFSET_MOVED:
+                    code = ResponseCode.PULL_RETRY_IMMEDIATELY
+                    suggested = group.broker_id if group is not None else MASTER_ID
             if not far_behind and role.has_live_master:
                 suggested = MASTER_ID
                 if code != ResponseCode.SUCCESS:
                     code = ResponseCode.PULL_RETRY_IMMEDIATELY
-            if code == ResponseCode.PULL_OFFSET_MOVED and not self._settings.offset_check_in_slave:
-                # A slave may be behind: it moves no consumer.
-                code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, h.queue_offset
-                suggested = group.broker_id if group is not None else MASTER_ID
         return code, suggested, next_offset
 
     # -- replies --------------------------------------------------------------------------------------------------
