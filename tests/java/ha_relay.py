@@ -64,6 +64,8 @@ class Relay:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            # Who comes while it stands still is not let through either.
+            self._flows.wait()
             try:
                 far = socket.create_connection((host, int(port)), 5)
             except OSError:

@@ -133,6 +133,9 @@ final class Shapes {
         if (args.containsKey("client_ip")) {
             client.setClientIP(args.getString("client_ip"));
         }
+        if (args.containsKey("vip_channel")) {
+            client.setVipChannelEnabled(args.getBooleanValue("vip_channel"));
+        }
         if (args.containsKey("namespace")) {
             client.setNamespace(args.getString("namespace"));
         }
