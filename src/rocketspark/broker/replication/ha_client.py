@@ -22,6 +22,8 @@ RETRY_S = 1.0
 # After what another try will hardly mend.
 TROUBLE_PAUSE_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
+# A connection that was left is closed then at the latest: a master that was replaced has heard of it.
+LEFT_OPEN_S = 5.0
 # A master that takes office refuses until it has.
 CLOSED_PAUSE_S_MAX = 10.0
 
@@ -38,6 +40,7 @@ class _Connection(asyncio.Protocol):
         self.ended: asyncio.Future[Exception | None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are of no class of asyncio's.
@@ -82,14 +85,25 @@ class _Connection(asyncio.Protocol):
             self._transport.write(answer)
         self._look_again()
 
+    def leave(self) -> None:
+        """Say and take nothing more."""
+        if not self.ended.done():
+            self._left = True
+            self.end(None)
+            self._loop.call_later(LEFT_OPEN_S, self._abort)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
     def end(self, error: Exception | None) -> None:
-        """Close at once."""
+        """Close at once, unless it is left to the master to do so."""
         if self._timer is not None:
             self._timer.cancel()
         if not self.ended.done():
             self.ended.set_result(error)
-        if self._transport is not None:
-            self._transport.abort()
+        if not self._left:
+            self._abort()
 
 
 class HaClient:
@@ -147,6 +161,18 @@ class HaClient:
         self._changed.set()
         if self._connection is not None:
             self._connection.end(None)
+
+    async def drained(self, limit_s: float) -> None:
+        """Wait until the master ends the connection, at most so long; if there is none, not at all."""
+        if self.state is State.TRANSFER and self._connection is not None:
+            await asyncio.wait([self._connection.ended], timeout=limit_s)
+
+    def leave(self) -> None:
+        """Copy no more, and let the connection be: the master ends it, or in a while this side does."""
+        self.address = None
+        self._changed.set()
+        if self._connection is not None:
+            self._connection.leave()
 
     async def close(self) -> None:
         """End the connection and stop."""

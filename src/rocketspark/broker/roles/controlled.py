@@ -25,8 +25,8 @@ log = logging.getLogger("rocketspark.broker.replication")
 class RoleDriver:
     """What carries a change of role out; `Replication` does."""
 
-    def stop_copying(self) -> None:
-        """End the link to the master, if there is one."""
+    async def finish_copying(self) -> None:
+        """Take what the master before still sends, then stop following it."""
         raise NotImplementedError
 
     async def take_office(self, reason: str, epoch: int) -> None:
@@ -102,7 +102,7 @@ class ControlledRole:
                 self._epochs.last_epoch,
             )
             return
-        self._driver.stop_copying()
+        await self._driver.finish_copying()
         self._store.become_master()
         if epoch > self._epochs.last_epoch:
             self._epochs.begin(epoch, self._store.written_position)

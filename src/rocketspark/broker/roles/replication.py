@@ -56,6 +56,8 @@ DISPATCH_RETRY_S = 1.0
 # How long a master that ends waits for its slaves, or for an election.
 HAND_OVER_S = 5.0
 HAND_OVER_LOOK_S = 0.02
+# How long one that was elected goes on copying from a master that has not left yet.
+LAST_PIECES_S = 0.5
 
 
 class Replication(RoleDriver):
@@ -298,6 +300,16 @@ class Replication(RoleDriver):
         self.client.set_address(None)
         if self.synchronize is not None:
             self.synchronize.set_master(None)
+
+    async def finish_copying(self) -> None:
+        """Take what the master before still sends, until it ends the link or for a short time.
+
+        It may answer for it: RocketMQ 5.5.0 does as soon as the link to the last slave of its in-sync set is gone, so
+        the link stays open for a while.
+        """
+        await self.client.drained(LAST_PIECES_S)
+        self.client.leave()
+        self.stop_copying()
 
     def _tell(self, before: Role, reason: str) -> None:
         self.role.reason = reason

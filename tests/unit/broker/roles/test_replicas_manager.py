@@ -91,7 +91,8 @@ class Broker(RoleDriver):
         self.controlled.begin(self.number)
         assert self.manager.own_id == self.number
 
-    def stop_copying(self) -> None:
+    async def finish_copying(self) -> None:
+        await asyncio.sleep(0)
         if self.fails:
             self.fails = False
             raise StoreUnwritable("the disk fails once")
