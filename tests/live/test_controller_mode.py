@@ -13,6 +13,7 @@ import pytest
 from tests.live.support import connected, create, pull, pulled, run, send_header, settings, until
 from tests.live.test_replication import producer
 
+from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.server import BrokerServer
@@ -358,3 +359,32 @@ def test_what_cannot_be_done_is_told_once_and_tried_again(tmp_path: Path, caplog
 
     run(main())
     assert len([r for r in caplog.records if "could not register at the controller" in r.message]) == 1
+
+
+def test_what_the_old_master_answers_for_before_it_hears_of_the_election_is_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, slave_timeout_ms=300, slave_not_caught_up_ms=60_000) as g:
+            first, second = await _two(g)
+            manager, controller = first.replication.manager, ControllerClient([g.controller.address])
+            assert manager is not None
+            try:
+                async with connected(first.address) as peer:
+                    await create(peer, "T", 1)
+                    # It hears of nothing.
+                    await manager._changing.acquire()
+                    await controller.elect("DefaultCluster", "broker-a", 2, designate=True)
+                    codes = []
+                    while second.role.kind is not Role.MASTER:
+                        codes.append((await peer.request(RequestCode.SEND_MESSAGE_V2, send_header("T"), b"x")).code)
+                    kept = codes.count(0)
+                    # None of those that were answered with success is missing there, and no more of them come.
+                    assert (await peer.request(RequestCode.SEND_MESSAGE_V2, send_header("T"), b"x")).code == 12
+                    assert 0 < kept <= second.store.queue_range("T", 0)[1] <= len(codes)
+                    assert all(c.is_open for c in first.replication.listener.connections)
+                    manager._changing.release()
+                    await until(lambda: first.role.kind is Role.SLAVE)
+                    await until(lambda: first.store.written_position == second.store.written_position)
+            finally:
+                await controller.close()
+
+    run(main())
