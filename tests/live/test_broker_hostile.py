@@ -31,7 +31,6 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers import long_polling
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import JsonFile
-from rocketspark.errors import ConfigError
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.message import batch, properties, sysflags
 from rocketspark.transport.processor_table import Routes
@@ -376,24 +375,6 @@ def test_a_long_answer_is_made_in_turns(tmp_path: Path) -> None:
             assert not any(each.done() for each in asked)
             for each in asked:
                 assert (await each).raise_for_code("stats").body.count(b"maxOffset") == 20_000
-
-    run(main())
-
-
-def test_static_topics_are_refused_by_name(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
-            answer = await peer.request(513, {"topic": TOPIC}, b"{}")
-            assert (answer.code, "no static topics here" in (answer.remark or "")) == (3, True)
-            assert server._topics.get(TOPIC) is None
-        mapping = tmp_path / "config" / "topicQueueMapping.json"
-        mapping.write_text('{"dataVersion":{},"topicQueueMappingInfoMap":{}}')
-        async with broker(tmp_path):
-            pass
-        mapping.write_text('{"topicQueueMappingInfoMap":{"Moved":{"topic":"Moved","hostedQueues":{0:[]}}}}')
-        with pytest.raises(ConfigError, match=r"static topics are not supported \(Moved\)"):
-            async with broker(tmp_path):
-                pass
 
     run(main())
 

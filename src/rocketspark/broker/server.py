@@ -52,12 +52,16 @@ from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.roles.replication import Replication
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings, Hearer
+from rocketspark.broker.static_topics.logical_queues import LogicalQueues
+from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
+from rocketspark.broker.static_topics.mappings import StaticTopics
+from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms, sorted_json
 from rocketspark.broker.storage.save_failures import SaveFailures
-from rocketspark.broker.topics import Topics, refuse_static
+from rocketspark.broker.topics import Topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json.bodies import (
@@ -68,6 +72,7 @@ from rocketspark.protocol.json.bodies import (
     TopicConfigTable,
 )
 from rocketspark.protocol.json.metadata import RequestModeTable
+from rocketspark.protocol.json.static_topics import MappingTable
 from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.files import config_files
@@ -147,7 +152,6 @@ class BrokerServer:
         self.role = BrokerRole(s)
         try:
             store_host = pack_host(s.host, self._server.port)
-            refuse_static(Path(s.store_root) / "config")
             self.store = Store(s.store_settings(), store_host=store_host)
             known = JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load()
             configs = known.topic_config_table.values() if known else ()
@@ -220,6 +224,10 @@ class BrokerServer:
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
         self._durability.changed = self._send.configure
+        self._logical_queues = LogicalQueues(
+            s.broker_name, self._topics.statics, self.store, self._offsets, OtherBrokers(s)
+        )
+        self._logical_queues.begin(routes, lambda: messages.put_message.rules.configure(MessageSettings.of(s)))
         self._services = SpecialServices(self._delays, self._wheel, self._transactions, self._deliver)
         self.replication = Replication(
             s,
@@ -247,7 +255,8 @@ class BrokerServer:
 
     def _make_tables(self) -> Tables:
         s = self.settings
-        self._topics = Topics(s, self._file("topics.json", TopicConfigTable))
+        statics = StaticTopics(s.broker_name, self._file(STATIC_TOPICS, MappingTable))
+        self._topics = Topics(s, self._file("topics.json", TopicConfigTable), statics=statics)
         self._groups = SubscriptionGroups(s, self._file("subscriptionGroup.json", GroupConfigTable))
         self._offsets = ConsumerOffsets(
             self._file("consumerOffset.json", OffsetTable, encode_offsets), lambda: s.offset_version_step
@@ -278,6 +287,7 @@ class BrokerServer:
             delay_max_ms=s.timer_delay_max_s * 1000,
         )
         send_rules = SendRules(self.store, tables.topics, MessageSettings.of(s))
+        send_rules.static_topics = tables.topics.statics.table
         put_message = PutMessage(self.store, send_rules, self._long_polling, self._delays, self._stats, timer_rules)
         timer_files = TimerFiles(
             s.store_root,
@@ -471,6 +481,7 @@ class BrokerServer:
         if self._started:
             await self.replication.abandon()
             await self._registration.abandon()
+            await self._logical_queues.close()
             await self._file_cleaning.stop()
             for beside in (self._filters, self._tables_thread):
                 await asyncio.get_running_loop().run_in_executor(None, beside.close)
@@ -492,6 +503,7 @@ class BrokerServer:
             await self._file_cleaning.stop()
             await self.replication.stop()
             await self._registration.stop()
+            await self._logical_queues.close()
             self._long_polling.close()
             for beside in (self._filters, self._tables_thread):
                 await asyncio.get_running_loop().run_in_executor(None, beside.close)

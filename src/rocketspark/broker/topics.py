@@ -6,47 +6,29 @@ Rule: a new topic is on disk before its client is answered; many that are made i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
+from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version, sorted_json
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
-from rocketspark.errors import ConfigError, ServerError
+from rocketspark.errors import ServerError
 from rocketspark.model.route import PERM_INHERIT, PERM_READ, PERM_WRITE
-from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import DataVersion, TopicConfig, TopicConfigTable
 
 READ_WRITE = PERM_READ | PERM_WRITE
 DELAY_QUEUE_COUNT = 18
 
 
-class StaticTopics(bodies.Body):
-    """topicQueueMapping.json: queues of static topics, whose offsets are not those of the files here."""
-
-    topic_queue_mapping_info_map: dict[str, Any] = {}
-
-
-def refuse_static(config: Path) -> None:
-    """Raise ConfigError for a store with static topics: their offsets would be misread."""
-    table = JsonFile(config / "topicQueueMapping.json", StaticTopics).load()
-    topics = sorted(table.topic_queue_mapping_info_map) if table is not None else []
-    if topics:
-        raise ConfigError(
-            f"{config / 'topicQueueMapping.json'}: static topics are not supported ({shown(', '.join(topics))}): copy"
-            " their messages to ordinary topics with RocketMQ's own broker, and delete them there"
-        )
-
-
 class Topics:
     """Every topic of one broker.
 
-    `on_change`: called with the changed configs, so that the NameServers hear of them at once.
+    `on_change`: called with the changed configs, so that the NameServers hear of them at once; `statics`: the mappings
+    of those that are static.
     """
 
     def __init__(
@@ -54,7 +36,9 @@ class Topics:
         settings: BrokerSettings,
         file: JsonFile[TopicConfigTable],
         on_change: Callable[[list[TopicConfig]], None] = lambda changed: None,
+        statics: StaticTopics | None = None,
     ) -> None:
+        self.statics = statics or StaticTopics()
         self._settings = settings
         self._file = file
         self.on_change = on_change
@@ -162,7 +146,10 @@ class Topics:
         """Return the table as it is registered; `configs` for a part of it. Permissions are cut to the broker's own."""
         chosen = self.table.values() if configs is None else configs
         table = dict(self._cut([(c.topic_name, c) for c in chosen]))
-        return TopicConfigTable(topic_config_table=table, data_version=self.version)
+        mappings = self.statics.infos(None if configs is None else table) if self.statics.table else {}
+        return TopicConfigTable(
+            topic_config_table=table, data_version=self.version, topic_queue_mapping_info_map=mappings
+        )
 
     def state(self) -> tuple[DataVersion, int]:
         """Return a value that differs whenever `wrapper_json` differs."""
@@ -170,7 +157,8 @@ class Topics:
 
     def wrapper_json(self, around: Callable[[TopicConfigTable], Any] = lambda table: table) -> Iterator[bytes]:
         """Return the JSON of `around(wrapper())` in pieces."""
-        empty = around(TopicConfigTable(data_version=self.version))
+        mappings = self.statics.infos()
+        empty = around(TopicConfigTable(data_version=self.version, topic_queue_mapping_info_map=mappings))
         return pieces(empty, "topicConfigTable", self.table, lambda rows: sorted_json(dict(self._cut(rows)))[1:-1])
 
     def _cut(self, rows: list[tuple[str, TopicConfig]]) -> list[tuple[str, TopicConfig]]:
@@ -234,6 +222,15 @@ class Topics:
     def snapshot(self) -> Iterator[bytes]:
         """Return the whole table with its version, as JSON in pieces; permissions are the topics' own."""
         return pieces(TopicConfigTable(data_version=self.version), "topicConfigTable", self.table)
+
+    def with_mappings(self) -> Iterator[bytes]:
+        """Return what slaves ask for: the whole table as `snapshot`, with the mappings of static topics."""
+        around = TopicConfigTable(
+            data_version=self.version,
+            topic_queue_mapping_detail_map=self.statics.table,
+            mapping_data_version=self.statics.version,
+        )
+        return pieces(around, "topicConfigTable", self.table)
 
     def save(self) -> None:
         """Write topics.json."""

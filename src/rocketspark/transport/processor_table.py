@@ -59,6 +59,19 @@ class Routes:
                 self._refused[code] = served, self.runs_by_code.get(code)
                 self._set(code, (served[0], served[1], handler), None)
 
+    def wrap(self, code: int, around: Callable[[Handler], Handler], header: type[Header] | None = None) -> None:
+        """Let `around` of a code's handler serve it, also after a refusal ends; `header`: another type of header."""
+        served = self._refused.get(code)
+        route = served[0] if served is not None else self.table.get(code)
+        if route is None:
+            return
+        kind = header or route[1]
+        wrapped = (headers.request_decoder(kind), kind, around(route[2]))
+        if served is not None:
+            self._refused[code] = wrapped, served[1]
+        else:
+            self.table[code] = self.by_prefix[b'{"code":%d' % code] = wrapped
+
     def _set(self, code: int, route: Route, run: Run | None) -> None:
         self.table[code] = self.by_prefix[b'{"code":%d' % code] = route
         prefix = b'{"code":%3d,' % code

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+
+import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
@@ -21,8 +22,10 @@ from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
 from rocketspark.protocol.headers.metadata import TopicPageHeader, TopicPageReply
+from rocketspark.protocol.headers.static_topics import TopicConfigHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
+from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -59,16 +62,18 @@ class TopicHandler:
         self._settled = settled
         self._traffic = stats
         self._long_scans = long_scans
-        self._all = SavedTable(lambda: topics.version, lambda: topics.table, topics.snapshot, beside)
+        self._all = SavedTable(
+            lambda: (topics.version, topics.statics.version), lambda: topics.table, topics.with_mappings, beside
+        )
         self._pages = TablePages(lambda: topics.version, lambda: topics.table, beside)
         self._page_rows = page_rows
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
         routes.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
-        routes.add(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.create_static)
+        routes.add(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.create_static, CreateTopicHeader)
         routes.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
-        routes.add(RequestCode.GET_TOPIC_CONFIG, self.show)
+        routes.add(RequestCode.GET_TOPIC_CONFIG, self.show, TopicConfigHeader)
         routes.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.show_all, TopicPageHeader)
         routes.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
 
@@ -96,12 +101,29 @@ class TopicHandler:
         await self._settled()
         return reply(request.opaque)
 
-    def create_static(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_STATIC_TOPIC (513): refused by name, an ordinary topic would have other offsets."""
-        raise ServerError(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            f" request type {request.code} not supported: there are no static topics here; create an ordinary one",
+    async def create_static(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
+        """UPDATE_AND_CREATE_STATIC_TOPIC (513): a topic's settings with its mapping on this broker."""
+        h = request.ext
+        check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
+        detail = java_json.decode_request(body, MappingDetail)
+        mapping = self._topics.statics.check(h.topic, detail, force=h.force is True)
+        known = self._topics.get(h.topic)
+        if known is not None and batch_queue_topics.has_batch_queues(known):
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"topic[{h.topic}] has batch queues: it cannot be static")
+        self._topics.statics.put(mapping)
+        self._topics.put(
+            TopicConfig(
+                topic_name=h.topic,
+                read_queue_nums=h.read_queue_count,
+                write_queue_nums=h.write_queue_count,
+                perm=h.perm,
+                topic_filter_type=h.filter_type,
+                topic_sys_flag=h.topic_sys_flag or 0,
+                attributes=known.attributes if known else {},
+            )
         )
+        await self._settled()
+        return reply(request.opaque)
 
     async def delete(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
         """DELETE_TOPIC_IN_BROKER (215): its settings, queues and consumer offsets; the log keeps its records."""
@@ -109,6 +131,7 @@ class TopicHandler:
         topic_names.check_topic(topic)
         if topic_names.is_system_topic(topic):
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+        self._topics.statics.delete(topic)
         self._topics.delete(topic)
         await self._topics.unsaved.saved()
         if self._topics.get(topic) is None:
@@ -117,12 +140,17 @@ class TopicHandler:
             self._traffic.forget_topic(topic)
         return reply(request.opaque)
 
-    def show(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+    def show(self, peer: Peer, request: Request[TopicConfigHeader], body: bytes) -> bytes:
         """GET_TOPIC_CONFIG (351)."""
-        return reply(request.opaque, body=bodies.encode(self._known(request.ext.topic)))
+        config = self._known(request.ext.topic)
+        mapping = self._topics.statics.table.get(config.topic_name) if request.ext.lo else None
+        if mapping is None:
+            return reply(request.opaque, body=bodies.encode(config))
+        both = TopicConfigAndMapping(**msgspec.structs.asdict(config), mapping_detail=mapping)
+        return reply(request.opaque, body=bodies.encode(both))
 
     def show_all(self, peer: Peer, request: Request[TopicPageHeader], body: bytes) -> Answer:
-        """GET_ALL_TOPIC_CONFIG (21): all, or a page of them. The mapping's version is the same for ever."""
+        """GET_ALL_TOPIC_CONFIG (21): all, or a page of them; with the mappings of static topics."""
         wanted = page_wanted(request.ext, self._page_rows())
         if wanted is None:
             return self._all.answer(peer, request, "totalTopicNum")
@@ -132,8 +160,17 @@ class TopicHandler:
             lambda rows, total: reply(
                 request.opaque,
                 header=TopicPageReply(total=total),
-                body=sorted_json(TopicConfigTable(topic_config_table=rows, data_version=self._topics.version)),
+                body=sorted_json(self._page(rows)),
             ),
+        )
+
+    def _page(self, rows: dict[str, TopicConfig]) -> TopicConfigTable:
+        statics = self._topics.statics
+        return TopicConfigTable(
+            topic_config_table=rows,
+            data_version=self._topics.version,
+            topic_queue_mapping_detail_map={name: statics.table[name] for name in rows if name in statics.table},
+            mapping_data_version=statics.version,
         )
 
     def stats(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,6 +78,8 @@ class SendRules:
         self._consume_queues = store.consume_queues
         self._topics = topics
         self._topic_table = topics.table
+        # Their queues are not those that sends name.
+        self.static_topics: Container[str] = ()
         self.configure(settings)
 
     def configure(self, settings: MessageSettings) -> None:
@@ -165,6 +168,7 @@ class SendRules:
         if (
             config is None
             or not self.writable
+            or h.topic in self.static_topics
             or h.topic in topic_names.NOT_SENDABLE
             or h.topic.startswith("%")
             or h.sys_flag & ~_PLAIN_FLAGS

@@ -34,6 +34,7 @@ from rocketspark.protocol.json.metadata import (
     RequestModeTable,
     TopicPage,
 )
+from rocketspark.protocol.json.static_topics import MappingDetail
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.timers.timer_files import TimerCheckpoint, decode_checkpoint
 from rocketspark.transport.connections import Connections
@@ -46,6 +47,15 @@ PAGE_TIMEOUT_MS = 30_000
 PAGES_TIMEOUT_S = 60.0
 # Some 10 ms.
 LARGE_BYTES = 128 << 10
+
+
+class MasterTopics(NamedTuple):
+    """A table of topics, and the mappings of static ones; each with its version."""
+
+    table: dict[str, TopicConfig]
+    version: DataVersion
+    mappings: dict[str, MappingDetail]
+    mapping_version: DataVersion
 
 
 class Groups(NamedTuple):
@@ -70,9 +80,10 @@ class MasterApi:
         self._connections = connections
         self.address = address
 
-    async def topics(self, known: DataVersion | None) -> tuple[dict[str, TopicConfig], DataVersion] | None:
-        """Return all topics and their version; None if that is the known one."""
+    async def topics(self, known: DataVersion | None) -> MasterTopics | None:
+        """Return all topics and their version, with the mappings of static ones; None if that is the known one."""
         fetch = TableFetch[TopicConfig](known)
+        mappings: dict[str, MappingDetail] = {}
         async with _limited("topics", self.address):
             while True:
                 asked = fetch.ask()
@@ -81,10 +92,15 @@ class MasterApi:
                 )
                 reply = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, header, timeout_ms=PAGE_TIMEOUT_MS)
                 page = await _decode(reply.body, TopicPage)
+                if not asked.start:
+                    mappings = {}
+                mappings.update(page.topic_queue_mapping_detail_map or {})
                 if fetch.take(page.topic_config_table, page.data_version, reply.header(TopicPageReply).total):
                     break
         assert fetch.version is not None or fetch.unchanged
-        return None if fetch.version is None else (fetch.rows, fetch.version)
+        if fetch.version is None:
+            return None
+        return MasterTopics(fetch.rows, fetch.version, mappings, page.mapping_data_version or DataVersion())
 
     async def groups(self, known: DataVersion | None) -> Groups | None:
         """Return all groups and what is forbidden to them; None if their version is the known one."""

@@ -243,7 +243,8 @@ class SlaveSynchronize:
         if found is None or not self._is_master(api):
             return
         before = topics.version
-        changed, gone = topics.take(*found)
+        topics.statics.take(found.mappings, found.mapping_version)
+        changed, gone = topics.take(found.table, found.version)
         self._took("topics", again=topics.version != before)
         if changed:
             self._store_side.topics_taken(changed)

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from rocketspark.broker.storage.save_failures import SaveFailures
 from rocketspark.errors import ConfigError, ProtocolError, StoreError
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import DataVersion
+from rocketspark.protocol.json.bodies import DataVersion, encode
 from rocketspark.store.files import config_files
 
 T = TypeVar("T")
@@ -35,7 +33,7 @@ def next_version(version: DataVersion, changes: int = 1) -> DataVersion:
 
 def sorted_json(value: Any) -> bytes:
     """Return a table as JSON, keys sorted."""
-    return msgspec.json.encode(value, order="sorted")
+    return encode(value)
 
 
 class JsonFile(Generic[T]):

@@ -426,4 +426,8 @@ class KvTable(Body):
 
 def encode(body: Any) -> bytes:
     """Return a body as JSON, an object's fields sorted by name as RocketMQ writes them."""
-    return msgspec.json.encode(body, order="sorted")
+    try:
+        return msgspec.json.encode(body, order="sorted")
+    except TypeError:
+        # Keys that are numbers are sorted as text.
+        return msgspec.json.encode(msgspec.to_builtins(body, str_keys=True), order="sorted")

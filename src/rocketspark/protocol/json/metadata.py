@@ -6,7 +6,7 @@ A missing version is None, which a peer of today never sends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rocketspark.protocol.json.bodies import (
     Quarantined,
     TopicConfig,
 )
+from rocketspark.protocol.json.static_topics import MappingDetail
 from rocketspark.protocol.timers import TimerCount, TimerCounts
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class TopicPage(Body):
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion | None = None
     mapping_data_version: DataVersion | None = None
-    topic_queue_mapping_detail_map: dict[str, Any] | None = None
+    topic_queue_mapping_detail_map: dict[str, MappingDetail] | None = None
 
 
 class GroupPage(Body):

@@ -1,0 +1,65 @@
+"""Asks the other brokers of a cluster for their parts of logical queues. Addresses come from the NameServers."""
+
+from __future__ import annotations
+
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RocketSparkError, ServerError, TransportError
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import ClusterInfo
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.request_frames import Reply
+
+# Rule: forwardTimeout, 5.x.
+FORWARD_TIMEOUT_MS = 3000
+
+
+class OtherBrokers:
+    """One connection to each broker that is asked."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._connections = Connections(language="JAVA")
+        self._addresses: dict[str, str] = {}
+
+    async def ask(self, broker_name: str, code: int, header: Header) -> Reply:
+        """Return a broker's reply, whatever its code. Raises ServerError 1 if it cannot be had."""
+        try:
+            known = self._addresses.get(broker_name)
+            if known is not None:
+                try:
+                    return await self._request(known, code, header)
+                except TransportError:
+                    # It may have another address now.
+                    del self._addresses[broker_name]
+            return await self._request(await self._address(broker_name), code, header)
+        except RocketSparkError as e:
+            raise ServerError(
+                ResponseCode.SYSTEM_ERROR, f"broker {shown(broker_name)}, which holds a part of the queue: {e}"
+            ) from e
+
+    async def _request(self, address: str, code: int, header: Header) -> Reply:
+        peer = await self._connections.get(address)
+        return await peer.request(code, header, timeout_ms=FORWARD_TIMEOUT_MS)
+
+    async def _address(self, broker_name: str) -> str:
+        failed: RocketSparkError | None = None
+        for namesrv in self._settings.namesrvs():
+            try:
+                reply = await self._request(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, Header())
+                table = java_json.decode(reply.raise_for_code("cluster").body, ClusterInfo).broker_addr_table
+            except RocketSparkError as e:
+                failed = e
+                continue
+            if (broker := table.get(broker_name)) is not None and broker.broker_addrs:
+                # The master, or the one in its place.
+                address = broker.broker_addrs[min(broker.broker_addrs)]
+                self._addresses[broker_name] = address
+                return address
+        raise failed or ServerError(ResponseCode.SYSTEM_ERROR, "no NameServer knows its address")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connections.close()

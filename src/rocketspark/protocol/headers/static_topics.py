@@ -1,0 +1,58 @@
+"""Headers of requests for queues where topics may be static. Rule: only a broker with static topics decodes these.
+
+`lo`: false in a request from one broker to another, for that broker's own queue.
+"""
+
+from __future__ import annotations
+
+from rocketspark.protocol.headers.consumers import (
+    MaxOffsetHeader,
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
+from rocketspark.protocol.headers.messages import PullHeader
+from rocketspark.protocol.headers.topics import TopicHeader
+
+
+class PartPullHeader(PullHeader, kw_only=True, gc=False):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    lo: bool | None = None
+
+
+class PartQueryHeader(QueryConsumerOffsetHeader, kw_only=True, gc=False):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    lo: bool | None = None
+
+
+class PartUpdateHeader(UpdateConsumerOffsetHeader, kw_only=True, gc=False):
+    """UPDATE_CONSUMER_OFFSET (15)."""
+
+    lo: bool | None = None
+
+
+class PartMaxHeader(MaxOffsetHeader, kw_only=True, gc=False):
+    """GET_MAX_OFFSET (30)."""
+
+    lo: bool | None = None
+
+
+class PartQueueHeader(QueueHeader, kw_only=True, gc=False):
+    """GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+
+    lo: bool | None = None
+
+
+class PartSearchHeader(SearchOffsetHeader, kw_only=True, gc=False):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+
+    lo: bool | None = None
+
+
+class TopicConfigHeader(TopicHeader, kw_only=True, gc=False):
+    """GET_TOPIC_CONFIG (351). `lo`: with a static topic's mapping."""
+
+    lo: bool | None = None
