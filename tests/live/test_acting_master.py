@@ -22,16 +22,19 @@ from tests.live.support import (
 )
 from tests.live.test_broker_transactions import QUICK, half
 
+from rocketspark.broker.messages.put_message import Door
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.model.route import PERM_READ, PERM_WRITE
 from rocketspark.namesrv.server import NameServer
 from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import UpdateConsumerOffsetHeader
+from rocketspark.protocol.headers import MinBrokerIdHeader, UpdateConsumerOffsetHeader
 from rocketspark.protocol.headers.namesrv import RouteHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import RouteBody
+from rocketspark.protocol.message import record
+from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -121,8 +124,6 @@ def bodies_of(store: Store, topic: str = TOPIC) -> Counter[bytes]:
     """How often each body lies in a topic's queues."""
     found: Counter[bytes] = Counter()
     for queue_id in store.queues().get(topic, ()):
-        from rocketspark.protocol.message import record
-
         low, high = store.queue_range(topic, queue_id)
         for position, _, _ in store.queue_units(topic, queue_id, low, high - low) if high > low else ():
             stored = store.record_at(position)
@@ -194,5 +195,73 @@ def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
             assert bodies_of(master.store) + bodies_of(other.store) == Counter(everywhere | {b"last": 1})
             assert master._transactions.open_count == 0
             await until(lambda: slave.store.written_position == master.store.written_position)
+
+    run(main())
+
+
+class Watched:
+    """A door that notes which topics' messages came to it."""
+
+    def __init__(self, door: Door, came: set[str]) -> None:
+        self._door = door
+        self._came = came
+
+    def leave(self, kept: Record, topic: str, queue_id: int, stored: bytes, **how: Any) -> None:
+        self._came.add(kept.topic.decode())
+        self._door.leave(kept, topic, queue_id, stored, **how)
+
+
+def test_due_messages_wait_for_the_master_where_none_may_leave(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path, remote_escape=False, delay_levels="1s") as r:
+            master, slave = await r.start(0), await r.start(1)
+            async with connected(master.address) as peer:
+                await create(peer, queues=1)
+                await sent(peer, b"level", pairs={"DELAY": "1"})
+                await sent(peer, b"timer", pairs={"TIMER_DELAY_MS": "1000"})
+            await r.copied()
+            await r.stop(0)
+            await until(lambda: slave.role.kind is Role.ACTING)
+            assert slave.replication._acting is not None
+            bridge, came = slave.replication._acting.bridge, set[str]()
+            slave._wheel._delivery._put_message.door = Watched(bridge, came)
+            # Both came to the door, and stayed where they were.
+            await until(lambda: came == {"SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"})
+            assert bodies_of(slave.store) == {}
+            assert (slave._delays.progress()[1], slave._quarantine.entries()) == ((0, 1), [])
+            master = await r.start(0)
+            await until(lambda: bodies_of(master.store) == {b"level": 1, b"timer": 1})
+            await until(lambda: bodies_of(slave.store) == {b"level": 1, b"timer": 1})
+
+    run(main())
+
+
+def test_strict_locks_need_both(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path, strict_locks=True) as r:
+            master, slave = await r.start(0), await r.start(1)
+            await until(lambda: len(master.replication.members.addresses) == 2)
+            assert await locks(master.address, "one") == 1
+            assert await locks(slave.address, "two") == 0
+            await r.stop(1)
+            await until(lambda: len(master.replication.members.addresses) == 1)
+            assert await locks(master.address, "one") == 0
+
+    run(main())
+
+
+def test_a_notice_of_another_name_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        # The slave looks for its name once and is told all else.
+        async with replicas(tmp_path, member_group_interval_ms=3_600_000) as r:
+            await r.start(0)
+            slave = await r.start(1)
+            async with connected(slave.address) as peer:
+                notice = MinBrokerIdHeader(broker_id=1, broker_name="b", address=slave.address)
+                assert (await peer.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, notice)).code == 0
+                assert (await peer.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, {})).code == 0
+            assert slave.role.kind is Role.SLAVE
+            await r.stop(0)
+            await until(lambda: slave.role.kind is Role.ACTING)
 
     run(main())
