@@ -345,9 +345,10 @@ class SlaveSynchronize:
 async def reverse_synchronize(connections: Connections, address: str, tables: Tables, messages: Messages) -> None:
     """Let a master that was away take back what a slave did in its place, before it serves again.
 
-    Taken is what has a version not older than here (rule: BrokerPreOnlineService, 5.5.0): of offsets and delay levels
-    the higher number each, of timers the later time. Raises RocketSparkError if any of the three cannot be had or has
-    no version: nothing is taken then.
+    Offsets of consumers are taken if their version is not older than here (rule: BrokerPreOnlineService, 5.5.0), the
+    higher of each queue. Of delay levels the higher number is taken, of timers the later time, whatever the versions:
+    a slave that never saw its master's has an older one, and what it sent elsewhere must not be delivered again.
+    Raises RocketSparkError if any of the three cannot be had or has no version: nothing is taken then.
     """
     api = MasterApi(connections, address)
     delays = await api.delay_offsets()
@@ -360,17 +361,17 @@ async def reverse_synchronize(connections: Connections, address: str, tables: Ta
     if not metadata.is_older(offsets.data_version, tables.offsets.version):
         tables.offsets.take_back(offsets.offset_table, offsets.data_version)
     own = messages.delays.table()
-    if not metadata.is_older(delays.data_version, own.data_version):
-        highest = dict(own.offset_table)
-        for level, offset in delays.offset_table.items():
-            highest[level] = max(offset, highest.get(level, offset))
-        messages.delays.take(highest, delays.data_version)
+    highest = dict(own.offset_table)
+    for level, offset in delays.offset_table.items():
+        highest[level] = max(offset, highest.get(level, offset))
+    is_older = metadata.is_older(delays.data_version, own.data_version)
+    messages.delays.take(highest, own.data_version if is_older else delays.data_version)
     checkpoint = messages.timers.checkpoint()
-    if not timers.is_older(checkpoint):
-        messages.timers.take_checkpoint(
-            timers._replace(
-                read_time_ms=max(timers.read_time_ms, checkpoint.read_time_ms),
-                master_queue_offset=max(timers.master_queue_offset, checkpoint.master_queue_offset),
-            )
+    newer = checkpoint if timers.is_older(checkpoint) else timers
+    messages.timers.take_checkpoint(
+        newer._replace(
+            read_time_ms=max(timers.read_time_ms, checkpoint.read_time_ms),
+            master_queue_offset=max(timers.master_queue_offset, checkpoint.master_queue_offset),
         )
+    )
     log.info("what the broker at %s did in this master's place is taken back", address)
