@@ -118,6 +118,11 @@ def max_offset(broker: str, topic: str) -> int:
     return int(answer.ext_fields["offset"]) if answer.code == 0 else 0
 
 
+def timers_read_ms(broker: str) -> int:
+    """Up to which time a broker's checkpoint says that timer messages are delivered."""
+    return int(struct.unpack_from(">q", ask(broker, 60).body)[0])
+
+
 def timers_noted(broker: str) -> int:
     """How many timer messages a master's checkpoint counts."""
     return int(struct.unpack_from(">q", ask(broker, 60).body, 24)[0])
@@ -167,6 +172,7 @@ def test_a_slave_acts_and_the_master_comes_back(replicas: tuple[str, Any, Any, A
     send(master.broker, b"level soon", DELAY="2")
     send(master.broker, b"level later", DELAY="3")
     send(master.broker, b"timer soon", TIMER_DELAY_MS=str(SOON_S * 1000))
+    due_ms = time.time_ns() // 1_000_000 + SOON_S * 1000
     send(master.broker, b"timer later", TIMER_DELAY_MS=str(LATER_S * 1000))
     commit(master.broker, 1)
     send(master.broker, b"half", 4, TRAN_MSG="true")
@@ -182,6 +188,8 @@ def test_a_slave_acts_and_the_master_comes_back(replicas: tuple[str, Any, Any, A
     commit(slave.broker, 5)
     until(lambda: stored(other.broker) == {b"level soon": 1, b"timer soon": 1}, what="what is due at another broker")
     until(lambda: max_offset(other.broker, "RMQ_SYS_TRANS_HALF_TOPIC") >= 1, what="the half message at another broker")
+    # What a master asks for is a second old on the official broker.
+    until(lambda: timers_read_ms(slave.broker) > due_ms, what="the slave's checkpoint of timer messages")
 
     master.start()
     until(lambda: members(namesrv) == {0: master.broker, 1: slave.broker}, what="the master's return")
