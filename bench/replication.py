@@ -45,12 +45,12 @@ def run(plan: Plan) -> list[Row]:
     """One row per case, ours first."""
     rows: list[Row] = []
     with both(plan.alone, our_pair(SYNC | plan.config), apache_pair(SYNC)) as (mine, java):
-        warm_up(mine, java, plan.of((64, 256), (64,), ()), plan.of(3.0, 2.0, 0.05))
+        warm_up(mine, java, plan.of((64, 256), (64,), ()), plan.of(6.0, 2.0, 0.05))
         for window in WINDOWS:
             rows += _shown(sync_rows(plan, mine, java, window), first=not rows)
         rows += _shown(end_rows(mine, java, "sync master"))
     with both(plan.alone, our_pair(plan.config), apache_pair({})) as (mine, java):
-        warm_up(mine, java, plan.of((256,), (64,), ()), plan.of(3.0, 2.0, 0.05))
+        warm_up(mine, java, plan.of((256,), (64,), ()), plan.of(8.0, 2.0, 0.05))
         rows += _shown(async_rows(plan, mine, java))
         rows += _shown(slave_memory_row(mine, java))
     rows += _shown(failover_rows(plan))
