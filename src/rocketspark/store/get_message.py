@@ -101,6 +101,8 @@ class MessageReader:
         codes: frozenset[int] | None = None,
         accepts: Accepts | None = None,
         so_far: SoFar = NOTHING_SO_FAR,
+        *,
+        unconfirmed: bool = False,
     ) -> GetMessageResult:
         """Read messages of a queue from an offset on, as slices of the log.
 
@@ -109,13 +111,15 @@ class MessageReader:
         Where `accepts` gives None the read ends, before that record. A later call goes on from there with the results
         so far (`so_far`): together they return what a single read would have.
 
+        `unconfirmed`: also what readers do not see yet (`show_up_to`).
+
         A read ends before removed messages; one from them on is REMOVED, its next offset that behind them.
         """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None:
             return GetMessageResult(GetStatus.NO_QUEUE, [], 0, 0, 0, 0, 0)
         low, high = queue.min, queue.next
-        if self._visible_end is not None:
+        if self._visible_end is not None and not unconfirmed:
             high = self.visible_next(queue)
             if high < queue_offset <= queue.next:
                 # It was shown before a change of roles: whoever read it waits here, and is not moved back.
@@ -135,7 +139,7 @@ class MessageReader:
                 units_max = self.mender.right_until(queue, queue_offset, units_max, bytes_max)
                 if not units_max:
                     if self.mender.mend(queue, queue_offset):
-                        return self.read(topic, queue_id, queue_offset, count_max, bytes_max)
+                        return self.read(topic, queue_id, queue_offset, count_max, bytes_max, unconfirmed=unconfirmed)
                     return self._removed(queue, queue_offset + 1)
             whole = self._in_one(queue, queue_offset, units_max, bytes_max, high)
             if whole is not None:
@@ -153,7 +157,17 @@ class MessageReader:
             if size == GAP_SIZE or position < oldest or (damaged and self.log.is_damaged(position)):
                 if offset == queue_offset:
                     if size != GAP_SIZE and position < oldest and self._mended(queue, offset):
-                        return self.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts, so_far)
+                        return self.read(
+                            topic,
+                            queue_id,
+                            offset,
+                            count_max,
+                            bytes_max,
+                            codes,
+                            accepts,
+                            so_far,
+                            unconfirmed=unconfirmed,
+                        )
                     return self._removed(queue, offset)
                 next_offset = offset
                 break
@@ -165,7 +179,17 @@ class MessageReader:
             if offset < queue.loaded_next and not self.mender.is_right(queue, offset, position, size):
                 if offset == queue_offset:
                     if self.mender.mend(queue, offset):
-                        return self.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts, so_far)
+                        return self.read(
+                            topic,
+                            queue_id,
+                            offset,
+                            count_max,
+                            bytes_max,
+                            codes,
+                            accepts,
+                            so_far,
+                            unconfirmed=unconfirmed,
+                        )
                     return self._removed(queue, offset + 1)
                 next_offset = offset
                 break

@@ -220,8 +220,13 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
 
     # -- reading
 
+    def stored_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return (oldest offset, next offset) of a queue with what its readers do not see yet (`show_up_to`)."""
+        queue = self.consume_queues.find(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min, queue.next)
+
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return (oldest offset, next offset) of a queue; (0, 0) if there is none."""
+        """Return (oldest offset, next offset) of a queue as its readers see it; (0, 0) if there is none."""
         queue = self.consume_queues.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min, self.visible_next(queue))
 

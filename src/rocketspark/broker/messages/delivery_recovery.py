@@ -49,9 +49,9 @@ class DeliveryRecovery:
 
     def _keys(self, topic: str, queue_id: int) -> Iterator[Hashable]:
         at = self._store.offset_at_time(topic, queue_id, self._since_ms)
-        end = self._store.queue_range(topic, queue_id)[1]
+        end = self._store.stored_range(topic, queue_id)[1]
         while at < end:
-            found = self._store.read(topic, queue_id, at, SCAN_COUNT, READ_BYTES)
+            found = self._store.read(topic, queue_id, at, SCAN_COUNT, READ_BYTES, unconfirmed=True)
             for chunk in found.records:
                 yield from self._keys_in(bytes(chunk))
             if found.next_offset <= at:

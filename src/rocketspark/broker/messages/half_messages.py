@@ -110,7 +110,7 @@ class HalfMessages:
 
     def units(self, topic: str) -> Iterator[tuple[int, int]]:
         """Yield (queue offset, physical offset) of the messages of a queue that are not done and still in the log."""
-        low, high = self._store.queue_range(topic, 0)
+        low, high = self._store.stored_range(topic, 0)
         at = max(low, self._offsets.get(GROUP, topic, 0) or 0)
         while at < high:
             units = self._store.queue_units(topic, 0, at, min(READ_COUNT, high - at))
@@ -133,7 +133,7 @@ class HalfMessages:
     def _is_queued(self, stored: Record) -> bool:
         """Tell whether a record lies where its queue says; bytes like a record elsewhere may be part of a body."""
         topic = stored.topic.decode("utf-8", "replace")
-        low, high = self._store.queue_range(topic, 0)
+        low, high = self._store.stored_range(topic, 0)
         if topic not in (topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC) or not low <= stored.queue_offset < high:
             return False
         ((position, size, _),) = self._store.queue_units(topic, 0, stored.queue_offset, 1)
@@ -154,7 +154,7 @@ class HalfMessages:
         try:
             return self.record(topic_names.HALF_TOPIC, entry.queue_offset, entry.physical_offset)
         except RecordError:
-            low, high = self._store.queue_range(topic_names.HALF_TOPIC, 0)
+            low, high = self._store.stored_range(topic_names.HALF_TOPIC, 0)
             if not low <= entry.queue_offset < high:
                 raise
             ((position, _, _),) = self._store.queue_units(topic_names.HALF_TOPIC, 0, entry.queue_offset, 1)
@@ -171,7 +171,7 @@ class HalfMessages:
 
     def was_given_up(self, key: TransactionKey) -> bool:
         """Tell whether a half message that is not open, nor committed, has no end: it was given up, and not resumed."""
-        if not self._store.queue_range(topic_names.CHECK_MAX_TOPIC, 0)[1]:
+        if not self._store.stored_range(topic_names.CHECK_MAX_TOPIC, 0)[1]:
             return False
         given_up, half = self.newest(topic_names.CHECK_MAX_TOPIC, key), self.newest(topic_names.HALF_TOPIC, key)
         return given_up is not None and (half is None or given_up.position > half.position)

@@ -102,7 +102,7 @@ class OpMessages:
         """Return up to which offsets half queue and op queue are done; `done`: no half message before it is open."""
         if self._marks:
             done = min(done, *self._marks)
-        op_done = self._store.queue_range(topic_names.OP_HALF_TOPIC, 0)[1]
+        op_done = self._store.stored_range(topic_names.OP_HALF_TOPIC, 0)[1]
         while self._written and self._written[0][1] < done:
             self._written.popleft()
         return done, self._written[0][0] if self._written else op_done

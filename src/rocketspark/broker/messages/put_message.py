@@ -362,7 +362,7 @@ class PutMessage:
         """Store a batch as one record."""
         if message_count > INNER_COUNT_MAX:
             raise illegal(f"a batch of {message_count}, the limit is {INNER_COUNT_MAX}")
-        base = self._store.queue_range(h.topic, queue_id)[1]
+        base = self._store.stored_range(h.topic, queue_id)[1]
         pairs |= {b"INNER_NUM": b"%d" % message_count, b"INNER_BASE": b"%d" % base}
         position, queue_offset, end = self.accept(
             h.topic,

@@ -107,7 +107,7 @@ class ScheduleMessages:
         self._set_back = now_ms() < until_ms
         since = {}
         for level in range(1, len(self._delays_ms) + 1):
-            low, high = self._store.queue_range(topic_names.SCHEDULE_TOPIC, level - 1)
+            low, high = self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)
             offset = max(self._offsets.get(level, 0), low)
             if offset < high:
                 ((_, _, code),) = self._store.queue_units(topic_names.SCHEDULE_TOPIC, level - 1, offset, 1)
@@ -170,7 +170,7 @@ class ScheduleMessages:
     def _deliver_due(self, level: int) -> int | None:
         """Deliver what is due; returns ms until the next look, None if nothing is parked."""
         queue_id = level - 1
-        low, high = self._store.queue_range(topic_names.SCHEDULE_TOPIC, queue_id)
+        low, high = self._store.stored_range(topic_names.SCHEDULE_TOPIC, queue_id)
         offset = max(self._offsets.get(level, 0), low)
         if offset > high:
             log.error("delay level %d: offset %d is beyond the queue's end %d; set to the end", level, offset, high)
@@ -254,7 +254,7 @@ class ScheduleMessages:
         if self._deliver is None:
             return
         level, position = entry.queue_id + 1, entry.physical_offset
-        low, high = self._store.queue_range(topic_names.SCHEDULE_TOPIC, entry.queue_id)
+        low, high = self._store.stored_range(topic_names.SCHEDULE_TOPIC, entry.queue_id)
         if low <= entry.queue_offset < high:
             # Its unit may have been mended since.
             ((position, _, _),) = self._store.queue_units(
@@ -266,7 +266,7 @@ class ScheduleMessages:
 
     def progress(self) -> dict[int, tuple[int, int]]:
         """Return (next offset to deliver, end of the queue) of each level that ever had a message."""
-        ends = {level: self._store.queue_range(topic_names.SCHEDULE_TOPIC, level - 1)[1] for level in self._offsets}
+        ends = {level: self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)[1] for level in self._offsets}
         return {level: (offset, ends[level]) for level, offset in sorted(self._offsets.items()) if ends[level]}
 
     def table(self) -> DelayOffsetTable:

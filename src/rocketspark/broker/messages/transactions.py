@@ -485,7 +485,7 @@ class Transactions:
 
     def _commit_progress(self) -> None:
         """Note how far both queues are done, where a later start begins to read (as CID_RMQ_SYS_TRANS)."""
-        _, high = self._store.queue_range(topic_names.HALF_TOPIC, 0)
+        _, high = self._store.stored_range(topic_names.HALF_TOPIC, 0)
         if not high:
             return  # As long as there was no transaction the group shows nowhere.
         if self._noted is None:

@@ -196,7 +196,7 @@ class TimerDelivery:
     def retry(self, entry: Quarantined) -> bool:
         """Deliver one that was set aside; True if it is not due, and was stored for the wheel again."""
         position = entry.physical_offset
-        low, high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)
+        low, high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)
         if low <= entry.queue_offset < high:
             # Its unit may have been mended since.
             ((position, _, _),) = self._store.queue_units(topic_names.TIMER_TOPIC, 0, entry.queue_offset, 1)

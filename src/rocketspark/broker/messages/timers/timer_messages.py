@@ -130,7 +130,7 @@ class TimerMessages:
         self._offset = self._version.queue_offset
         self._taken_to = self._version.master_queue_offset
         self._read_ms = self._version.read_time_ms
-        low, high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)
+        low, high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)
         if self._offset > high:
             log.error("timer messages: offset %d is beyond the queue's end %d; set to the end", self._offset, high)
         self._offset = max(low, min(self._offset, high))
@@ -213,7 +213,7 @@ class TimerMessages:
             return self._regrid(now)
         if self._drain is None and self._files.used:
             self._open_again(now)
-        end = self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
+        end = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[1]
         # Slots of a week ago go first: new ones may need their place.
         old = bool(self._slots) and self._slots[0] < now - SLOT_COUNT // 2 * self._precision_ms
         if self._offset < end and not old:
@@ -294,7 +294,7 @@ class TimerMessages:
 
     def _scan(self, now: int, high: int) -> None:
         """Put the next messages of the queue on the wheel, those before an offset."""
-        low = self._store.queue_range(topic_names.TIMER_TOPIC, 0)[0]
+        low = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[0]
         start, left = max(self._offset, low), READ_BYTES
         units = self._store.queue_units(topic_names.TIMER_TOPIC, 0, start, min(SCAN_COUNT, high - start))
         for offset, (position, size, _) in enumerate(units, start):
@@ -366,7 +366,7 @@ class TimerMessages:
     def progress(self) -> TimerProgress:
         """Return how far the wheel is behind, and its rates in the last second."""
         now = self._clock()
-        high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
+        high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[1]
         late = bool(self._slots) and self._slots[0] + self._precision_ms <= now
         oldest = self._draining if self._draining is not None else self._slots[0] if late else now
         unread_ms = 0
@@ -423,7 +423,7 @@ class TimerMessages:
     def queue_was_cut(self) -> None:
         """Read the queue anew at the next `start`: the wheel may lead to records that are gone. Raises StoreError."""
         known = self._files.saved_checkpoint()
-        high = self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
+        high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[1]
         self._files.remove()
         if known.master_queue_offset > high:
             self._files.save_checkpoint(self._files.saved_checkpoint()._replace(master_queue_offset=high))
@@ -436,7 +436,7 @@ class TimerMessages:
             return
         now = self._clock()
         self.statistics.measure(now)
-        unread = self._offset < self._store.queue_range(topic_names.TIMER_TOPIC, 0)[1]
+        unread = self._offset < self._store.stored_range(topic_names.TIMER_TOPIC, 0)[1]
         # Also when the clock was put forward: the loop's own time knows nothing of that.
         if unread or (self._slots and self._slots[0] + self._precision_ms <= now):
             self.arrived()
