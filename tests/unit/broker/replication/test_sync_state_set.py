@@ -71,12 +71,16 @@ def test_who_is_behind_for_too_long_or_never_came_leaves() -> None:
             st.tuples(st.just("send"), st.just(0)),
             st.tuples(st.just("arrive"), st.just(0)),
             st.tuples(st.just("answer"), st.booleans()),
+            st.tuples(st.sampled_from(["refuse", "look"]), st.just(0)),
         ),
         max_size=40,
     )
 )
 def test_whoever_the_controller_may_elect_counts_here(steps: list[tuple[str, int]]) -> None:
-    """One report on its way at a time, sent again without an answer; the controller takes it any time after."""
+    """One report on its way at a time, sent again without an answer; the controller takes it any time after.
+
+    Sent again after it was taken it is refused: the set is another by then.
+    """
     found = of(1, 2)
     held, epoch = frozenset({1, 2}), 5
     on_its_way: frozenset[int] | None = None
@@ -93,6 +97,11 @@ def test_whoever_the_controller_may_elect_counts_here(steps: list[tuple[str, int
         elif what == "answer" and arrived and value:
             found.adopt(held, epoch)
             on_its_way = None
+        elif what == "refuse" and arrived and on_its_way is not None:
+            found.doubtful()
+            on_its_way = None
+        elif what == "look":
+            found.adopt(held, epoch)
         assert held <= found.all_members
 
 
