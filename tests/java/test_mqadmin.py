@@ -45,7 +45,10 @@ def test_the_table_of_commands_is_that_of_the_tool(stage: Stage) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (works|left out) \| (.+) \|$", (ROOT / "docs/mqadmin.md").read_text(), re.M)
     assert [row[0] for row in rows] == commands
     here = Path(__file__).parent
-    tests = "".join(path.read_text() for path in [*here.glob("test_mqadmin*.py"), here / "test_controller.py"])
+    tests = "".join(
+        path.read_text()
+        for path in [*here.glob("test_mqadmin*.py"), here / "test_controller.py", here / "test_static_topics.py"]
+    )
     for command, state, said in rows:
         if state == "works":
             name = re.fullmatch(r"`(test_\w+)`", said)

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from tests.live.support import broker, connected, create, create_group, name_server, run, send, until
 
+from rocketspark.broker.replication.master_api import MasterApi
 from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.message import record
+from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
@@ -207,6 +210,11 @@ def test_one_broker_s_logical_queues_are_its_own_under_other_numbers(tmp_path: P
             await send(peer, b"late", TOPIC, 1)
             fields = ext(await held)
             assert (fields["nextBeginOffset"], fields["maxOffset"], fields["offsetDelta"]) == ("142", "142", "100")
+            # A large reply leaves from where its records lie.
+            await send(peer, b"L" * 90_000, TOPIC, 1)
+            large = await pull(peer, 1, 142, bulk="true")
+            assert ext(large)["nextBeginOffset"] == "143"
+            assert [bytes(m.body) for m in record.decode_all(large.body)] == [b"L" * 90_000]
             # Offsets are kept for the broker's queue, told for the logical one.
             query = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "1"}
             await peer.request(15, query | {"commitOffset": "120"})
@@ -280,6 +288,27 @@ def test_a_queue_moves_to_another_broker_and_is_read_through(tmp_path: Path) -> 
             assert (answer.code, "broker a" in (answer.remark or "")) == (1, True)
             assert (await pull(to_b, 0, 10_000)).code == 0
             assert address
+
+    run(main())
+
+
+def test_a_slave_takes_the_mappings_with_the_topics(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, broker_name="a") as server, connected(server.address) as peer:
+            await put_mapping(peer, mapping("a", 1, {0: [item(0, 0, "a", 0)]}, 1), 1)
+            connections = Connections()
+            found = await MasterApi(connections, server.address).topics(None)
+            await connections.close()
+            assert found is not None
+            copy = StaticTopics("a")
+            copy.take(found.mappings, found.mapping_version)
+            master = server._topics.statics
+            assert (copy.table, copy.version) == (master.table, master.version)
+            assert list(copy.table) == [TOPIC]
+            # What is not this name's is left out.
+            other = StaticTopics("b")
+            other.take(found.mappings, found.mapping_version)
+            assert other.table == {}
 
     run(main())
 

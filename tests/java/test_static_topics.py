@@ -1,0 +1,118 @@
+"""Static topics over a broker of ours and an official one: mqadmin makes and moves them, the official client goes on.
+
+Moved from ours to the official broker and back, so that each forwards pulls, bounds and offsets to the other.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.java.apache import ApacheBroker, ask
+from tests.java.apache_pair import java_json, until
+from tests.java.driver import JavaDriver, message
+from tests.java.mqadmin import MqAdmin
+from tests.patience import LIMIT_MS, PATIENT
+
+from rocketspark.testing import run_server_process
+
+pytestmark = pytest.mark.xdist_group("jvm")
+TOPIC, QUEUES = "Static", 4
+
+
+class Mixed:
+    """Our NameServer and broker-a, the official broker-b, mqadmin and the official client."""
+
+    def __init__(self, java: JavaDriver, folder: Path, stack: ExitStack) -> None:
+        self.java = java
+        ours = stack.enter_context(run_server_process(folder / "ours", config={"brokerName": "broker-a"} | PATIENT))
+        self.namesrv, self.ours = ours.namesrv, ours.broker
+        official = ApacheBroker(folder / "b", self.namesrv, folder / "store-b", name="broker-b", config=PATIENT)
+        stack.callback(official.kill)
+        self.official = official.broker
+        self.mqadmin = MqAdmin(folder / "mqadmin", self.namesrv, self.ours)
+        stack.callback(self.mqadmin.close)
+
+    def leaders(self) -> dict[int, str]:
+        """Leading broker by logical queue, as the route names them."""
+        route = java_json(ask(self.namesrv, 105, ext_fields={"topic": TOPIC}).body)
+        mappings = route.get("topicQueueMappingByBroker") or {}
+        return {int(queue): name for name, info in mappings.items() for queue in info["currIdMap"]}
+
+    def move(self, to: str) -> None:
+        lines = self.mqadmin("remappingStaticTopic", "-b", to, "-t", TOPIC)
+        assert not any("Exception" in line for line in lines), lines
+        until(lambda: self.leaders() == dict.fromkeys(range(QUEUES), to), what=f"{to} to lead")
+
+    def send(self, name: str, count: int = 12) -> list[str]:
+        """Send messages name-0, name-1, ... over all logical queues; returns their bodies."""
+        bodies = [f"{name}-{n}" for n in range(count)]
+        with self.java.started("producer", namesrv=self.namesrv, group="shop") as producer:
+            self._send(producer, bodies)
+        return bodies
+
+    def _send(self, producer: str, bodies: list[str]) -> None:
+        for n, body in enumerate(bodies):
+            where = {"topic": TOPIC, "broker": "__syslo__global__", "queue_id": n % QUEUES}
+
+            def sent(body: str = body, where: dict[str, Any] = where) -> bool:
+                # Until the route is known to it.
+                try:
+                    found = self.java.call("send", name=producer, messages=[message(TOPIC, body)], queue=where)
+                except Exception:
+                    return False
+                return bool(found[0]["status"] == "SEND_OK")
+
+            until(sent, 40, what="a send")
+
+    def reader(self, group: str) -> Any:
+        """A push consumer for the length of a `with` block."""
+        wanted = [{"topic": TOPIC, "tags": "*"}]
+        return self.java.started("push", namesrv=self.namesrv, group=group, subscriptions=wanted)
+
+    def received(self, consumer: str, count: int) -> list[str]:
+        """The bodies that a consumer got, once it has so many."""
+        found = self.java.call("push_await", name=consumer, count=count, timeout_ms=LIMIT_MS)
+        return sorted(base64.b64decode(m["body"]).decode() for m in found)
+
+    def read(self, group: str, count: int) -> list[str]:
+        """The bodies that a group gets until it has so many and has committed."""
+        with self.reader(group) as consumer:
+            return self.received(consumer, count)
+
+
+@pytest.fixture(scope="module")
+def mixed(java_client_55: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    with ExitStack() as stack:
+        yield Mixed(java_client_55, tmp_path_factory.mktemp("mixed"), stack)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_topic_moves_from_ours_to_the_official_broker_and_back(mixed: Mixed, stack: ExitStack) -> None:
+    lines = mixed.mqadmin("updateStaticTopic", "-b", "broker-a", "-t", TOPIC, "-qn", str(QUEUES))
+    assert not any("Exception" in line for line in lines), lines
+    until(lambda: mixed.leaders() == dict.fromkeys(range(QUEUES), "broker-a"))
+    first = mixed.send("first")
+    live = stack.enter_context(mixed.reader("live"))
+    assert mixed.read("steady", len(first)) == sorted(first)
+    mixed.move("broker-b")
+    second = mixed.send("second")
+    # The group goes on behind what it had; a new one gets all, what lies on ours through the official broker.
+    assert mixed.read("steady", len(second)) == sorted(second)
+    assert mixed.read("later", len(first + second)) == sorted(first + second)
+    mixed.move("broker-a")
+    third = mixed.send("third")
+    assert mixed.read("steady", len(third)) == sorted(third)
+    # Now ours leads: what lies on the official broker comes through ours.
+    assert mixed.read("last", len(first + second + third)) == sorted(first + second + third)
+    # And one that read on all the time.
+    assert mixed.received(live, len(first + second + third)) == sorted(first + second + third)
