@@ -186,6 +186,10 @@ class ReplicasManager:
         async with self._changing:
             if self.own_id is None or epoch < self._role.epoch:
                 return
+            if self._controlled.own_id < 0:
+                # It is registered in this moment: once it is, it asks.
+                self._look_now.set()
+                return
             if epoch == self._role.epoch and (broker_id == self.own_id or address == self._role.master_address):
                 self._controlled.same_master(members, set_epoch)
             elif broker_id == self.own_id:

@@ -325,13 +325,15 @@ class Replication(RoleDriver):
     async def take_office(self, reason: str, epoch: int) -> None:
         """Become the master, or go on as it in a new epoch; the store takes messages already."""
         before, s = self.role.kind, self._settings
+        if before is not Role.MASTER:
+            self.listener.end_connections()
+            self._start_end = self._store.written_position
+            # If it fails the role and its epoch stay: the next look at the controller tries again.
+            self._services.start()
         self.role.epoch, self.role.master_address = epoch, None
         s.broker_id, s.broker_role = MASTER_ID, "SYNC_MASTER"
         self.role.kind = Role.MASTER
         if before is not Role.MASTER:
-            self.listener.end_connections()
-            self._start_end = self._store.written_position
-            self._services.start()
             self.configure()
             self._find_topics()
         self._tables.topics.begin_epoch(epoch)
@@ -352,7 +354,7 @@ class Replication(RoleDriver):
     async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
         """Become a slave of that master, or of another one."""
         before, s = self.role.kind, self._settings
-        self.role.epoch, self.role.master_address = epoch, address
+        self.role.master_address = address
         s.broker_id, s.broker_role = own_id, "SLAVE"
         self.role.kind = Role.SLAVE
         self.configure()
@@ -362,6 +364,8 @@ class Replication(RoleDriver):
         await self._services.stop()
         if not self._store.log.is_replica:
             self._store.become_replica()
+        # Only now: a change that failed before is made again at the next look at the controller.
+        self.role.epoch = epoch
         self._tables.topics.begin_epoch(epoch)
         self._tell(before, reason)
         if self.synchronize is not None:
@@ -496,6 +500,8 @@ class Replication(RoleDriver):
             self.role.master_address = master_address
             if self.synchronize is not None:
                 self.synchronize.set_master(master_address)
+        if not self._store.log.is_replica:
+            return  # Its deliveries have not ended yet; `follow_master` looks again once they have.
         if ha_address and self._configured_master is None and ha_address != self._own_ha_address:
             self.client.set_address(ha_address)
 

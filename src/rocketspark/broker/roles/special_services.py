@@ -32,10 +32,15 @@ class SpecialServices:
     def start(self) -> None:
         """Begin. Raises StoreError, ConfigError if the timer files cannot be read."""
         if not self.running:
+            try:
+                self._delays.start(self._deliver)
+                self._transactions.start()
+                self._timers.start()
+            except BaseException:
+                self._delays.stop()
+                self._transactions.abandon()
+                raise
             self.running = self._ran = True
-            self._delays.start(self._deliver)
-            self._transactions.start()
-            self._timers.start()
 
     async def stop(self) -> None:
         """End, so that what was not done is done by whoever begins next."""

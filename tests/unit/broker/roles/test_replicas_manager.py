@@ -216,6 +216,20 @@ def test_a_controller_that_lost_its_data_makes_no_master(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+def test_an_election_told_before_the_number_is_confirmed_is_asked_for_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        broker.controlled.in_sync = None
+        await notified(broker, Election(2, 3))
+        assert (broker.office, broker.role.epoch) == ([], 0)
+        assert broker.manager._look_now.is_set()
+        broker.controlled.begin(1)
+        await told(broker, Election(2, 3))
+        assert broker.office == [(Role.SLAVE, 3)]
+
+    asyncio.run(main())
+
+
 # -- the number ---------------------------------------------------------------------------------------------------
 
 GRANTED = "DefaultCluster#broker-a#12"

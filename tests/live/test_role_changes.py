@@ -1,0 +1,84 @@
+"""Changes of role that fail half-way, are slow, or come too early: in the end the broker is what was elected."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.live.support import connected, create, run, sent, until
+from tests.live.test_controller_mode import group
+from tests.live.test_unconfirmed import SLOW, pair
+
+from rocketspark.broker.replication.role import Role
+from rocketspark.broker.roles.special_services import SpecialServices
+from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers.controller import ElectMasterHeader
+
+
+async def elect(controller: str, broker_id: int) -> None:
+    header = ElectMasterHeader(
+        cluster_name="DefaultCluster", broker_name="broker-a", broker_id=broker_id, designate_elect=True
+    )
+    async with connected(controller) as peer:
+        (await peer.request(RequestCode.CONTROLLER_ELECT_MASTER, header)).raise_for_code("elect")
+
+
+def test_deliveries_that_cannot_begin_at_first_do_not_leave_half_a_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with group(tmp_path, **SLOW) as g:
+            _, second = await pair(g)
+            timers = second.replication._services._timers
+            begin, failures = timers.start, [ConfigError("a file of timers cannot be read")]
+
+            def start() -> None:
+                if failures:
+                    raise failures.pop()
+                begin()
+
+            monkeypatch.setattr(timers, "start", start)
+            await elect(g.controller.address, 2)
+            await until(lambda: second.role.kind is Role.MASTER and second.replication._services.running, 10)
+            assert not failures
+            assert timers.is_running
+            async with connected(second.address) as peer:
+                await create(peer)
+                assert await sent(peer, b"taken") == 0
+
+    run(main())
+
+
+def test_deliveries_that_end_slowly_or_fail_leave_a_slave_that_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with group(tmp_path, **SLOW) as g:
+            first, second = await pair(g)
+            end, failures = SpecialServices.stop, [StoreUnwritable("a flush fails")]
+            copying: list[bool] = []
+
+            async def stop(services: SpecialServices) -> None:
+                if services is first.replication._services and failures:
+                    # Meanwhile it is told of the new master by all who know of it.
+                    for _ in range(5):
+                        await asyncio.sleep(0.2)
+                        copying.append(first.replication.client.address is not None)
+                    raise failures.pop()
+                await end(services)
+
+            monkeypatch.setattr(SpecialServices, "stop", stop)
+            await elect(g.controller.address, 2)
+            await until(lambda: second.role.kind is Role.MASTER)
+            await until(lambda: first.store.log.is_replica, 10)
+            # Its log takes no bytes before it is a copy.
+            assert copying == [False] * 5
+            await g.in_sync(2)
+            async with connected(second.address) as peer:
+                await create(peer)
+                assert await sent(peer, b"taken") == 0
+            await until(lambda: first.store.written_position == second.store.written_position)
+
+    run(main())
