@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_confirmed
@@ -76,6 +76,7 @@ def test_who_is_behind_for_too_long_or_never_came_leaves() -> None:
         max_size=40,
     )
 )
+@example([("join", 3), ("send", 0), ("arrive", 0), ("refuse", 0), ("look", 0), ("lost", 3)])
 def test_whoever_the_controller_may_elect_counts_here(steps: list[tuple[str, int]]) -> None:
     """One report on its way at a time, sent again without an answer; the controller takes it any time after.
 
