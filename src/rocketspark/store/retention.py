@@ -48,9 +48,10 @@ def steps(
     A step that removes a log file gives the slow part of it, to be called, by any thread, before the next step; the
     others give None. Between steps appends and reads may go on. Raises StoreUnwritable if a file cannot be removed.
     """
-    # Files not wholly on the disk stay, so the file being written does.
+    # Files not wholly on the disk stay, so the file being written does; one whose first record is not whole tells no
+    # time.
     starts = [start for start in log.mapped_files.starts if start + log.file_bytes <= log.flushed]
-    following = [*starts, *(s for s in log.mapped_files.starts if s <= log.written and s not in starts)]
+    following = [*starts, *(s for s in log.mapped_files.starts if s < log.written and s not in starts)]
     times = [log.first_store_time(start) for start in following]
     going = expired(starts, times, before_ms, count_max, forced=forced)
     if going:

@@ -228,6 +228,25 @@ def test_a_part_of_a_record_never_looks_whole(make_store: Any, tmp_path: Path, s
     assert slave.written_position == master.written_position
 
 
+def test_the_part_of_a_record_that_begins_a_file_makes_no_file_expire(
+    make_store: Any, tmp_path: Path, send: Any
+) -> None:
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    file_bytes = master.log.file_bytes
+    while master.written_position <= file_bytes:
+        send(master, "t", 0, bytes(1000))
+    for at in range(0, file_bytes, 1000):
+        slave.append_raw(at, bytes(master.log_bytes(at, min(1000, file_bytes - at))))
+    slave.append_raw(file_bytes, bytes(master.log_bytes(file_bytes, 20)))
+    slave.dispatch_received()
+    slave.flush_log()
+    assert slave.log.flushed == file_bytes
+    for step in slave.expire_steps(1):
+        if step is not None:
+            step()
+    assert slave.min_position == 0
+
+
 def test_a_copy_takes_no_messages(make_store: Any, send: Any) -> None:
     slave = make_store()
     slave.become_replica()
