@@ -9,12 +9,14 @@ from pathlib import Path
 
 from tests.live.support import TOPIC, connected, create, pull, pulled, run, send, sent, until
 from tests.live.test_broker_batch_queues import BATCHED, send_batch
+from tests.live.test_broker_transactions import end, half
 from tests.live.test_controller_mode import Group, group
 
 from rocketspark.broker.messages.schedule_messages import LOOK_S
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol import headers
-from rocketspark.protocol.message import record
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.message import record, sysflags
 
 
 @contextmanager
@@ -97,5 +99,27 @@ def test_what_was_delivered_just_before_a_kill_is_not_delivered_again(tmp_path: 
             await asyncio.sleep(2.5 * LOOK_S)
             stored = [m.body for m in first.store.iterate(0) if m.topic == TOPIC.encode()]
             assert sorted(stored) == [b"delayed", b"timer"]
+
+    run(main())
+
+
+def test_a_commit_that_too_few_could_hold_leaves_its_half_message_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, in_sync_replicas_min=2) as g:
+            first, _ = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+                message = await half(peer, 1)
+                await g.stop(2)
+                await g.in_sync(1)
+                refused = await end(peer, message, sysflags.TRANSACTION_COMMIT)
+                assert refused[0] == ResponseCode.SYSTEM_ERROR
+                assert refused[1] is not None
+                assert refused[1].startswith("in-sync replicas not enough")
+                assert first.store.stored_range(TOPIC, 1) == (0, 0)
+                await g.start(2)
+                await g.in_sync(2)
+                assert await end(peer, message, sysflags.TRANSACTION_COMMIT) == (ResponseCode.SUCCESS, None)
+                assert [m.body for m in await pulled(peer, TOPIC, 1)] == [b"tx 1"]
 
     run(main())

@@ -7,6 +7,7 @@ from rocketspark.broker.replication.durability import Durability
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, Request
+from rocketspark.protocol.message import sysflags
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
@@ -25,6 +26,9 @@ class TransactionHandler:
 
     def end(self, peer: Peer, request: Request[EndTransactionHeader], body: bytes) -> bytes | None:
         """END_TRANSACTION (37), usually one-way; a repeated one is answered and changes nothing."""
+        if request.ext.outcome & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT:
+            # The half message stays open, and is asked for again, while too few could hold the commit.
+            self._durability.check()
         end = self._transactions.end(request.ext)
         if end is None or not self._durability.needed or request.flag & frames.ONEWAY_FLAG:
             return reply(request.opaque)

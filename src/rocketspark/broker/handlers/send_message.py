@@ -259,6 +259,8 @@ class SendHandler:
         h = request.ext
         config = self._group(h.group)
         self._rules.check_writable()
+        if self._durability.needed:
+            self._durability.check()
         if config.retry_queue_nums <= 0:
             return reply(request.opaque)
         found = self._store.record_at(h.physical_offset)
