@@ -266,8 +266,12 @@ class ScheduleMessages:
 
     def progress(self) -> dict[int, tuple[int, int]]:
         """Return (next offset to deliver, end of the queue) of each level that ever had a message."""
-        ends = {level: self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)[1] for level in self._offsets}
-        return {level: (offset, ends[level]) for level, offset in sorted(self._offsets.items()) if ends[level]}
+        found = {}
+        for level in range(1, len(self._delays_ms) + 1):
+            end = self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)[1]
+            if end:
+                found[level] = self._offsets.get(level, 0), end
+        return found
 
     def table(self) -> DelayOffsetTable:
         """Return the next offset of each level as it is now, for other brokers of the name."""
