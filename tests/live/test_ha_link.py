@@ -12,9 +12,9 @@ import pytest
 from tests.live.ha_support import FILE_BYTES, Master, assert_equal, log_of, master_of, put, slave_of, store_in
 from tests.live.support import run, until
 
-from rocketspark.broker.replication.ha_listener import UNSENT_BYTES_MAX
-from rocketspark.broker.replication.ha_status import master_status, slave_status
-from rocketspark.broker.replication.slave_link import State
+from rocketspark.broker.replication.link.ha_listener import UNSENT_BYTES_MAX
+from rocketspark.broker.replication.link.ha_status import master_status, slave_status
+from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError
 from rocketspark.protocol import ha

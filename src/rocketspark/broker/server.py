@@ -17,16 +17,16 @@ from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
-from rocketspark.broker.handlers.admin_broker import AdminHandler
-from rocketspark.broker.handlers.admin_groups import GroupHandler
-from rocketspark.broker.handlers.admin_topics import TopicHandler
-from rocketspark.broker.handlers.broker_tables import BrokerTablesHandler
+from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
+from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
+from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
+from rocketspark.broker.handlers.admin.broker_tables import BrokerTablesHandler
+from rocketspark.broker.handlers.admin.quarantine import QuarantineHandler
 from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
 from rocketspark.broker.handlers.pull_message import PullHandler
-from rocketspark.broker.handlers.quarantine import QuarantineHandler
 from rocketspark.broker.handlers.query_message import QueryHandler
 from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
@@ -46,9 +46,9 @@ from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.durability import Durability
-from rocketspark.broker.replication.ha_info import HaInfoExchange
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.replication.tables.ha_info import HaInfoExchange
 from rocketspark.broker.roles.replication import Replication
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings, Hearer

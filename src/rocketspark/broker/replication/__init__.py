@@ -1,5 +1,4 @@
-"""Replication between the brokers of one name: what a slave takes from its master and refuses to clients.
+"""Replication between the brokers of one name: who is what, who refuses what, what an answer waits for.
 
-Imports broker.consumers, broker.messages and broker.storage. Start with slave_synchronize,
-for the link that carries the log with ha_listener (master) and ha_client (slave).
+Start with role; link carries the log, tables what a slave takes beside it.
 """

@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.ha_client import HaClient
-from rocketspark.broker.replication.ha_info import HaInfo, ask_ha_info
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.slave_link import State
+from rocketspark.broker.replication.tables.ha_info import HaInfo, ask_ha_info
 from rocketspark.broker.roles.escape_bridge import EscapeBridge
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.special_services import SpecialServices

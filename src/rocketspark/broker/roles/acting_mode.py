@@ -12,12 +12,12 @@ from functools import partial
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.ha_client import HaClient
-from rocketspark.broker.replication.ha_info import HaInfo
-from rocketspark.broker.replication.ha_listener import HaListener
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.ha_listener import HaListener
+from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.replication.role import BrokerRole
-from rocketspark.broker.replication.slave_link import State
-from rocketspark.broker.replication.slave_synchronize import reverse_synchronize
+from rocketspark.broker.replication.tables.ha_info import HaInfo
+from rocketspark.broker.replication.tables.slave_synchronize import reverse_synchronize
 from rocketspark.broker.roles.acting_master import ActingMaster
 from rocketspark.broker.roles.escape_bridge import EscapeBridge
 from rocketspark.broker.roles.heartbeats import Heartbeats

@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.replication.controller_client import ControllerClient
-from rocketspark.broker.replication.ha_listener import HaConnection, HaListener
+from rocketspark.broker.replication.link.ha_listener import HaConnection, HaListener
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_confirmed

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import NamedTuple
 
-from rocketspark.broker.replication.ha_info import HaInfo, ask_ha_info, tell_ha_info
+from rocketspark.broker.replication.tables.ha_info import HaInfo, ask_ha_info, tell_ha_info
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ReplicationError, RocketSparkError

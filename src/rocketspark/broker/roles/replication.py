@@ -17,17 +17,17 @@ from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.figures import ReplicationFigures, SlaveFigures
-from rocketspark.broker.replication.ha_client import HaClient
-from rocketspark.broker.replication.ha_info import HaInfo, HaInfoExchange, ask_ha_info
-from rocketspark.broker.replication.ha_listener import HaListener
-from rocketspark.broker.replication.ha_status import master_status, slave_status
-from rocketspark.broker.replication.master_link import MasterLink, SwitchMasterLink
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.ha_listener import HaListener
+from rocketspark.broker.replication.link.ha_status import master_status, slave_status
+from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink
+from rocketspark.broker.replication.link.slave_link import SlaveLink, State, SwitchSlaveLink
+from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.slave_link import SlaveLink, State, SwitchSlaveLink
-from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
-from rocketspark.broker.replication.troubles import Troubles
+from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange, ask_ha_info
+from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize, StoreSide
 from rocketspark.broker.roles.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting_mode import ActingMode
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver

@@ -8,8 +8,8 @@ from tests.ha_streams import MasterHandshake as Greeting
 from tests.ha_streams import SlaveHandshake as Hello
 from tests.unit.broker.replication.memory_log import MemoryLog
 
-from rocketspark.broker.replication.master_link import MasterLink, SwitchMasterLink
-from rocketspark.broker.replication.slave_link import SlaveLink, SwitchSlaveLink
+from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink
+from rocketspark.broker.replication.link.slave_link import SlaveLink, SwitchSlaveLink
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol import ha
 from rocketspark.store.files.epoch_file import EpochList

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.broker.replication.memory_log import FILE_BYTES, MemoryLog
 
-from rocketspark.broker.replication.master_link import MasterLink, SwitchMasterLink
-from rocketspark.broker.replication.slave_link import SlaveLink, State, SwitchSlaveLink
+from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink
+from rocketspark.broker.replication.link.slave_link import SlaveLink, State, SwitchSlaveLink
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import FrameError, ReplicationError
 from rocketspark.protocol import ha

@@ -13,7 +13,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClient
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.handlers.admin_topics import merged_attributes
+from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings

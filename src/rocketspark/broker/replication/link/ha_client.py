@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from rocketspark.broker.replication.slave_link import SlaveLink, State
-from rocketspark.broker.replication.troubles import Troubles, reason_of
+from rocketspark.broker.replication.link.slave_link import SlaveLink, State
+from rocketspark.broker.replication.link.troubles import Troubles, reason_of
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.connections import parse_address

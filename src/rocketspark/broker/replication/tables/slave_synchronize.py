@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.master_api import MasterApi, Offsets
+from rocketspark.broker.replication.tables.master_api import MasterApi, Offsets
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, TransportError
 from rocketspark.model.limited_log import LimitedLog

@@ -6,8 +6,8 @@ import time
 from collections.abc import Set
 from typing import Any
 
-from rocketspark.broker.replication.ha_client import HaClient
-from rocketspark.broker.replication.ha_listener import HaListener
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.ha_listener import HaListener
 
 # As a master of 5.5.0 gives it: without the two fields that only a slave has.
 _NO_CLIENT: dict[str, Any] = {

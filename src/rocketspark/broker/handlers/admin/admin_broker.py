@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.handlers.admin_topics import check_new, merged_attributes
+from rocketspark.broker.handlers.admin.admin_topics import check_new, merged_attributes
 from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocketspark.broker.replication.flow_window import FlowWindow
-from rocketspark.broker.replication.replicated_log import ReplicatedLog
+from rocketspark.broker.replication.link.flow_window import FlowWindow
+from rocketspark.broker.replication.link.replicated_log import ReplicatedLog
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ReplicationError
 from rocketspark.protocol import ha

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.broker.replication import table_fetch
-from rocketspark.broker.replication.table_fetch import PAGE_ROWS, TableFetch
+from rocketspark.broker.replication.tables import table_fetch
+from rocketspark.broker.replication.tables.table_fetch import PAGE_ROWS, TableFetch
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.json.bodies import DataVersion
 

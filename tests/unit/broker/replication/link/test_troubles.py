@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketspark.broker.replication.troubles import PEERS_MAX, Troubles
+from rocketspark.broker.replication.link.troubles import PEERS_MAX, Troubles
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreFull
 
 

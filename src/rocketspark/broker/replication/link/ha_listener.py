@@ -10,9 +10,9 @@ import errno
 from collections.abc import Callable
 from typing import Any, cast
 
-from rocketspark.broker.replication.master_link import MasterLink
+from rocketspark.broker.replication.link.master_link import MasterLink
+from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
-from rocketspark.broker.replication.troubles import Troubles
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors

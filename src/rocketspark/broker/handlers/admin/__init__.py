@@ -1,0 +1,4 @@
+"""What operators and other brokers ask of a broker.
+
+Start with admin_broker.
+"""
