@@ -131,6 +131,30 @@ def test_a_slave_is_read_while_its_master_is_away_and_known_to_be_one(both: Both
     assert cluster.addresses("broker-a", "T") == (both.address,)
 
 
+@pytest.mark.parametrize(
+    ("first", "end", "gone", "left"),
+    [(8, 5, "5 to 7", (5, 5)), (8, 4, "4 to 7", (4, 4)), (3, 9, "5 to 8", (3, 5)), (7, 9, "7 to 8", (7, 5))],
+    ids=["at its end", "written on", "part", "all"],
+)
+def test_a_queue_that_an_election_cut_goes_on_at_its_end(
+    first: int, end: int, gone: str, left: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Made anew it would be read from its beginning; what is left of this one was read."""
+    queue = MessageQueue("T", "broker-a", 0)
+    given = {"namesrv": "127.0.0.1:1", "topic": "T"}
+    held = {queue: OffsetBounds(2, 5, replicated=True)}
+    said = (
+        f"messages {gone} of queue 0 of topic 'T' on broker 'broker-a' are gone (the queue holds 2 to 4 now: a master"
+    )
+    with pytest.raises(DataLost) as failed:
+        ranges(held, {queue: first}, {queue: end}, parse_read(given, streaming=True))
+    assert str(failed.value).startswith(said)
+    options = parse_read(given | {"failOnDataLoss": "false"}, streaming=True)
+    assert ranges(held, {queue: first}, {queue: end}, options) == [OffsetRange(queue, *left)]
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(said)
+
+
 def test_a_slave_that_is_behind_is_no_queue_made_anew() -> None:
     queue = MessageQueue("T", "broker-a", 0)
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=True)
@@ -142,5 +166,8 @@ def test_a_slave_that_is_behind_is_no_queue_made_anew() -> None:
         ranges({queue: OffsetBounds(3, 5)}, {queue: 8}, {queue: 5}, options)
     with pytest.raises(DataLost, match=r"messages 0 to 14 .* \(the queue holds nothing now"):
         ranges({queue: OffsetBounds(0, 0)}, {queue: 0}, {queue: 15}, options)
+    assert ranges({queue: OffsetBounds(9, 10, of_master=False)}, {queue: 8}, {queue: 15}, options) == [
+        OffsetRange(queue, 8, 15)
+    ]
     # What a broker holds that does not answer is planned as it is.
     assert ranges({}, {queue: 8}, {queue: 15}, options) == [OffsetRange(queue, 8, 15)]

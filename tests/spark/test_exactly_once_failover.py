@@ -7,13 +7,20 @@ here, the writers and all brokers are real.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.spark.one_pair import OnePair
 from tests.spark.test_exactly_once import COMMIT_BROKER, TARGET_BROKER, Once, Query
 
+from rocketspark.client import SendStatus
+from rocketspark.client.results import SendResult
 from rocketspark.errors import RocketSparkError
+from rocketspark.model import MessageQueue
 from rocketspark.spark.exactly_once import failpoints
+from rocketspark.spark.exactly_once.commit_topic import safely_stored
 from rocketspark.testing import Cluster, run_cluster
+from rocketspark.testing.replicas import Replicas
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +60,45 @@ def test_a_master_is_killed(pairs: Cluster, broker: str, moment: str) -> None:
     assert pairs.master(broker) not in dead
     in_sync(pairs, broker)
     query.expect(0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("broker", "moment"),
+    [(TARGET_BROKER, "halves under way"), (COMMIT_BROKER, "record sent"), (TARGET_BROKER, "ends sent")],
+)
+def test_a_slave_is_killed(pairs: Cluster, broker: str, moment: str) -> None:
+    """It leaves the in-sync set; then the master goes on alone."""
+    query = Query(pairs)
+
+    async def kill(replicas: Replicas) -> None:
+        number = next(n for n, one in replicas._running.items() if not one.role.is_master)
+        await replicas._running.pop(number).kill()
+
+    run_through(query, moment, lambda: pairs._of(broker, kill))
+    in_sync(pairs, broker)
+    query.expect(0, 1, 2)
+
+
+@pytest.mark.parametrize("moment", ["halves under way", "record sent", "some ends"])
+def test_the_controller_is_killed(tmp_path: Path, moment: str) -> None:
+    """Masters stay masters; nothing is noticed."""
+    with OnePair(tmp_path, TARGET_BROKER) as pair:
+        query = Query(pair)
+        run_through(query, moment, pair.stop_controller)
+        pair.start_controller()
+        pair.do(pair.replicas.wait_in_sync(2))
+        pair.do(pair.replicas.kill_master())
+        pair.do(pair.replicas.wait_in_sync(1))
+        query.expect(0, 1, 2)
+
+
+@pytest.mark.parametrize("status", list(SendStatus))
+def test_what_is_stored_but_not_safely_counts_as_not_sent(status: SendStatus) -> None:
+    """A new master need not have it: no manifest and no later record may build on it."""
+    sent = SendResult(status, "id", "offset id", MessageQueue("T", "broker-a", 0), 7)
+    if status is SendStatus.SEND_OK:
+        assert safely_stored(sent) is sent
+        return
+    with pytest.raises(RocketSparkError, match=f"broker 'broker-a' answered {status.name}") as failed:
+        safely_stored(sent)
+    assert failed.value.retriable

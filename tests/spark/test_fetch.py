@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from collections import deque
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -218,8 +219,29 @@ def test_queue_that_lost_its_end() -> None:
             read(broker, 50, 200, pollTimeoutMs=200)
         assert read(broker, 50, 200, pollTimeoutMs=200, failOnDataLoss="false") == list(range(50, 100))
         with pytest.raises(DataLost):
-            read(broker, 150, 200)
-        assert read(broker, 150, 200, failOnDataLoss="false") == []
+            read(broker, 150, 200, pollTimeoutMs=200)
+        assert read(broker, 150, 200, pollTimeoutMs=200, failOnDataLoss="false") == []
+
+
+def test_a_new_master_that_does_not_show_all_yet_has_lost_nothing() -> None:
+    """Right after an election it answers that the offset is beyond its end."""
+    made = make_records(300)
+    broker = FakeBroker(made[:100])
+    with running(broker):
+        Timer(0.3, lambda: broker.records.extend(made[100:])).start()
+        assert read(broker, 150, 300) == list(range(150, 300))
+
+
+@pytest.mark.parametrize("ways", [{"oldest": 100}, {"refuse": ResponseCode.TOPIC_NOT_EXIST}], ids=["late", "topic"])
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_what_a_slave_says_is_gone_is_read_from_its_master(ways: dict[str, Any], fail: str) -> None:
+    made = make_records(300)
+    with (
+        running(FakeBroker(made)) as master,
+        running(FakeBroker(made, **ways)) as slave,
+        running(FakeBroker([], route={0: master.address, 1: slave.address})) as names,
+    ):
+        assert read(slave, 5, 300, namesrv=names.address, failOnDataLoss=fail) == list(range(5, 300))
 
 
 def test_refusal_names_the_queue() -> None:

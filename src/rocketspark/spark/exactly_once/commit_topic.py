@@ -19,7 +19,7 @@ import msgspec
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.client.results import SendResult
+from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.errors import RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.route import PERM_READ, PERM_WRITE
@@ -199,7 +199,11 @@ class CommitTopic:
         message_id = unique_ids.next()
         text = f"{properties.UNIQUE_ID}\x01{message_id}\x02{properties.WAIT}\x01true\x02{properties.TAGS}\x01{tag}\x02"
         out = PreparedMessage(self.topic, body, text, 0, 0, message_id)
-        return await self.again(lambda: self.producer.send_packed(out, None, self._queue(queue_id), None))
+
+        async def send() -> SendResult:
+            return safely_stored(await self.producer.send_packed(out, None, self._queue(queue_id), None))
+
+        return await self.again(send)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -358,6 +362,24 @@ class CommitTopic:
         )
         with contextlib.suppress(RocketSparkError):
             client_api.end_transaction(peer, header)
+
+
+class NotSafelyStored(RocketSparkError):
+    """Raised when a message is stored, but not as its broker promises: a copy or the disk is missing."""
+
+    retriable = True
+
+
+def safely_stored(sent: SendResult) -> SendResult:
+    """Return a send's result if its message outlives the broker. Raises NotSafelyStored: what is built on a message
+    that a new master does not have would be lost with it.
+    """
+    if sent.status is not SendStatus.SEND_OK:
+        raise NotSafelyStored(
+            f"broker {sent.queue.broker_name!r} answered {sent.status.name}: not all copies that it promises are there;"
+            " start its slave, or have its disk looked at"
+        )
+    return sent
 
 
 # The property that names a row for ever: transactionalId/batch/partition/number within it.

@@ -123,12 +123,14 @@ class EndTransactions:
         """End some rows of a manifest, all on one broker."""
         anchor = manifest.queue(int(manifest.targets[rows[0]]))
         once = outcome == ROLLBACK or await self._ends_once(anchor)
-        unsure = not once and not self._fresh
-        if unsure:
+        unsure = not self._fresh
+        if unsure and not once:
             rows = await self._missing(broker, manifest, rows)
+            unsure = False
         end_s = time.monotonic() + self._budget_s
         while len(rows):
-            rows, gone, unsure, cause = await self._round(anchor, manifest, rows, outcome, once)
+            rows, gone, lost, cause = await self._round(anchor, manifest, rows, outcome, once)
+            unsure = unsure or lost
             if len(gone) and outcome == COMMIT and len(gone := await self._missing(broker, manifest, gone)):
                 raise RocketSparkError(
                     f"{len(gone)} rows of batch {manifest.head.batch} cannot be committed: broker {broker!r} no longer"
@@ -141,9 +143,12 @@ class EndTransactions:
                     f"batch {manifest.head.batch} is recorded as committed, but {len(rows)} or more of its messages on"
                     f" broker {broker!r} are not visible yet: {cause}; run it again, it goes on where it stopped"
                 )
+            # Another kind of broker may be its master now.
+            once = outcome == ROLLBACK or await self._ends_once(anchor)
             if unsure and not once:
                 await asyncio.sleep(DRAIN_S)
                 rows = await self._missing(broker, manifest, rows)
+                unsure = False
             else:
                 await asyncio.sleep(PAUSE_S)
 
@@ -217,10 +222,12 @@ class EndTransactions:
     # -- brokers that commit as often as they are told -----------------------------------------------------------
 
     async def _ends_once(self, anchor: MessageQueue) -> bool:
-        """Tell whether the broker says that it ends each transaction once."""
-        known = self._once.get(anchor.broker_name)
+        """Tell whether the master of a broker says that it ends each transaction once."""
+        address = self._log.instance.routes.master(anchor.broker_name) or ""
+        known = self._once.get(address)
         if known is None:
-            known = self._once[anchor.broker_name] = (await self._runtime(anchor)).get(ENDS_ONCE) == "true"
+            known = (await self._runtime(anchor)).get(ENDS_ONCE) == "true"
+            self._once[self._log.instance.routes.master(anchor.broker_name) or ""] = known
         return known
 
     async def _runtime(self, anchor: MessageQueue) -> dict[str, str]:

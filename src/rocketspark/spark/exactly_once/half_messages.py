@@ -19,7 +19,7 @@ from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.spark.exactly_once import transaction_handles
 from rocketspark.spark.exactly_once.commit_records import AttemptPart
-from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY, CommitTopic
+from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY, CommitTopic, safely_stored
 from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.transaction_handles import HandleHead, HandleManifest
 from rocketspark.spark.options import WriteOptions
@@ -112,7 +112,7 @@ class HalfMessageSender:
         async def send_one(row: int, out: PreparedMessage, target: QueueTarget) -> None:
             try:
                 queue = target.queue or await self._sender.queues.next(target)
-                sent = await self._sender.send(out, target, queue)
+                sent = safely_stored(await self._sender.send(out, target, queue))
                 place = self._queues.setdefault(self._options.access.wire_queue(sent.queue), len(self._queues))
                 found[row] = place, sent.queue_offset, parse_offset_message_id(sent.offset_message_id)[2]
             except Exception as e:
