@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketspark.errors import RocketSparkError
+from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark.exactly_once import end_transactions
 from rocketspark.spark.exactly_once.end_transactions import EndTransactions
@@ -44,6 +46,11 @@ class BusyBroker:
         return reply
 
 
+def instance_of(master: Callable[[], str]) -> Any:
+    """A client whose route names that master."""
+    return SimpleNamespace(routes=SimpleNamespace(master=lambda name: master()))
+
+
 async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool) -> None:
     async def master(ask: Any, topic: str) -> BusyBroker:
         return broker
@@ -52,9 +59,9 @@ async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool) ->
         pass
 
     options = parse_write({"namesrv": "127.0.0.1:1", "topic": "t"})
-    log: Any = SimpleNamespace(again=master, topic="log", instance=None)
+    log: Any = SimpleNamespace(again=master, topic="log", instance=instance_of(lambda: broker.address))
     made = EndTransactions(log, options, [], fresh=True, guard=guard)
-    made._once["b"] = once
+    made._once[broker.address] = once
     ask = made._ask
 
     def noted(peer: Any, frame: bytes, of: HandleManifest, chunk: Any) -> Any:
@@ -110,3 +117,27 @@ def test_rows_whose_commit_is_refused_as_lost_fail_the_batch(once: bool) -> None
     with pytest.raises(RocketSparkError, match="1 rows of batch 1 cannot be committed"):
         asyncio.run(commit(manifest, broker, once=once))
     assert broker.committed == [0, 2]
+
+
+def test_a_master_of_the_other_kind_is_asked_how_it_ends() -> None:
+    """The one that ends each transaction once died; its official slave ends them as often as it is told."""
+    masters = {"127.0.0.1:1": "true", "127.0.0.1:2": "false"}
+    now = ["127.0.0.1:1"]
+
+    async def runtime(anchor: MessageQueue) -> dict[str, str]:
+        return {end_transactions.ENDS_ONCE: masters[now[0]]}
+
+    async def guard() -> None:
+        pass
+
+    async def main() -> None:
+        log: Any = SimpleNamespace(instance=instance_of(lambda: now[0]))
+        options = parse_write({"namesrv": "127.0.0.1:1", "topic": "t"})
+        ends = EndTransactions(log, options, [], fresh=True, guard=guard)
+        ends._runtime = runtime  # type: ignore[method-assign]
+        anchor = MessageQueue("t", "b", 0)
+        assert await ends._ends_once(anchor)
+        now[0] = "127.0.0.1:2"
+        assert not await ends._ends_once(anchor)
+
+    asyncio.run(main())
