@@ -355,7 +355,7 @@ class BrokerServer:
             stats,
             settled=self._settled,
             expire=self._file_cleaning.clean_now,
-            ha_status=lambda: self.replication.status(),
+            ha_status=lambda: self.replication.standing.status(),
             long_scans=long_scans,
         )
         yield QuarantineHandler(messages.quarantine)
@@ -372,7 +372,7 @@ class BrokerServer:
             messages,
             self._stats,
             self._saves,
-            replication=lambda: self.replication.figures(),
+            replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
         )
         metrics.times.watch(routes)

@@ -109,7 +109,10 @@ class Durability:
 
         `count`: of the messages whose answers wait for it together.
         """
-        if wanted in (NOBODY, NOT_ENOUGH):
+        if wanted == NOT_ENOUGH:
+            # Stored before that was known: it waits for the copies that are promised, and is late without them.
+            wanted = max(self._settings.in_sync_replicas_min, 2)
+        if wanted == NOBODY:
             if self.flushes:
                 self._flush_service.reached(position, _told(tell, ResponseCode.FLUSH_DISK_TIMEOUT), count)
             else:

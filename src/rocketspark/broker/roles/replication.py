@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Set
 from typing import Any
 
 from rocketspark.broker.consumers.lock_quorum import LockQuorum
@@ -16,10 +17,8 @@ from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.durability import Durability
-from rocketspark.broker.replication.figures import ReplicationFigures, SlaveFigures
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
-from rocketspark.broker.replication.link.ha_status import master_status, slave_status
 from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink
 from rocketspark.broker.replication.link.slave_link import SlaveLink, State, SwitchSlaveLink
 from rocketspark.broker.replication.link.troubles import Troubles
@@ -27,19 +26,20 @@ from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange, ask_ha_info
-from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize, StoreSide
+from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize
 from rocketspark.broker.roles.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting_mode import ActingMode
+from rocketspark.broker.roles.arrivals import Arrivals
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.replicas_manager import ReplicasManager
 from rocketspark.broker.roles.special_services import SpecialServices
+from rocketspark.broker.roles.standing import Standing
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError, RocketSparkError, StoreError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
-from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections, parse_address
@@ -52,7 +52,6 @@ limited = LimitedLog("rocketspark.broker.replication")
 
 # haMasterAddress counts from so many characters on (rule: DefaultMessageStore, 5.x).
 ADDRESS_CHARACTERS_MIN = 6
-DISPATCH_RETRY_S = 1.0
 # How long a master that ends waits for its slaves, or for an election.
 HAND_OVER_S = 5.0
 HAND_OVER_LOOK_S = 0.02
@@ -92,15 +91,16 @@ class Replication(RoleDriver):
         self._address = ""
         self._start_end = store.written_position
         self._connections = Connections(language="JAVA")
+        self.arrivals = Arrivals(store, tables, long_polling)
         self.members = MemberGroup(settings, self._connections)
         self.troubles = Troubles()
         self.listener = HaListener(self._master_link, self.troubles, waits)
-        self.client = HaClient(self._slave_link, self.troubles, on_appended=self._appended)
+        self.client = HaClient(self._slave_link, self.troubles, on_appended=self.arrivals.appended)
+        self.standing = Standing(store, role, self.listener, self.client, waits, self._in_sync_ids)
         self.wake = self.listener.wake
         role.is_copying = lambda: self.client.state is State.TRANSFER
         self.synchronize: SlaveSynchronize | None = None
         self._poll: asyncio.Task[None] | None = None
-        self._dispatch_timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._acting = self._acting_mode()
         ha_info.told = self._told
@@ -198,7 +198,10 @@ class Replication(RoleDriver):
             self.role.kind = Role.SLAVE
         if not self.role.is_master:
             self._store.become_replica()
-        self.synchronize = SlaveSynchronize(self._tables, self._messages, self._store_side(), own_address=address)
+        self.synchronize = SlaveSynchronize(
+            self._tables, self._messages, self.arrivals.store_side(), own_address=address
+        )
+        self.arrivals.synchronize = self.synchronize
         self.synchronize.start()
         self.client.start()
         self.configure()
@@ -255,8 +258,7 @@ class Replication(RoleDriver):
             # First of all: that the links end is no news for the controller.
             self.controlled.end()
             await self.manager.stop()
-        if self._dispatch_timer is not None:
-            self._dispatch_timer.cancel()
+        self.arrivals.close()
         if self._poll is not None:
             self._poll.cancel()
             await asyncio.wait([self._poll])
@@ -423,15 +425,6 @@ class Replication(RoleDriver):
         found = {code: refusal(code, situation, host=self._address) for code in self._routes.table}
         self._routes.refuse({code: _refusing(answer) for code, answer in found.items() if answer is not None})
 
-    def status(self) -> dict[str, Any]:
-        """Return how replication stands, as `mqadmin haStatus` reads it."""
-        store, now_s = self._store, asyncio.get_running_loop().time()
-        if self.role.kind is Role.MASTER:
-            in_sync = None if self.manager is None else self.controlled.in_sync
-            members = None if in_sync is None else in_sync.set.members
-            return master_status(self.listener, store.end_position, now_s, members)
-        return slave_status(self.client, store.end_position, now_s, store.master_flushed_position)
-
     # -- who holds copies -----------------------------------------------------------------------------------------
 
     def in_sync_slaves(self) -> int:
@@ -442,31 +435,14 @@ class Replication(RoleDriver):
         """Return how many brokers of the name are alive, this one among them."""
         return self.members.alive_count
 
+    def _in_sync_ids(self) -> Set[int] | None:
+        found = self.controlled.in_sync if self.manager is not None else None
+        return None if found is None else found.set.members
+
     def sync_set_size(self) -> int:
         """Return the size of the controller's in-sync set."""
         found = self.controlled.in_sync if self.manager is not None else None
         return found.set.size if found is not None else 1
-
-    def figures(self) -> ReplicationFigures:
-        """Return how replication stands, for metrics."""
-        end, now_s = self._store.written_position, asyncio.get_running_loop().time()
-        members = self.controlled.in_sync.set.members if self.manager and self.controlled.in_sync else None
-        slaves = []
-        for connection in self.listener.connections:
-            link = connection.link
-            lag = max(end - max(link.acked, 0), 0)
-            in_sync = link.is_in_sync(end) if members is None else link.replica_id in members
-            name = connection.host if link.replica_id is None else str(link.replica_id)
-            since_s = 0.0 if lag == 0 else now_s - (link.caught_up_s or link.began_s)
-            slaves.append(SlaveFigures(name, lag, since_s, in_sync))
-        return ReplicationFigures(
-            self.role.kind,
-            self.role.epoch,
-            slaves,
-            self.client.state is State.TRANSFER,
-            self.troubles.counts,
-            self._waits.timeouts_count,
-        )
 
     # -- a slave's master -----------------------------------------------------------------------------------------
 
@@ -540,51 +516,6 @@ class Replication(RoleDriver):
 
     def _reset_flush_offset(self, offset: int) -> None:
         self._store.master_flushed_position = offset
-
-    # -- what arrives ---------------------------------------------------------------------------------------------
-
-    def _appended(self) -> None:
-        """Make what came readable, and wake who waits for it."""
-        store = self._store
-        if self._closing or not store.log.is_replica:
-            return
-        try:
-            store.dispatch_received()
-        except StoreError as e:
-            limited.warning("what came from the master cannot be read yet, tried again: %s", e)
-            if self._dispatch_timer is None:
-                loop = asyncio.get_running_loop()
-                self._dispatch_timer = loop.call_later(DISPATCH_RETRY_S, self._appended_again)
-        for topic, queue_id, _ in store.take_arrived():
-            self._long_polling.mark(topic, queue_id)
-            if topic not in self._tables.topics.table and self.synchronize is not None:
-                # A new topic: its settings should be here before the master can be gone.
-                self.synchronize.look()
-
-    def _appended_again(self) -> None:
-        self._dispatch_timer = None
-        self._appended()
-
-    def _store_side(self) -> StoreSide:
-        def taken(topics: list[TopicConfig]) -> None:
-            from rocketspark.broker.messages import batch_queue_topics
-
-            for topic in batch_queue_topics.batch_topics(topics):
-                self._store.make_batch_topic(topic)
-
-        def gone(names: list[str]) -> None:
-            for name in names:
-                try:
-                    self._store.delete_topic(name)
-                except StoreError as e:
-                    limited.warning("topic %s is deleted at the master, but not here: %s", name, e)
-
-        return StoreSide(
-            log_end=lambda: self._store.written_position,
-            topics_taken=taken,
-            topics_gone=gone,
-            deleted_topics=self._store.take_deletions,
-        )
 
 
 def _refusing(answer: Refusal) -> Handler:
