@@ -27,8 +27,8 @@ from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange, ask_ha_info
 from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize
-from rocketspark.broker.roles.acting_master import pass_over_notices
-from rocketspark.broker.roles.acting_mode import ActingMode
+from rocketspark.broker.roles.acting.acting_master import pass_over_notices
+from rocketspark.broker.roles.acting.acting_mode import ActingMode
 from rocketspark.broker.roles.arrivals import Arrivals
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
 from rocketspark.broker.roles.member_group import MemberGroup

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.broker.consumers.lock_quorum import agreed, quorum
-from rocketspark.broker.roles.acting_master import Course, Lowest, course, lowest
-from rocketspark.broker.roles.escape_rules import Exit, chosen, exits, inner_group, outgoing
-from rocketspark.broker.roles.pre_online import Plan, Preparation, is_needed, plan
+from rocketspark.broker.roles.acting.acting_master import Course, Lowest, course, lowest
+from rocketspark.broker.roles.acting.escape_rules import Exit, chosen, exits, inner_group, outgoing
+from rocketspark.broker.roles.acting.pre_online import Plan, Preparation, is_needed, plan
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue

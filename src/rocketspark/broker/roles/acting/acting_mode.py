@@ -18,11 +18,11 @@ from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.tables.ha_info import HaInfo
 from rocketspark.broker.replication.tables.slave_synchronize import reverse_synchronize
-from rocketspark.broker.roles.acting_master import ActingMaster
-from rocketspark.broker.roles.escape_bridge import EscapeBridge
-from rocketspark.broker.roles.heartbeats import Heartbeats
+from rocketspark.broker.roles.acting.acting_master import ActingMaster
+from rocketspark.broker.roles.acting.escape_bridge import EscapeBridge
+from rocketspark.broker.roles.acting.heartbeats import Heartbeats
+from rocketspark.broker.roles.acting.pre_online import PreOnline
 from rocketspark.broker.roles.member_group import MemberGroup
-from rocketspark.broker.roles.pre_online import PreOnline
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError

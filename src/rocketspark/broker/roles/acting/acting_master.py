@@ -16,7 +16,7 @@ from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.tables.ha_info import HaInfo, ask_ha_info
-from rocketspark.broker.roles.escape_bridge import EscapeBridge
+from rocketspark.broker.roles.acting.escape_bridge import EscapeBridge
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from rocketspark.broker.roles.escape_rules import Exit, Outgoing, chosen, exits, inner_group, outgoing
+from rocketspark.broker.roles.acting.escape_rules import Exit, Outgoing, chosen, exits, inner_group, outgoing
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import MessageStays, NotSent, RocketSparkError, RouteNotFound, ServerError
 from rocketspark.model.limited_log import LimitedLog
