@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from tests.java.apache import ask
 from tests.ports import server_ports
 
-from rocketspark import Producer, RocketSparkError
+from rocketspark import Producer, PullConsumer, RocketSparkError
 from rocketspark.testing import ServerProcess, run_cluster, run_server_process
 
 COMMAND = [sys.executable, "-m", "rocketspark.cli.main"]
@@ -247,3 +248,30 @@ def test_commands_find_the_cluster_by_the_environment(tmp_path: Path, monkeypatc
             monkeypatch.setenv(name, cluster.namesrv)
             assert run(tmp_path, "topic", "create", f"by-{name}").returncode == 0
         assert run(tmp_path, "topic", "list").stdout.split() == ["by-NAMESRV_ADDR", "by-ROCKETMQ_NAMESRV_ADDR"]
+
+
+def test_server_with_replicas_goes_on_when_its_master_is_killed(processes: Processes) -> None:
+    process = processes.start("server", *FREE_PORTS, "--controller-port", "0", "--store", "store", "--replicas", "2")
+    found = re.fullmatch(
+        r"ready namesrv=(127\.0\.0\.1:\d+) controller=127\.0\.0\.1:\d+ broker=(127\.0\.0\.1:\d+),127\.0\.0\.1:\d+\n",
+        ready_line(process),
+    )
+    assert found is not None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    master = next(
+        int(child) for child in children if "replica-1" in Path(f"/proc/{child}/cmdline").read_text("utf-8", "replace")
+    )
+    with Producer(found[1], "g", retries=50, send_timeout_ms=60_000) as producer:
+        for number in range(10):
+            producer.send("t", b"%d" % number)
+        os.kill(master, signal.SIGKILL)
+        for number in range(10, 20):
+            producer.send("t", b"%d" % number)
+        with PullConsumer(found[1], "c", consume_from="first") as consumer:
+            consumer.subscribe("t")
+            bodies = sorted(int(message.body) for message in itertools.islice(consumer, 20))
+    assert bodies == list(range(20))
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in log
