@@ -145,6 +145,8 @@ class ReplicaReceiver:
         StoreFull or StoreUnwritable if they cannot be written; whole records before that stay.
         """
         log = self.log
+        if not log.is_replica:
+            raise ReplicationError("this broker takes messages itself: it copies no other's log")
         end = self.end_position
         if position != end:
             if position < 0 or end > log.min_position or position % log.file_bytes:

@@ -254,6 +254,8 @@ def test_a_copy_takes_no_messages(make_store: Any, send: Any) -> None:
         send(slave, "t", 0, b"x")
     slave.become_master()
     assert send(slave, "t", 0, b"x")[:2] == (0, 0)
+    with pytest.raises(ReplicationError, match="takes messages itself"):
+        slave.append_raw(slave.end_position, b"x" * 100)
 
 
 def test_the_part_of_a_record_is_given_up_by_a_new_master(make_store: Any, tmp_path: Path, send: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version
+from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
@@ -25,7 +25,7 @@ class StaticTopics:
     def __init__(self, broker_name: str = "", file: JsonFile[MappingTable] | None = None) -> None:
         self._broker_name = broker_name
         self._file = file
-        table = (file.load() if file is not None else None) or MappingTable(data_version=first_version())
+        table = (file.load() if file is not None else None) or MappingTable()
         self.version: DataVersion = table.data_version
         self.table: dict[str, MappingDetail] = table.topic_queue_mapping_info_map
         self.on_change: Callable[[], None] = lambda: None
