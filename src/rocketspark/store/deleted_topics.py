@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 
+VERSION = 1
+
 
 class DeletedTopics:
     """The file config/deletedTopics.json. `positions`: of each topic, before which its records are in no queue."""
@@ -23,10 +25,13 @@ class DeletedTopics:
     def read(self, log_end: int) -> None:
         """Read the file; entries beyond the log's end belong to another log and are dropped.
 
-        Raises StoreFull, StoreUnwritable.
+        Raises StoreFull, StoreUnwritable, ConfigError for a file that a newer program wrote.
         """
+        config_files.check_version(self._path, VERSION, beside="topics")
         try:
             table = json.loads(config_files.read(self._path) or "{}")
+            # Before there were versions the topics stood alone.
+            table = table["topics"] if isinstance(table.get("topics"), dict) else table
             found = {topic.encode(): int(at) for topic, at in table.items()}
         except (ValueError, TypeError, AttributeError):
             found = {}  # Not worth refusing to start: at worst a rebuild brings a deleted topic back.
@@ -55,4 +60,5 @@ class DeletedTopics:
 
     def _write(self) -> None:
         table = {name.decode("utf-8", "replace"): at for name, at in sorted(self.positions.items())}
-        config_files.write(self._path, json.dumps(table, ensure_ascii=False), self._files)
+        text = json.dumps({"version": VERSION, "topics": table}, ensure_ascii=False)
+        config_files.write(self._path, text, self._files)

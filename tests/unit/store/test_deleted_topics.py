@@ -80,12 +80,12 @@ def test_what_is_noted_goes_with_the_log(make_store: Any, send: Any, tmp_path: P
     for _ in range(20):
         send(store, "keep", 0, bytes(1000))
     noted = Path(store.settings.root) / "config" / "deletedTopics.json"
-    assert noted.read_text() == '{"a": 93}'
+    assert noted.read_text() == '{"version": 1, "topics": {"a": 93}}'
     store.flush_log()
     assert expire(store, 1 << 60) == 1
     send(store, "b", 0, b"x")
     store.delete_topic("b")
-    assert noted.read_text() == f'{{"b": {store.written_position}}}'
+    assert noted.read_text() == f'{{"version": 1, "topics": {{"b": {store.written_position}}}}}'
 
 
 @pytest.mark.parametrize("text", ['{"t": 1000000}', "no json", "[1]", '{"t": "x"}', ""])

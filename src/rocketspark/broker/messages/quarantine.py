@@ -37,6 +37,7 @@ class Quarantine:
     def __init__(self, file: JsonFile[QuarantineTable], *, clock: Callable[[], int] = now_ms) -> None:
         self._file = file
         self._clock = clock
+        file.check_version(QuarantineTable().version)
         try:
             table = file.load() or QuarantineTable()
         except ConfigError as e:

@@ -67,6 +67,10 @@ class JsonFile(Generic[T]):
             raise ConfigError(f"{self._path} and its .bak cannot be read: {error}; mend or remove them") from error
         return None
 
+    def check_version(self, known: int) -> None:
+        """Raise ConfigError if the file is of another version of its layout."""
+        config_files.check_version(str(self._path), known)
+
     def save(self, value: T) -> None:
         """Replace the file by the table."""
         self.write(self._encode(value))

@@ -383,6 +383,7 @@ class QuarantineTable(Body):
     """quarantine.json, and the reply of LIST_QUARANTINE: the messages set aside, oldest first."""
 
     entries: list[Quarantined] = []
+    version: int = 1
 
 
 class GroupConfig(Body):

@@ -21,6 +21,7 @@ class NotedEnd(NamedTuple):
     position: int
 
 
+VERSION = 1
 _T = TypeVar("_T", int, NotedEnd)
 NOTHING_NOTED = NotedEnd(0, 0, 0)
 
@@ -43,7 +44,11 @@ class QueueFileInventory:
         self.log_begin = 0
 
     def read(self) -> None:
-        """Read the file; one that cannot be parsed counts as missing. Raises StoreUnwritable."""
+        """Read the file; one that cannot be parsed counts as missing.
+
+        Raises StoreUnwritable, ConfigError for a file that a newer program wrote.
+        """
+        config_files.check_version(self._path, VERSION)
         try:
             table = json.loads(config_files.read(self._path) or "{}")
             self.sizes = {name: _number(size) for name, size in table.get("sizes", {}).items()}
@@ -67,6 +72,7 @@ class QueueFileInventory:
     ) -> None:
         """Replace the file. Raises StoreFull, StoreUnwritable."""
         table = {
+            "version": VERSION,
             "sizes": sizes,
             "queues": _table(queues),
             "firsts": _table(firsts),

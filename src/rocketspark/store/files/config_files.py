@@ -5,9 +5,10 @@ Rule: at any moment either the file or its `.bak` holds a whole text; callers br
 
 from __future__ import annotations
 
+import json
 import os
 
-from rocketspark.errors import StoreError
+from rocketspark.errors import ConfigError, StoreError
 from rocketspark.store.files.system_calls import OsFiles, failure
 
 
@@ -26,6 +27,24 @@ def read(path: str) -> str | None:
 def read_backup(path: str) -> str | None:
     """Return the text of the version before, for a caller that cannot make sense of the newest."""
     return _text(f"{path}.bak") or None
+
+
+def check_version(path: str, known: int, *, beside: str = "") -> None:
+    """Raise ConfigError if a JSON file of ours says that another version of its layout is in it.
+
+    `beside`: the version counts only where a table of this name stands beside it.
+    """
+    try:
+        table = json.loads(read(path) or "{}")
+        told = isinstance(table, dict) and (not beside or isinstance(table.get(beside), dict))
+        found = table.get("version", known) if told else known
+    except (ValueError, RecursionError):
+        return  # Whoever reads it knows what to do with one that cannot be parsed.
+    if found != known and isinstance(found, int):
+        raise ConfigError(
+            f"{path} is of version {found}, this program reads version {known}: start the newer program, or move the"
+            " file away"
+        )
 
 
 def write(path: str, text: str, files: OsFiles | None = None, *, keep_before: bool = True) -> None:
