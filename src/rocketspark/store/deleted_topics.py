@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 
 VERSION = 1
+
+
+def topics_of(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the topics of what the file holds; before there were versions they stood alone."""
+    topics = table.get("topics")
+    return topics if isinstance(topics, dict) else table
 
 
 class DeletedTopics:
@@ -30,9 +37,7 @@ class DeletedTopics:
         config_files.check_version(self._path, VERSION, beside="topics")
         try:
             table = json.loads(config_files.read(self._path) or "{}")
-            # Before there were versions the topics stood alone.
-            table = table["topics"] if isinstance(table.get("topics"), dict) else table
-            found = {topic.encode(): int(at) for topic, at in table.items()}
+            found = {topic.encode(): int(at) for topic, at in topics_of(table).items()}
         except (ValueError, TypeError, AttributeError):
             found = {}  # Not worth refusing to start: at worst a rebuild brings a deleted topic back.
         self.positions = {topic: at for topic, at in found.items() if at <= log_end}

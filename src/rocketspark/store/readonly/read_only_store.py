@@ -19,6 +19,7 @@ import numpy as np
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message import sysflags
 from rocketspark.store.commitlog.dispatch import enters_queue
+from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import checkpoint
 from rocketspark.store.readonly.log_scan import LogScan, WholeRecord
 from rocketspark.store.readonly.queue_units import NO_TAIL, Ints, LogTail, QueueFiles, QueueUnitFiles
@@ -203,7 +204,7 @@ class ReadOnlyStore:
 
     def _deleted(self) -> dict[str, int]:
         """Return the deleted topics, each with the physical offset before which its records are in no queue."""
-        found = _json(f"{self.root}/config/deletedTopics.json")
+        found = topics_of(_json(f"{self.root}/config/deletedTopics.json"))
         return {topic: at for topic, at in found.items() if type(at) is int and at <= self.log.end()}
 
     def close(self) -> None:
