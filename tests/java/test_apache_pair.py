@@ -18,6 +18,7 @@ pytestmark = pytest.mark.xdist_group("jvm")
 TOPIC = "pairs"
 
 
+@pytest.mark.soak
 def test_a_slave_acts_as_the_master_until_that_is_back(tmp_path: Path) -> None:
     pair = JavaPair(tmp_path, "acting")
     try:

@@ -58,6 +58,7 @@ def holds(store: Path, log: Store) -> bool:
     return bool(found) and content[: log.end_position - start] == log_of(log)[start - log.min_position :]
 
 
+@pytest.mark.soak
 def test_our_slave_of_an_official_master(namesrv: PairNamesrv, tmp_path: Path) -> None:
     config = CONFIG | {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "slaveTimeout": 300}
     master = PairBroker(tmp_path / "m", namesrv.namesrv, tmp_path / "store", config=config)
@@ -97,6 +98,7 @@ def test_our_slave_of_an_official_master(namesrv: PairNamesrv, tmp_path: Path) -
         copy.close()
 
 
+@pytest.mark.soak
 def test_an_official_slave_of_our_master(namesrv: PairNamesrv, tmp_path: Path) -> None:
     log = store_in(tmp_path / "log", file_bytes=FILE_BYTES)
     for number in range(300):

@@ -272,6 +272,7 @@ def test_consumers_read_on_when_the_master_is_killed(p: MixedPair, java_driver: 
     p.assert_equal("Reads", 2, from_last_file=p.kind == "JP")
 
 
+@pytest.mark.soak
 def test_roles_swap_by_a_restart(p: MixedPair) -> None:
     """Each serves as the other did, on the log that it has."""
     assert p.relay is not None

@@ -338,6 +338,7 @@ def test_the_java_slave_s_own_code_reads_all_tables_of_ours(java_tools: None, tm
     run(main())
 
 
+@pytest.mark.soak
 def test_the_java_slave_s_own_code_misses_a_row_of_a_java_master(master: ApacheCluster) -> None:
     """Why ours cuts its pages otherwise."""
     known = table(ask(master.broker, 21))["topicConfigTable"]
