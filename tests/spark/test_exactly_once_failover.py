@@ -6,12 +6,12 @@ here, the writers and all brokers are real.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.spark.one_pair import OnePair
-from tests.spark.test_exactly_once import COMMIT_BROKER, TARGET_BROKER, Once, Query
+from tests.spark.test_exactly_once import COMMIT_BROKER, TARGET_BROKER, Query, run_through
 
 from rocketspark.client import SendStatus
 from rocketspark.client.results import SendResult
@@ -33,21 +33,6 @@ def pairs() -> Iterator[Cluster]:
 def in_sync(cluster: Cluster, broker: str) -> None:
     cluster.start_again(broker)
     cluster.wait_in_sync(2, broker)
-
-
-def run_through(query: Query, moment: str, act: Callable[[], object]) -> None:
-    """Batches 0 to 2; in 1 something happens. Spark would run a batch again if its query ended; so does this."""
-    query.run(0)
-    with Once(moment, act):
-        for left in range(3, -1, -1):
-            try:
-                query.run(1)
-                break
-            except RocketSparkError:
-                if not left:
-                    raise
-    query.run(2)
-    query.expect(0, 1, 2)
 
 
 @pytest.mark.parametrize("broker", [COMMIT_BROKER, TARGET_BROKER])

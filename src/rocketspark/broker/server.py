@@ -467,14 +467,22 @@ class BrokerServer:
             self._long_polling.drop_owner(peer)
             self._clients.disconnected(peer)
 
-    async def kill(self) -> None:
-        """End as SIGKILL would: no answer, no word to anybody, nothing written that was not. For tests."""
-        if self._closing:
-            return
+    def _stop_timers(self) -> None:
         self._closing = True
         for timer in self._timers.values():
             timer.cancel()
         self._fast_failure.close()
+
+    async def _stop_threads(self) -> None:
+        loop = asyncio.get_running_loop()
+        for stop in (self._filters.close, self._tables_thread.close, self._flush_service.stop_threads):
+            await loop.run_in_executor(None, stop)
+
+    async def kill(self) -> None:
+        """End as SIGKILL would: no answer, no word to anybody, nothing written that was not. For tests."""
+        if self._closing:
+            return
+        self._stop_timers()
         self._server.abort()
         if self.metrics is not None:
             await self.metrics.close()
@@ -483,9 +491,7 @@ class BrokerServer:
             await self._registration.abandon()
             await self._logical_queues.close()
             await self._file_cleaning.stop()
-            for beside in (self._filters, self._tables_thread):
-                await asyncio.get_running_loop().run_in_executor(None, beside.close)
-            await asyncio.get_running_loop().run_in_executor(None, self._flush_service.stop_threads)
+            await self._stop_threads()
             self._services.close()
         self.store.abandon()
 
@@ -493,10 +499,7 @@ class BrokerServer:
         """Answer the held requests, leave the NameServers, write everything down. May be called again."""
         if self._closing:
             return
-        self._closing = True
-        for timer in self._timers.values():
-            timer.cancel()
-        self._fast_failure.close()
+        self._stop_timers()
         if self.metrics is not None:
             await self.metrics.close()
         if self._started:
@@ -505,9 +508,7 @@ class BrokerServer:
             await self._registration.stop()
             await self._logical_queues.close()
             self._long_polling.close()
-            for beside in (self._filters, self._tables_thread):
-                await asyncio.get_running_loop().run_in_executor(None, beside.close)
-            await asyncio.get_running_loop().run_in_executor(None, self._flush_service.stop_threads)
+            await self._stop_threads()
             self._flush_service.finish()
         await self._server.close()
         self.store.prepare_to_close()
