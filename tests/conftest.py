@@ -103,11 +103,31 @@ def group_of(node_id: str) -> str:
     if node_id in SMOKE and parts[1] == "java":
         return "jvm"
     if parts[:2] == ["tests", "java"]:
+        if file in OWN_PAIRS:
+            return file
         return "mqadmin" if "mqadmin" in file else "stores" if "store" in file else "java"
     if parts[1] in ("go", "cpp"):
         return parts[1]
     return "clients" if "apache" in name or file in ONLY_OFFICIAL else file
 
+
+# Files of tests/java whose brokers no other file shares.
+OWN_PAIRS = {
+    f"tests/java/{name}.py"
+    for name in (
+        "test_acting_master",
+        "test_client_failover",
+        "test_controller",
+        "test_failover",
+        "test_ha_link",
+        "test_java_slave_of_ours",
+        "test_namesrv_replicas",
+        "test_pair_on_our_namesrv",
+        "test_replication_mixed",
+        "test_slave_synchronize",
+        "test_static_topics",
+    )
+}
 
 # Files of tests/clients that always need the official servers or clients.
 ONLY_OFFICIAL = {
