@@ -254,6 +254,8 @@ def test_a_change_is_written_into_broker_conf(tmp_path: Path) -> None:
 
     conf = tmp_path / "broker.conf"
     conf.write_text(CONF)
+    conf.chmod(0o600)
+    conf.with_name("broker.conf.tmp").write_text("left by a kill, for all to read")
 
     async def main() -> None:
         async with broker(tmp_path / "store", conf_path=str(conf)) as server, connected(server.address) as peer:
@@ -262,6 +264,7 @@ def test_a_change_is_written_into_broker_conf(tmp_path: Path) -> None:
             ).raise_for_code("u")
 
     run(main())
+    assert conf.stat().st_mode & 0o777 == 0o600
     assert conf.read_text() == (
         "# by hand\nbrokerName=broker-a\n\nmaxMessageSize=2000\ntraceOn=true\n"
         "brokerPermission=4\nackThreadPoolQueueCapacity=7\n"

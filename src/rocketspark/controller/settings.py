@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rocketspark.errors import ConfigError, ServerError, StoreError
+from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_properties, replace_values
+from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
@@ -162,21 +162,9 @@ class ControllerSettings:
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from None
         self._table |= changed
-        self._persist(changed)
+        if self._conf_path and changed:
+            config_files.keep_settings(self._conf_path, changed, until="the controller stops")
         return sorted(changed)
-
-    def _persist(self, values: dict[str, str]) -> None:
-        if not self._conf_path or not values:
-            return
-        try:
-            text = replace_values(Path(self._conf_path).read_text("utf-8"), values)
-            config_files.write(self._conf_path, text, keep_before=False)
-        except (OSError, UnicodeDecodeError, StoreError) as e:
-            raise ServerError(
-                ResponseCode.SYSTEM_ERROR,
-                f"changed, but {self._conf_path} cannot be written: {getattr(e, 'strerror', None) or e}; the change"
-                " lasts until the controller stops",
-            ) from e
 
 
 def parse_address_of_listener(address: str) -> tuple[str, int]:

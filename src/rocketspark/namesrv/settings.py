@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocketspark.errors import ConfigError, ServerError, StoreError
+from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_properties, replace_values
+from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
@@ -155,20 +155,9 @@ class Settings:
             setattr(self, field, value)
         self._table |= known
         self.changed()
-        self._persist({key: value for key, value in changed.items() if key not in unknown})
-
-    def _persist(self, values: dict[str, str]) -> None:
-        if not self.conf_path or not values:
-            return
-        try:
-            text = replace_values(Path(self.conf_path).read_text("utf-8"), values)
-            config_files.write(self.conf_path, text, keep_before=False)
-        except (OSError, UnicodeDecodeError, StoreError) as e:
-            raise ServerError(
-                ResponseCode.SYSTEM_ERROR,
-                f"changed, but {self.conf_path} cannot be written: {getattr(e, 'strerror', None) or e}; the change"
-                " lasts until the NameServer stops",
-            ) from e
+        kept = {key: value for key, value in changed.items() if key not in unknown}
+        if self.conf_path and kept:
+            config_files.keep_settings(self.conf_path, kept, until="the NameServer stops")
 
 
 def read_namesrv_conf(path: str | os.PathLike[str]) -> tuple[Settings, list[str]]:

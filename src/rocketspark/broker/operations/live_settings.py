@@ -6,9 +6,7 @@ are passed over. Unlike there a wrong value is refused, and so is a key that wou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -17,9 +15,10 @@ from rocketspark.broker.settings import FIELDS, BrokerSettings, Hearer, convert
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_properties, replace_values
+from rocketspark.model.properties import parse_properties
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion
+from rocketspark.store.files import config_files
 
 log = LimitedLog("rocketspark.broker")
 
@@ -103,29 +102,7 @@ class LiveSettings:
         if not path:
             log.info("the broker has no broker.conf (-c): the change lasts until it stops")
             return
-        try:
-            replace_lines(Path(path), values)
-        except OSError as e:
-            raise ServerError(
-                ResponseCode.SYSTEM_ERROR,
-                f"changed, but {path} cannot be written: {e.strerror}; the change lasts until the broker stops",
-            ) from e
-
-
-def replace_lines(path: Path, values: dict[str, str]) -> None:
-    """Set keys in a file of key=value lines: in place where they stand, else at the end. Raises OSError."""
-    text = replace_values(path.read_text("utf-8"), values, _key_of)
-    fresh = path.with_name(path.name + ".tmp")
-    with open(fresh, "w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(fresh, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        config_files.keep_settings(path, values, until="the broker stops", key_of=_key_of)
 
 
 def _key_of(name: str) -> str:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
-from rocketspark.errors import ConfigError, StoreError
+from rocketspark.errors import ConfigError, ServerError, StoreError
+from rocketspark.model.properties import replace_values
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure
 
 
@@ -69,6 +72,25 @@ def write(path: str, text: str, files: OsFiles | None = None, *, keep_before: bo
         raise failure(e, "write", path, len(text)) from e
 
 
+def keep_settings(
+    path: str, values: dict[str, str], *, until: str, key_of: Callable[[str], str] = lambda name: name
+) -> None:
+    """Set keys in the .conf file that the settings of a running server came from; its other lines stay as they are.
+
+    `until`: how long the change lasts otherwise, for the message. Raises ServerError 1 if the file cannot be written.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        write(path, replace_values(text, values, key_of), keep_before=False)
+    except (OSError, UnicodeDecodeError, StoreError) as e:
+        raise ServerError(
+            ResponseCode.SYSTEM_ERROR,
+            f"changed, but {path} cannot be written: {getattr(e, 'strerror', None) or e}; the change lasts until"
+            f" {until}",
+        ) from e
+
+
 def remove_leftovers(directory: str) -> None:
     """Remove the unfinished files of a process that was killed. Only their owner may, before it writes."""
     try:
@@ -82,7 +104,7 @@ def remove_leftovers(directory: str) -> None:
 def _replace(files: OsFiles, path: str, text: str) -> None:
     temporary = f"{path}.tmp"
     try:
-        files.write_file(temporary, text.encode("utf-8"))
+        files.write_file(temporary, text.encode("utf-8"), mode=_mode(path))
         os.replace(temporary, path)
     except OSError:
         try:
@@ -90,6 +112,14 @@ def _replace(files: OsFiles, path: str, text: str) -> None:
         except OSError:
             pass
         raise
+
+
+def _mode(path: str) -> int | None:
+    """Return who may read the file now, so that one with secrets stays closed; None if there is none."""
+    try:
+        return os.stat(path).st_mode & 0o777
+    except OSError:
+        return None
 
 
 def _text(path: str) -> str | None:
