@@ -104,7 +104,8 @@ def remove_leftovers(directory: str) -> None:
 def _replace(files: OsFiles, path: str, text: str) -> None:
     temporary = f"{path}.tmp"
     try:
-        files.write_file(temporary, text.encode("utf-8"), mode=_mode(path))
+        _make_as_closed(temporary, path)
+        files.write_file(temporary, text.encode("utf-8"))
         os.replace(temporary, path)
     except OSError:
         try:
@@ -114,12 +115,17 @@ def _replace(files: OsFiles, path: str, text: str) -> None:
         raise
 
 
-def _mode(path: str) -> int | None:
-    """Return who may read the file now, so that one with secrets stays closed; None if there is none."""
+def _make_as_closed(temporary: str, path: str) -> None:
+    """Make an empty file that only those may read who may read `path`: it may hold secrets."""
     try:
-        return os.stat(path).st_mode & 0o777
+        mode = os.stat(path).st_mode & 0o777
     except OSError:
-        return None
+        return
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
 
 
 def _text(path: str) -> str | None:

@@ -222,12 +222,10 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def write_file(self, path: str, content: bytes, mode: int | None = None) -> None:
-        """Write a small file whole and put it on the disk; `mode`: who may read it, before there is anything in it."""
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644 if mode is None else mode)
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write a small file whole and put it on the disk."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            if mode is not None:
-                os.fchmod(fd, mode)
             left = memoryview(content)
             while left:
                 left = left[os.write(fd, left) :]

@@ -144,9 +144,9 @@ def test_a_replaced_file_is_followed_by_its_directory(tmp_path: Path) -> None:
     done: list[str] = []
 
     class Watched(OsFiles):
-        def write_file(self, path: str, content: bytes, mode: int | None = None) -> None:
+        def write_file(self, path: str, content: bytes) -> None:
             done.append(os.path.basename(path))
-            super().write_file(path, content, mode)
+            super().write_file(path, content)
 
         def sync_directory(self, path: str) -> None:
             done.append(f"directory with {(tmp_path / 'a.json').read_text()}")
