@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rocketspark.admin.access import AccessOperations
 from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
 from rocketspark.client.connection import admin_api, client_api
@@ -95,7 +96,7 @@ class Aside(msgspec.Struct, frozen=True):
         return found
 
 
-class Operations(AsyncClient):
+class Operations(AccessOperations, AsyncClient):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -337,6 +338,18 @@ class SyncOperations(Facade[Operations]):
     retry_quarantined = blocking(Operations.retry_quarantined)
     drop_quarantined = blocking(Operations.drop_quarantined)
     cluster_info = blocking(Operations.cluster_info)
+    create_user = blocking(Operations.create_user)
+    update_user = blocking(Operations.update_user)
+    delete_user = blocking(Operations.delete_user)
+    get_user = blocking(Operations.get_user)
+    list_users = blocking(Operations.list_users)
+    copy_users = blocking(Operations.copy_users)
+    create_acl = blocking(Operations.create_acl)
+    update_acl = blocking(Operations.update_acl)
+    delete_acl = blocking(Operations.delete_acl)
+    get_acl = blocking(Operations.get_acl)
+    list_acls = blocking(Operations.list_acls)
+    copy_acls = blocking(Operations.copy_acls)
 
 
 __all__ = ["Aside", "BrokerState", "Operations", "QueueProgress", "QueueState", "SyncOperations", "TopicState"]

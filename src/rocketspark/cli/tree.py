@@ -9,7 +9,19 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import backup, consume, controller, outbox, pipeline, produce, quarantine, servers, topic
+from rocketspark.cli.commands import (
+    acl,
+    backup,
+    consume,
+    controller,
+    outbox,
+    pipeline,
+    produce,
+    quarantine,
+    servers,
+    topic,
+    user,
+)
 from rocketspark.cli.commands.pipelines import run, spark_env
 from rocketspark.model.text import shown
 
@@ -34,6 +46,8 @@ app.command("controller")(controller.controller)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(topic.app, name="topic")
+app.add_typer(user.app, name="user")
+app.add_typer(acl.app, name="acl")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(outbox.app, name="outbox")

@@ -1,0 +1,460 @@
+"""Users and what they may do (access control 2.0), on the masters of a cluster or on brokers by name or address.
+
+Rule: what is asked of several brokers is tried on each; what a broker refuses is raised once all were asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rocketspark.client.connection import access_api
+from rocketspark.errors import ServerError, UsageError
+from rocketspark.model.text import shown
+from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rocketspark.transport.peer import Peer
+
+if TYPE_CHECKING:
+    from rocketspark.admin.operations import BrokerState
+
+NAME_CHARACTERS_MAX = 255
+USER_TYPES = ("Super", "Normal")
+USER_STATUSES = ("enable", "disable")
+POLICY_TYPES = ("Custom", "Default")
+DECISIONS = ("Allow", "Deny")
+ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+RESOURCE_TYPES = ("Topic", "Group", "Cluster")
+SUBJECT_PREFIX = "User:"
+
+
+class UserState(msgspec.Struct, frozen=True, order=True):
+    """A user on one broker. `user_type`: Super or Normal; `status`: enable or disable."""
+
+    broker_name: str
+    username: str
+    user_type: str
+    status: str
+
+
+class RuleState(msgspec.Struct, frozen=True, order=True):
+    """One rule of a subject on one broker. No `source_ips`: from everywhere."""
+
+    broker_name: str
+    subject: str
+    policy_type: str
+    resource: str
+    actions: tuple[str, ...]
+    source_ips: tuple[str, ...]
+    decision: str
+
+
+class AccessOperations:
+    """The part of Operations that is about users and rules.
+
+    `brokers`: names, or "host:port" of any broker, also of a slave; by default all masters, or those of `cluster`.
+    """
+
+    _timeout_ms: float
+
+    async def _broker(self, address: str) -> Peer:
+        raise NotImplementedError
+
+    async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
+        raise NotImplementedError
+
+    # -- users ---------------------------------------------------------------------------------------------------
+
+    async def create_user(
+        self,
+        username: str,
+        password: str,
+        *,
+        user_type: str = "Normal",
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Create a user; returns the brokers' names. Raises ServerError where there is one of the name already."""
+        if not password.strip():
+            raise UsageError("a user needs a password that is not blank")
+        user = UserInfo(
+            username=_name(username), password=password, user_type=_one_of("user_type", user_type, USER_TYPES)
+        )
+        return await self._each(
+            cluster,
+            brokers,
+            f"create user {username!r}",
+            lambda peer: access_api.create_user(peer, user, timeout_ms=self._timeout_ms),
+        )
+
+    async def update_user(
+        self,
+        username: str,
+        *,
+        password: str | None = None,
+        user_type: str | None = None,
+        status: str | None = None,
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Change a user's password, type or status (enable, disable); None keeps. Returns the brokers' names."""
+        if password is None and user_type is None and status is None:
+            raise UsageError("nothing to change: give a password, a user_type or a status")
+        if password is not None and not password.strip():
+            raise UsageError("a user needs a password that is not blank")
+        user = UserInfo(
+            username=_name(username),
+            password=password,
+            user_type=user_type and _one_of("user_type", user_type, USER_TYPES),
+            user_status=status and _one_of("status", status, USER_STATUSES),
+        )
+        return await self._each(
+            cluster,
+            brokers,
+            f"update user {username!r}",
+            lambda peer: access_api.update_user(peer, user, timeout_ms=self._timeout_ms),
+        )
+
+    async def delete_user(
+        self, username: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
+    ) -> list[str]:
+        """Remove a user and his rules; returns the brokers' names. One that is not there is no error."""
+        _name(username)
+        return await self._each(
+            cluster,
+            brokers,
+            f"delete user {username!r}",
+            lambda peer: access_api.delete_user(peer, username, timeout_ms=self._timeout_ms),
+        )
+
+    async def get_user(
+        self, username: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
+    ) -> list[UserState]:
+        """Return the user as each broker has it. Raises UsageError if none has one of the name."""
+        _name(username)
+        found = []
+        for target in await self._targets(cluster, brokers):
+            peer = await self._broker(target.address)
+            user = await access_api.get_user(peer, username, timeout_ms=self._timeout_ms)
+            if user is not None:
+                found.append(_user_state(target.broker_name, user))
+        if not found:
+            raise UsageError(f"no broker has a user {username!r}")
+        return found
+
+    async def list_users(
+        self, part: str = "", *, cluster: str | None = None, brokers: Iterable[str] | None = None
+    ) -> list[UserState]:
+        """Return the users whose names hold `part`, by broker and name."""
+        found = []
+        for target in await self._targets(cluster, brokers):
+            peer = await self._broker(target.address)
+            users = await access_api.list_users(peer, part, timeout_ms=self._timeout_ms)
+            found += [_user_state(target.broker_name, user) for user in users]
+        return sorted(found)
+
+    async def copy_users(
+        self, source: str, *, usernames: Sequence[str] = (), brokers: Iterable[str] | None = None
+    ) -> dict[str, list[str]]:
+        """Create or update users of the broker `source` on others; by default all, on all other masters.
+
+        Returns the names of the users by that of the broker. Raises UsageError for one that `source` does not have.
+        """
+        origin, targets = await self._copy_ends(source, brokers)
+        peer = await self._broker(origin.address)
+        if usernames:
+            users = []
+            for name in usernames:
+                user = await access_api.get_user(peer, _name(name), timeout_ms=self._timeout_ms)
+                if user is None:
+                    raise UsageError(f"{origin.broker_name} has no user {name!r}")
+                users.append(user)
+        else:
+            users = await access_api.list_users(peer, timeout_ms=self._timeout_ms)
+        copied: dict[str, list[str]] = {}
+        for target in targets:
+            other = await self._broker(target.address)
+            copied[target.broker_name] = []
+            for user in users:
+                name = user.username or ""
+                known = await access_api.get_user(other, name, timeout_ms=self._timeout_ms)
+                put = access_api.create_user if known is None else access_api.update_user
+                await put(other, user, timeout_ms=self._timeout_ms)
+                copied[target.broker_name].append(name)
+        return copied
+
+    # -- rules ---------------------------------------------------------------------------------------------------
+
+    async def create_acl(
+        self,
+        subject: str,
+        resources: Sequence[str],
+        actions: Sequence[str],
+        *,
+        decision: str = "Allow",
+        source_ips: Sequence[str] = (),
+        policy_type: str = "Custom",
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Allow or deny a user something; his other rules stay. Returns the brokers' names.
+
+        Args:
+            subject: the user's name, or "User:name".
+            resources: "Topic:orders", "Topic:order*", "Group:*", "Cluster:DefaultCluster", "*", …
+            actions: All, Pub, Sub, Create, Update, Delete, Get, List.
+            decision: Allow or Deny.
+            source_ips: addresses and networks that the rule is for; none: all.
+            policy_type: Custom, or Default: asked where no custom rule fits.
+        """
+        acl = acl_info(subject, resources, actions, decision=decision, source_ips=source_ips, policy_type=policy_type)
+        return await self._each(
+            cluster,
+            brokers,
+            f"create rules of {acl.subject!r}",
+            lambda peer: access_api.create_acl(peer, acl, timeout_ms=self._timeout_ms),
+        )
+
+    async def update_acl(
+        self,
+        subject: str,
+        resources: Sequence[str],
+        actions: Sequence[str],
+        *,
+        decision: str = "Allow",
+        source_ips: Sequence[str] = (),
+        policy_type: str = "Custom",
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Replace a user's rules for these resources; arguments as `create_acl`. Raises ServerError if he has none."""
+        acl = acl_info(subject, resources, actions, decision=decision, source_ips=source_ips, policy_type=policy_type)
+        return await self._each(
+            cluster,
+            brokers,
+            f"update rules of {acl.subject!r}",
+            lambda peer: access_api.update_acl(peer, acl, timeout_ms=self._timeout_ms),
+        )
+
+    async def delete_acl(
+        self,
+        subject: str,
+        *,
+        resource: str | None = None,
+        policy_type: str | None = None,
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Remove a user's rule for `resource`, or all of his rules; returns the brokers' names."""
+        whole = _subject(subject)
+        wanted = None if resource is None else _resource(resource)
+        kind = None if policy_type is None else _one_of("policy_type", policy_type, POLICY_TYPES)
+        return await self._each(
+            cluster,
+            brokers,
+            f"delete rules of {whole!r}",
+            lambda peer: access_api.delete_acl(
+                peer, whole, policy_type=kind, resource=wanted, timeout_ms=self._timeout_ms
+            ),
+        )
+
+    async def get_acl(
+        self, subject: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
+    ) -> list[RuleState]:
+        """Return a user's rules as each broker has them. Raises UsageError if no broker has any."""
+        whole = _subject(subject)
+        found: list[RuleState] = []
+        for target in await self._targets(cluster, brokers):
+            peer = await self._broker(target.address)
+            acl = await access_api.get_acl(peer, whole, timeout_ms=self._timeout_ms)
+            if acl is not None:
+                found += _rule_states(target.broker_name, acl)
+        if not found:
+            raise UsageError(f"no broker has rules of {whole!r}")
+        return found
+
+    async def list_acls(
+        self,
+        subject_part: str = "",
+        resource_part: str = "",
+        *,
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[RuleState]:
+        """Return the rules of subjects and for resources whose names hold these parts, by broker and subject."""
+        found: list[RuleState] = []
+        for target in await self._targets(cluster, brokers):
+            peer = await self._broker(target.address)
+            acls = await access_api.list_acls(peer, subject_part, resource_part, timeout_ms=self._timeout_ms)
+            for acl in acls:
+                found += _rule_states(target.broker_name, acl)
+        return sorted(found, key=lambda rule: (rule.broker_name, rule.subject))
+
+    async def copy_acls(
+        self, source: str, *, subjects: Sequence[str] = (), brokers: Iterable[str] | None = None
+    ) -> dict[str, list[str]]:
+        """Create or update rules of the broker `source` on others; by default all, on all other masters.
+
+        Returns the subjects by the name of the broker. Raises UsageError for one that has no rules on `source`.
+        """
+        origin, targets = await self._copy_ends(source, brokers)
+        peer = await self._broker(origin.address)
+        if subjects:
+            acls = []
+            for subject in map(_subject, subjects):
+                acl = await access_api.get_acl(peer, subject, timeout_ms=self._timeout_ms)
+                if acl is None:
+                    raise UsageError(f"{origin.broker_name} has no rules of {subject!r}")
+                acls.append(acl)
+        else:
+            acls = await access_api.list_acls(peer, timeout_ms=self._timeout_ms)
+        copied: dict[str, list[str]] = {}
+        for target in targets:
+            other = await self._broker(target.address)
+            copied[target.broker_name] = []
+            for acl in acls:
+                name = acl.subject or ""
+                known = await access_api.get_acl(other, name, timeout_ms=self._timeout_ms)
+                put = access_api.create_acl if known is None else access_api.update_acl
+                await put(other, acl, timeout_ms=self._timeout_ms)
+                copied[target.broker_name].append(name)
+        return copied
+
+    # -- where ---------------------------------------------------------------------------------------------------
+
+    async def _targets(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
+        from rocketspark.admin.operations import BrokerState
+
+        if brokers is None:
+            return await self._masters(cluster, None)
+        wanted = list(dict.fromkeys(brokers))
+        names = [name for name in wanted if ":" not in name]
+        found = {b.broker_name: b for b in await self._masters(cluster, names)} if names else {}
+        return [found[name] if name in found else BrokerState("", name, 0, name) for name in wanted]
+
+    async def _copy_ends(self, source: str, brokers: Iterable[str] | None) -> tuple[BrokerState, list[BrokerState]]:
+        (origin,) = await self._targets(None, [source])
+        targets = [t for t in await self._targets(None, brokers) if t.address != origin.address]
+        if not targets:
+            raise UsageError(f"no broker to copy to but {origin.broker_name} itself")
+        return origin, targets
+
+    async def _each(
+        self,
+        cluster: str | None,
+        brokers: Iterable[str] | None,
+        doing: str,
+        act: Callable[[Peer], Awaitable[None]],
+    ) -> list[str]:
+        """Do it on each; returns their names. Raises the first refusal, which says where it was done all the same."""
+        done: list[str] = []
+        refused: list[tuple[str, ServerError]] = []
+        for target in await self._targets(cluster, brokers):
+            try:
+                await act(await self._broker(target.address))
+            except ServerError as e:
+                refused.append((target.broker_name, e))
+            else:
+                done.append(target.broker_name)
+        if not refused:
+            return done
+        where, error = refused[0]
+        also = "".join(f"; {name} too" for name, _ in refused[1:])
+        but = f", done on {', '.join(done)}" if done else ""
+        raise ServerError(
+            error.code, error.remark, address=error.address, doing=f"{doing} refused by {where}{also}{but}"
+        )
+
+
+def acl_info(
+    subject: str,
+    resources: Sequence[str],
+    actions: Sequence[str],
+    *,
+    decision: str = "Allow",
+    source_ips: Sequence[str] = (),
+    policy_type: str = "Custom",
+) -> AclInfo:
+    """Return rules as they are sent to a broker. Raises UsageError for what no rule can have."""
+    if not resources or not actions:
+        raise UsageError("a rule needs a resource, as Topic:orders, and an action, as Pub")
+    entries = [
+        PolicyEntryInfo(
+            resource=_resource(resource),
+            actions=[_one_of("action", action, ACTIONS) for action in actions],
+            source_ips=[_source_ip(ip) for ip in source_ips] or None,
+            decision=_one_of("decision", decision, DECISIONS),
+        )
+        for resource in resources
+    ]
+    kind = _one_of("policy_type", policy_type, POLICY_TYPES)
+    return AclInfo(subject=_subject(subject), policies=[PolicyInfo(policy_type=kind, entries=entries)])
+
+
+def _name(username: str) -> str:
+    if not username.strip() or len(username) > NAME_CHARACTERS_MAX or not username.isprintable():
+        raise UsageError(
+            f"{shown(username, characters_max=60)!r} is no name of a user: 1 to {NAME_CHARACTERS_MAX} printable"
+            " characters are needed"
+        )
+    return username
+
+
+def _subject(subject: str) -> str:
+    return SUBJECT_PREFIX + _name(subject.removeprefix(SUBJECT_PREFIX))
+
+
+def _resource(text: str) -> str:
+    kind, _, name = text.strip().partition(":")
+    if kind == "*" and not name:
+        return "*"
+    found = next((each for each in RESOURCE_TYPES if each.lower() == kind.lower()), None)
+    if found is None or not name or not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
+        raise UsageError(
+            f"{shown(text, characters_max=60)!r} is no resource: Topic:name, Group:name, Cluster:name, where name may"
+            " end in *, or * for everything"
+        )
+    return f"{found}:{name}"
+
+
+def _source_ip(text: str) -> str:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise UsageError(
+            f"{shown(text, characters_max=60)!r} is no source address: one as 10.1.2.3 or a network as 10.0.0.0/8 is"
+            " needed"
+        ) from None
+    return text
+
+
+def _one_of(what: str, text: str, known: tuple[str, ...]) -> str:
+    found = next((each for each in known if each.lower() == text.strip().lower()), None)
+    if found is None:
+        raise UsageError(f"{what} {shown(text, characters_max=60)!r} is not one of {', '.join(known)}")
+    return found
+
+
+def _user_state(broker_name: str, user: UserInfo) -> UserState:
+    return UserState(broker_name, user.username or "", user.user_type or "", user.user_status or "")
+
+
+def _rule_states(broker_name: str, acl: AclInfo) -> list[RuleState]:
+    return [
+        RuleState(
+            broker_name,
+            acl.subject or "",
+            policy.policy_type or "Custom",
+            entry.resource or "",
+            tuple(entry.actions or ()),
+            tuple(entry.source_ips or ()),
+            entry.decision or "",
+        )
+        for policy in acl.policies or ()
+        for entry in policy.entries or ()
+    ]
+
+
+__all__ = ["AccessOperations", "RuleState", "UserState", "acl_info"]

@@ -1,0 +1,231 @@
+"""`user create|update|delete|get|list|copy`: who may come in, as `mqadmin createUser` and its like."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocketspark.cli.operate import print_json, run_operation
+from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.passwords import VARIABLE, new_password
+from rocketspark.cli.tables import by_broker, print_table
+from rocketspark.model.text import shown
+
+if TYPE_CHECKING:
+    from rocketspark.admin.access import UserState
+
+app = typer.Typer(
+    help="Create, update, delete, list and copy users of brokers with access control.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="The user's name, which is the access key of clients.", show_default=False)]
+Broker = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-b", "--broker", help="Only on this broker, a name or host:port; may be repeated [default: masters]."
+    ),
+]
+Cluster = Annotated[str | None, typer.Option("-c", "--cluster", help="Only on the masters of this cluster.")]
+Password = Annotated[
+    str | None, typer.Option(help="The password; process lists show it: prefer the other ways.", show_default=False)
+]
+PasswordFile = Annotated[
+    Path | None, typer.Option(help="A file whose first line is the password; - for stdin.", show_default=False)
+]
+Generate = Annotated[bool, typer.Option("--generate", help="Make a random password, and print it once.")]
+
+
+class UserType(StrEnum):
+    """What a user is: a Super user may do everything, a Normal one what rules allow."""
+
+    super = "Super"
+    normal = "Normal"
+
+
+class Status(StrEnum):
+    """Whether a user may come in."""
+
+    enable = "enable"
+    disable = "disable"
+
+
+@app.command()
+def create(
+    name: Name,
+    user_type: Annotated[UserType, typer.Option("-t", "--type", case_sensitive=False)] = UserType.normal,
+    password_file: PasswordFile = None,
+    generate: Generate = False,
+    password: Password = None,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a user on every master; he may do nothing until a rule allows it (`acl create`).
+
+    The password comes from --password-file, ROCKETMQ_USER_PASSWORD, --generate, or a prompt.
+
+    Example: `rocketspark user create billing --generate`
+    """
+    secret = new_password(password, password_file, generate=generate)
+    brokers = run_operation(
+        namesrv,
+        lambda operations: operations.create_user(
+            name, secret, user_type=user_type.value, cluster=cluster, brokers=broker or None
+        ),
+    )
+    _done("created", name, brokers, secret if generate else None, json=json)
+
+
+@app.command()
+def update(
+    name: Name,
+    user_type: Annotated[UserType | None, typer.Option("-t", "--type", case_sensitive=False)] = None,
+    status: Annotated[Status | None, typer.Option("-s", "--status", case_sensitive=False)] = None,
+    new: Annotated[
+        bool, typer.Option("--new-password", help=f"Change the password, from {VARIABLE} or a prompt.")
+    ] = False,
+    password_file: PasswordFile = None,
+    generate: Generate = False,
+    password: Password = None,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Change a user's password, type or status on every master.
+
+    Example: `rocketspark user update billing --status disable`
+
+    Example: `rocketspark user update billing --generate`
+    """
+    wanted = new or generate or password is not None or password_file is not None
+    if not wanted and user_type is None and status is None:
+        raise typer.BadParameter("nothing to change: give --type, --status or --new-password")
+    secret = new_password(password, password_file, generate=generate) if wanted else None
+    brokers = run_operation(
+        namesrv,
+        lambda operations: operations.update_user(
+            name,
+            password=secret,
+            user_type=user_type and user_type.value,
+            status=status and status.value,
+            cluster=cluster,
+            brokers=broker or None,
+        ),
+    )
+    _done("updated", name, brokers, secret if generate else None, json=json)
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete a user, with his rules, on every master.
+
+    Example: `rocketspark user delete billing --yes`
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("his clients will be refused: confirm with --yes")
+        typer.confirm(f"Delete user {shown(name)} and his rules?", abort=True)
+    brokers = run_operation(
+        namesrv, lambda operations: operations.delete_user(name, cluster=cluster, brokers=broker or None)
+    )
+    _done("deleted", name, brokers, None, json=json)
+
+
+@app.command()
+def get(
+    name: Name,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Print one user: type and status, on each broker. Passwords are not shown.
+
+    Example: `rocketspark user get billing`
+    """
+    _print(
+        run_operation(namesrv, lambda operations: operations.get_user(name, cluster=cluster, brokers=broker or None)),
+        json=json,
+    )
+
+
+@app.command("list")
+def list_(
+    part: Annotated[str, typer.Argument(help="Only names that hold this.", show_default=False)] = "",
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Print the users of all masters: type and status. Passwords are not shown.
+
+    Example: `rocketspark user list --json`
+    """
+    _print(
+        run_operation(namesrv, lambda operations: operations.list_users(part, cluster=cluster, brokers=broker or None)),
+        json=json,
+    )
+
+
+@app.command()
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The broker to copy from, a name or host:port.")],
+    user: Annotated[list[str] | None, typer.Option("-u", "--user", help="Only this user; may be repeated.")] = None,
+    to: Annotated[
+        list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
+    ] = None,
+    namesrv: Namesrv = NAMESRV_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Copy users, with their passwords, from one broker to others, e.g. to one that is new.
+
+    Example: `rocketspark user copy broker-a --to broker-b`
+    """
+    copied = run_operation(
+        namesrv, lambda operations: operations.copy_users(source, usernames=user or (), brokers=to or None)
+    )
+    print_copied(copied, json=json)
+
+
+def print_copied(copied: dict[str, list[str]], *, json: bool) -> None:
+    """Print what was copied, by the broker it was copied to."""
+    if json:
+        print_json(copied)
+        return
+    for broker, names in copied.items():
+        print(f"copied to {shown(broker)}: {', '.join(map(shown, names)) or 'nothing'}")
+
+
+def _done(what: str, name: str, brokers: Iterable[str], secret: str | None, *, json: bool) -> None:
+    if json:
+        print_json({"user": name, "brokers": list(brokers), "done": what} | ({"password": secret} if secret else {}))
+        return
+    print(f"{what} {shown(name)} on {', '.join(map(shown, brokers))}")
+    if secret:
+        print(f"password: {secret}")
+        print("keep it: it is not shown again", file=sys.stderr)
+
+
+def _print(found: list[UserState], *, json: bool) -> None:
+    if json:
+        print_json(found)
+        return
+    rows = by_broker((u.broker_name, (u.username, u.user_type, u.status)) for u in found)
+    if rows:
+        print_table(("broker", "user", "type", "status"), rows)
+    else:
+        print("there are no users", file=sys.stderr)

@@ -1,0 +1,29 @@
+"""Tables for people. Rule: what comes from a server is shown escaped, and styled by nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rocketspark.model.text import shown
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of texts below the columns' names."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(cell)) for cell in row))
+    Console().print(table)
+
+
+def by_broker(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Join (broker, row) of equal rows into one: the brokers' names, then the row."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for broker, row in rows:
+        found.setdefault(row, []).append(broker)
+    return [(", ".join(brokers), *row) for row, brokers in found.items()]
