@@ -22,6 +22,7 @@ from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
 from rocketspark.transport.connections import parse_addresses
+from rocketspark.transport.tls.settings import TlsSettings
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 # The limit of queues of a topic: a request that visits each queue would block the loop for long.
@@ -258,6 +259,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     authorization: bool = setting("authorizationEnabled", False)
     transient_pool: bool = setting("transientStorePoolEnable", False)
     store_type: str = setting("storeType", "default")
+
+    # Keys that begin with tls., and tls.properties.
+    tls: TlsSettings = TlsSettings()
 
     # Values of keys that have no effect here, and the file that all came from.
     ignored: dict[str, str] = {}

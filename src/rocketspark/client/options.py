@@ -35,7 +35,10 @@ class ClientOptions(TypedDict, total=False):
         [pollNameServerInterval, heartbeatBrokerInterval].
     timeout_ms: of one question to a NameServer or broker that is no send, pull or call of the application: 3 s
         [mqClientApiTimeout].
-    use_tls: not there yet: true raises ConfigError [useTLS].
+    use_tls: talk TLS to NameServers and brokers: no [useTLS]. Then tls_ca: file of the certificates that are trusted,
+        PEM; without it those of the system. tls_verify: `full` checks a server's certificate and that it is for the
+        name or address dialled, or for tls_server_name; `ca` the certificate alone; `none` nothing. tls_cert, tls_key,
+        tls_key_password: this client's own pair, where servers ask for one.
     hooks: objects of a class derived from `hooks.Hooks`, called in their order.
     access_key, secret_key, security_token: every request is signed with them (ACL).
     trace: write message traces, to RMQ_SYS_TRACE_TOPIC or the topic given [enableTrace, traceTopic].
@@ -53,6 +56,12 @@ class ClientOptions(TypedDict, total=False):
     heartbeat_interval_ms: float
     timeout_ms: float
     use_tls: bool
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_key_password: str | None
+    tls_verify: str | None
+    tls_server_name: str | None
     hooks: Sequence[Hooks]
     access_key: str | None
     secret_key: str | None

@@ -15,10 +15,10 @@ log = LimitedLog("rocketspark.controller")
 
 
 class RoleNotices:
-    """One-way notices to brokers, each over a connection of the controller's own."""
+    """One-way notices to brokers, each over one of the controller's own `connections`."""
 
-    def __init__(self) -> None:
-        self._connections = Connections(language="JAVA")
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, addresses: Iterable[str], header: ElectMasterReply, body: bytes) -> None:

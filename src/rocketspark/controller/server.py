@@ -12,6 +12,7 @@ from rocketspark.controller.role_notices import RoleNotices
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.controller.state_file import StateFile
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.connections import Connections
 from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -32,12 +33,12 @@ class ControllerServer:
         self._journal = Journal(self._file)
         self._clock = Clock()
         self._live = LiveTable(self._clock.now_ms)
-        self._notices = RoleNotices()
+        self._notices = RoleNotices(Connections(language="JAVA", tls=settings.tls.client()))
         self._elections = Elections(settings, self._journal, self._live, self._notices)
         routes = Routes()
         handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, lambda: self.address)
         handlers.routes(routes)
-        self._server = Server(routes, on_close=self._peer_closed)
+        self._server = Server(routes, on_close=self._peer_closed, tls=settings.tls)
         self._share = share
         self._ticker: asyncio.TimerHandle | None = None
         self._brokers_at_ms = self._masters_at_ms = 0

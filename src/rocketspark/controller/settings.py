@@ -16,6 +16,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
 from rocketspark.transport.connections import parse_address
+from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.controller")
 
@@ -79,6 +80,7 @@ class ControllerSettings:
     ) -> None:
         values = dict(values or {})
         self._conf_path = os.fspath(conf_path)
+        self.tls = TlsSettings()
         self.unknown = sorted(values.keys() - _DEFAULTS.keys() - _KNOWN_UNSET)
         self._table = _DEFAULTS | {key: value for key, value in values.items() if key in _DEFAULTS}
         if folder:

@@ -22,6 +22,7 @@ from rocketspark.protocol.headers import MinBrokerIdHeader
 from rocketspark.transport.connections import dial, parse_address
 from rocketspark.transport.descriptors import OF_PROCESS
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.tls.client_tls import ClientTls
 
 log = LimitedLog("rocketspark.namesrv")
 
@@ -70,8 +71,9 @@ class _Lookups:
 class _Told:
     """One broker with the notices that wait for it, and the task that sends them."""
 
-    def __init__(self, address: str, lookups: _Lookups) -> None:
+    def __init__(self, address: str, lookups: _Lookups, tls: ClientTls | None) -> None:
         self.address = address
+        self._tls = tls
         self._lookups = lookups
         self._peer: Peer | None = None
         self.waiting: deque[MinBrokerIdHeader] = deque(maxlen=NOTICES_MAX)
@@ -121,7 +123,8 @@ class _Told:
     async def _connected(self) -> Peer:
         try:
             async with asyncio.timeout(CONNECT_MS / 1000):
-                return await dial(await self._lookups.address(self.address), timeout_ms=CONNECT_MS, language="JAVA")
+                place = await self._lookups.address(self.address)
+                return await dial(place, timeout_ms=CONNECT_MS, language="JAVA", tls=self._tls)
         except TimeoutError:
             raise NotSent(f"it did not answer within {CONNECT_MS} ms", address=self.address) from None
 
@@ -133,9 +136,10 @@ class _Told:
 
 
 class MinIdNotices:
-    """The notices of one NameServer, each broker's in order."""
+    """The notices of one NameServer, each broker's in order. `tls`: how brokers are called; None for plain."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ClientTls | None = None) -> None:
+        self._tls = tls
         self._told: OrderedDict[str, _Told] = OrderedDict()
         self._lookups = _Lookups()
 
@@ -162,7 +166,7 @@ class MinIdNotices:
             while len(self._told) >= BROKERS_MAX:
                 _, oldest = self._told.popitem(last=False)
                 oldest.task.cancel()
-            told = self._told[address] = _Told(address, self._lookups)
+            told = self._told[address] = _Told(address, self._lookups, self._tls)
             told.task.add_done_callback(lambda _: self._ended(address, told))
         self._told.move_to_end(address)
         return told

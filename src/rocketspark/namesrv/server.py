@@ -47,13 +47,13 @@ class NameServer:
             host=host, port=port, order_topics=order_topics, scan_s=scan_s, kv_path=str(kv_path or "")
         )
         self.settings.changed = self._settings_changed
-        self._notices = MinIdNotices()
+        self._notices = MinIdNotices(self.settings.tls.client())
         self.registry = Registry(self.settings, self._notices.send)
         kv = KvConfig(Path(self.settings.kv_path) if self.settings.kv_path else None)
         routes = Routes()
         NameServerHandlers(self.registry, kv, self.settings).routes(routes)
         AdminHandlers(self.registry, self.settings).routes(routes)
-        self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s)
+        self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s, tls=self.settings.tls)
         self._share = share
         self._scanner: asyncio.TimerHandle | None = None
 

@@ -20,6 +20,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
+from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.namesrv")
 
@@ -75,6 +76,7 @@ class Settings:
     ) -> None:
         self._table = dict(DEFAULTS)
         self.conf_path = ""
+        self.tls = TlsSettings()
         self.host = host
         self.port = port
         self.kv_path = kv_path

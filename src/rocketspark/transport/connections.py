@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import ssl
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model.text import shown, whole_number
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
+from rocketspark.transport.tls.client_tls import ClientTls
+from rocketspark.transport.tls.failures import explain
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -52,8 +55,9 @@ async def dial(
     language: str = "PYTHON",
     on_close: Callable[[Peer], None] | None = None,
     hooks: RpcHooks | None = None,
+    tls: ClientTls | None = None,
 ) -> Peer:
-    """Connect to "host:port". Raises NotSent if no server answers within `timeout_ms`."""
+    """Connect to "host:port". Raises NotSent if no server answers within `timeout_ms`; `tls`: None for plain."""
     host, port = parse_address(address)
     loop = asyncio.get_running_loop()
 
@@ -65,9 +69,17 @@ async def dial(
 
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            _, peer = await loop.create_connection(make, host, port)
+            if tls is None:
+                _, peer = await loop.create_connection(make, host, port)
+            else:
+                _, peer = await loop.create_connection(
+                    make, host, port, ssl=tls.context(), server_hostname=tls.name_of(host)
+                )
     except TimeoutError:
         raise NotSent(f"{address} did not accept the connection within {timeout_ms:.0f} ms", address=address) from None
+    except ssl.SSLError as e:
+        assert tls is not None
+        raise NotSent(explain(e, address, tls, host), address=address) from None
     except OSError as e:
         raise NotSent(
             f"cannot connect to {address}: {e.strerror or e}; check the address and that the server runs",
@@ -86,11 +98,13 @@ class Connections:
         connect_timeout_ms: float = 3000,
         language: str = "PYTHON",
         hooks: RpcHooks | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._routes = routes
         self._timeout_ms = connect_timeout_ms
         self._language = language
         self._hooks = hooks
+        self._tls = tls
         self._peers: dict[str, Peer] = {}
         self._dialing: dict[str, asyncio.Task[Peer]] = {}
         self._closed = False
@@ -116,7 +130,12 @@ class Connections:
     async def _dial(self, address: str) -> Peer:
         try:
             peer = await dial(
-                address, self._routes, timeout_ms=self._timeout_ms, language=self._language, hooks=self._hooks
+                address,
+                self._routes,
+                timeout_ms=self._timeout_ms,
+                language=self._language,
+                hooks=self._hooks,
+                tls=self._tls,
             )
             self._peers[address] = peer
             return peer

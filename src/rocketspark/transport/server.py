@@ -16,6 +16,7 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 
@@ -29,7 +30,7 @@ class Server:
     `idle_s`: a connection on which nothing came in for that long is closed (rule: serverChannelMaxIdleTimeSeconds);
     infinity for none.
     `connections_max`: one more is closed at once, and so is one that `descriptors` has no room for. `refused`: how many
-    were.
+    were. `tls`: whether TLS is taken, and with which certificate; None for plain alone.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Server:
         idle_s: float = IDLE_S,
         connections_max: float = math.inf,
         descriptors: Descriptors = OF_PROCESS,
+        tls: TlsSettings | None = None,
     ) -> None:
         self._routes = routes
         self._on_close = on_close
@@ -47,6 +49,7 @@ class Server:
         self.connections_max = connections_max
         self._descriptors = descriptors
         self.refused = 0
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._others: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable
 
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.table_saving import SMALL_ROWS, joined
 from rocketspark.broker.topics import Topics
@@ -20,7 +21,6 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig
-from rocketspark.transport.connections import Connections
 
 log = LimitedLog("rocketspark.broker")
 
@@ -87,7 +87,7 @@ class Registration:
         self._again: dict[str, asyncio.Event] = {}
         self._topics = topics
         self._beside = beside
-        self._connections = Connections(language="JAVA")
+        self._connections = inner_connections(settings)
         self._address = ""
         self._tellers: dict[str, _Teller] = {}
         # Topics made by a first send, to be looked for on the cluster's other brokers; and the task that does it.

@@ -80,10 +80,12 @@ class InSync(NamedTuple):
 class ControllerClient:
     """Calls on the leader of a group of controllers. `addresses`: "host:port" of each; they may change."""
 
-    def __init__(self, addresses: Iterable[str], *, timeout_ms: float = TIMEOUT_MS) -> None:
+    def __init__(
+        self, addresses: Iterable[str], *, timeout_ms: float = TIMEOUT_MS, connections: Connections | None = None
+    ) -> None:
         self.addresses = list(addresses)
         self._timeout_ms = timeout_ms
-        self._connections = Connections(connect_timeout_ms=timeout_ms, language="JAVA")
+        self._connections = connections or Connections(connect_timeout_ms=timeout_ms, language="JAVA")
         self.leader: str | None = None
 
     async def find_leader(self) -> str:

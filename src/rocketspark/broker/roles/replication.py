@@ -13,6 +13,7 @@ from typing import Any
 
 from rocketspark.broker.consumers.lock_quorum import LockQuorum
 from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.controller_client import ControllerClient
@@ -42,7 +43,7 @@ from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
-from rocketspark.transport.connections import Connections, parse_address
+from rocketspark.transport.connections import parse_address
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Handler, Routes
 from rocketspark.transport.request_frames import reply
@@ -90,7 +91,7 @@ class Replication(RoleDriver):
         self._messages = messages
         self._address = ""
         self._start_end = store.written_position
-        self._connections = Connections(language="JAVA")
+        self._connections = inner_connections(settings)
         self.arrivals = Arrivals(store, tables, long_polling)
         self.members = MemberGroup(settings, self._connections)
         self.troubles = Troubles()
@@ -118,7 +119,7 @@ class Replication(RoleDriver):
         """Make what a controller needs. Raises ConfigError, StoreUnwritable for files that cannot be understood."""
         s, store = self._settings, self._store
         self.epochs = EpochList(s.epoch_file or f"{s.store_root}/epochFileCheckpoint")
-        controller = ControllerClient(())
+        controller = ControllerClient((), connections=inner_connections(s))
         self.controlled = ControlledRole(
             s, store, self.role, self.epochs, self, self.listener, self._waits, controller, self._long_polling
         )
@@ -199,7 +200,11 @@ class Replication(RoleDriver):
         if not self.role.is_master:
             self._store.become_replica()
         self.synchronize = SlaveSynchronize(
-            self._tables, self._messages, self.arrivals.store_side(), own_address=address
+            self._tables,
+            self._messages,
+            self.arrivals.store_side(),
+            own_address=address,
+            connections=inner_connections(s),
         )
         self.arrivals.synchronize = self.synchronize
         self.synchronize.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, ServerError, TransportError
 from rocketspark.model.text import shown
@@ -9,7 +10,6 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClusterInfo
-from rocketspark.transport.connections import Connections
 from rocketspark.transport.request_frames import Reply
 
 # Rule: forwardTimeout, 5.x.
@@ -21,7 +21,7 @@ class OtherBrokers:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        self._connections = Connections(language="JAVA")
+        self._connections = inner_connections(settings)
         self._addresses: dict[str, str] = {}
 
     async def ask(self, broker_name: str, code: int, header: Header) -> Reply:

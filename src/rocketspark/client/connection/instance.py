@@ -27,6 +27,7 @@ from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.tls.client_tls import client_tls
 
 log = logging.getLogger("rocketspark.client")
 
@@ -65,6 +66,12 @@ class Instance:
         route_interval_ms: float = ROUTE_INTERVAL_MS,
         heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
         use_tls: bool = False,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        tls_key_password: str | None = None,
+        tls_verify: str | None = None,
+        tls_server_name: str | None = None,
         rpc_hooks: HookSet | None = None,
         access_key: str | None = None,
         secret_key: str | None = None,
@@ -72,8 +79,15 @@ class Instance:
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
     ) -> None:
-        if use_tls:
-            raise ConfigError("use_tls: this version's clients have no TLS; leave it out")
+        tls = client_tls(
+            use_tls,
+            tls_ca=tls_ca,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_key_password=tls_key_password,
+            tls_verify=tls_verify,
+            tls_server_name=tls_server_name,
+        )
         self.namespace = namespace
         self._name = instance_name or unique_name()
         if unit_name:
@@ -93,13 +107,14 @@ class Instance:
                 Signer(access_key or "", secret_key or "", security_token),
             ]
             self.rpc_hooks = signed
-        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=self.rpc_hooks)
+        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=self.rpc_hooks, tls=tls)
         self.routes = RouteCache(
             [] if self._url else namesrv_addresses(namesrv),
             timeout_ms=timeout_ms,
             default_topic=default_topic,
             default_queue_count=default_queue_count,
             hooks=self.rpc_hooks,
+            tls=tls,
         )
         self.routes.changed = self._broker_changed
         # Told of a broker name whose master is at another address than before, or at one again.

@@ -29,6 +29,7 @@ from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
+from rocketspark.transport.tls.client_tls import ClientTls
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ class RouteCache:
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = 4,
         hooks: RpcHooks | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self.addresses: list[str] = []
         self._turn = 0
@@ -77,7 +79,7 @@ class RouteCache:
         self._default_topic = default_topic
         self._default_queue_count = default_queue_count
         self.set_addresses(addresses)
-        self._connections = Connections(connect_timeout_ms=self._timeout_ms, hooks=hooks)
+        self._connections = Connections(connect_timeout_ms=self._timeout_ms, hooks=hooks, tls=tls)
         self._wanted: dict[str, None] = {}
         self._routes: dict[str, TopicRoute] = {}
         self._assumed: dict[str, TopicRoute] = {}

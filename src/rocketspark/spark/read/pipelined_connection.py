@@ -6,6 +6,7 @@ Lean on purpose: bodies of pulls are decoded straight from the receive buffer, s
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.headers import Header
 from rocketspark.transport.connections import parse_address
 from rocketspark.transport.request_frames import request
+from rocketspark.transport.tls.client_tls import ClientTls
+from rocketspark.transport.tls.failures import explain, refusal
 
 BUFFER_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 3.0
@@ -40,9 +43,11 @@ class PipelinedReply(NamedTuple):
 
 
 class PipelinedConnection:
-    """An open connection to "host:port". Raises NotSent if it cannot be had."""
+    """An open connection to "host:port". Raises NotSent if it cannot be had. `tls`: None for plain."""
 
-    def __init__(self, address: str, *, timeout_ms: float, signer: Signer | None = None) -> None:
+    def __init__(
+        self, address: str, *, timeout_ms: float, signer: Signer | None = None, tls: ClientTls | None = None
+    ) -> None:
         self.address = address
         self._signer = signer
         self._timeout_ms = timeout_ms
@@ -59,6 +64,8 @@ class PipelinedConnection:
         except OSError as e:
             text = f"cannot connect to {address}: {e.strerror or e}; check the address and that the server runs"
             raise NotSent(text, address=address) from None
+        if tls is not None:
+            self._socket = _secured(self._socket, address, tls)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(timeout_ms / 1000)
 
@@ -154,6 +161,8 @@ class PipelinedConnection:
 
     def _lost(self, error: OSError | None) -> ConnectionLost:
         reason = error.strerror or error if error else "closed by the other side"
+        if refused := refusal(error):
+            reason = f"it {refused}"
         return ConnectionLost(f"connection to {self.address} ended before the reply: {reason}", address=self.address)
 
     def close(self) -> None:
@@ -163,6 +172,22 @@ class PipelinedConnection:
         self._buffer = bytearray()
         self._view = memoryview(self._buffer)
         self._filled = self._taken = 0
+
+
+def _secured(plain: socket.socket, address: str, tls: ClientTls) -> ssl.SSLSocket:
+    """Return the socket with TLS on it. Raises NotSent, ConfigError, with the socket closed."""
+    host, _ = parse_address(address)
+    try:
+        return tls.context().wrap_socket(plain, server_hostname=tls.name_of(host))
+    except TimeoutError:
+        plain.close()
+        raise NotSent(f"{address} did not finish the TLS handshake in time", address=address) from None
+    except (OSError, ValueError) as e:
+        plain.close()
+        raise NotSent(explain(e, address, tls, host), address=address) from None
+    except BaseException:
+        plain.close()
+        raise
 
 
 def joined(parts: list[memoryview]) -> memoryview:

@@ -338,8 +338,8 @@ async def test_the_client_id_and_what_is_not_there_yet() -> None:
             fake.namesrv, "pg", client_ip="10.0.0.9", instance_name="i", unit_name="u"
         ) as producer:
             assert producer.client_id == "10.0.0.9@i@u"
-        with pytest.raises(ConfigError, match="TLS"):
-            AsyncProducer(fake.namesrv, "pg", use_tls=True)
+        with pytest.raises(ConfigError, match="use_tls is not"):
+            AsyncProducer(fake.namesrv, "pg", tls_ca="ca.pem")
 
 
 @in_loop

@@ -75,13 +75,14 @@ class SlaveSynchronize:
         *,
         own_address: str = "",
         interval_s: float = INTERVAL_S,
+        connections: Connections | None = None,
     ) -> None:
         self._tables = tables
         self._messages = messages
         self._store_side = store_side
         self._own_address = own_address
         self._interval_s = interval_s
-        self._connections = Connections(language="JAVA")
+        self._connections = connections or Connections(language="JAVA")
         self._master: str | None = None
         self._peer: Peer | None = None
         self._wake = asyncio.Event()
