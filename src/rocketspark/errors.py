@@ -151,7 +151,7 @@ class ServerError(RocketSparkError):
     ) -> None:
         what = f"{doing}: " if doing else ""
         where = f" from {address}" if address else ""
-        hint = next((f" ({text})" for found, text in _ACCESS_HINTS if found in (remark or "")), "")
+        hint = next((f" ({text})" for found, text in _ACCESS_HINTS if (remark or "").startswith(found)), "")
         super().__init__(f"{what}code {code}{where}: {remark or 'no remark'}{hint}")
         self.code = code
         self.remark = remark or ""

@@ -15,6 +15,8 @@ from tests.clients.scene import Inbox
 from tests.clients.test_transactions import COMMIT, Bank
 from tests.java.apache import Answer, ApacheBroker, ApacheNamesrv, ask
 
+from rocketspark.admin.access import RuleState
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import SendFailed, ServerError
@@ -122,3 +124,47 @@ def test_other_keys_are_refused_clearly(guarded: Guarded, wrong: str) -> None:
     with PullConsumer(guarded.namesrv, "signed-g", **keys) as reader, pytest.raises(ServerError) as unread:
         reader.committed(MessageQueue("signed", "broker-a", 0))
     assert text in str(unread.value)
+
+
+def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
+    name = "broker-a"
+
+    def rule(resource: str, actions: str, decision: str = "Allow", ips: str = "", policy: str = "Custom") -> RuleState:
+        return RuleState(name, "User:alice", policy, resource, tuple(actions.split()), tuple(ips.split()), decision)
+
+    with SyncOperations(guarded.namesrv, access_key=KEY, secret_key=SECRET) as operations:
+        assert operations.create_user("alice", "secret-of-alice") == [name]
+        with pytest.raises(
+            ServerError, match=f"create user 'alice' refused by {name}: code 16 .*: The user is existed"
+        ):
+            operations.create_user("alice", "other")
+        operations.update_user("alice", status="disable")
+        with pytest.raises(ServerError, match="code 16 .*: The user is not exist"):
+            operations.update_user("nobody", status="disable")
+        (alice,) = operations.get_user("alice")
+        assert (alice.user_type, alice.status) == ("Normal", "disable")
+        assert [u.username for u in operations.list_users()] == [KEY, "alice"]
+        assert [u.username for u in operations.list_users("li")] == ["alice"]
+        operations.update_user("alice", status="enable", password="secret-2")
+
+        operations.create_acl("alice", ["Topic:orders", "group:bill*"], ["pub", "Sub"])
+        operations.create_acl("alice", ["Topic:orders", "Topic:x"], ["Get"], decision="deny", source_ips=["10.0.0.0/8"])
+        operations.create_acl("User:alice", ["*"], ["List"], policy_type="Default")
+        assert operations.get_acl("alice") == [
+            rule("Topic:orders", "Get", "Deny", "10.0.0.0/8"),
+            rule("Group:bill*", "Pub Sub"),
+            rule("Topic:x", "Get", "Deny", "10.0.0.0/8"),
+            rule("*", "List", policy="Default"),
+        ]
+        operations.update_acl("alice", ["Topic:orders"], ["All"])
+        assert operations.list_acls("ali", "orders") == [rule("Topic:orders", "All")]
+        operations.delete_acl("alice", resource="Topic:x")
+        operations.delete_acl("alice", resource="*", policy_type="Default")
+        with SyncOperations(guarded.namesrv, access_key="alice", secret_key="secret-2") as his:
+            with pytest.raises(ServerError, match="User:alice has no permission to access Cluster:"):
+                his.list_users()
+            assert operations.get_acl("alice") == [rule("Topic:orders", "All"), rule("Group:bill*", "Pub Sub")]
+        with pytest.raises(ServerError, match="code 16 .*: The subject of User:nobody is not exist.$"):
+            operations.create_acl("nobody", ["*"], ["Pub"])
+        operations.delete_user("alice")
+        assert operations.list_acls() == []

@@ -199,7 +199,7 @@ class AccessOperations:
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Allow or deny a user something; his other rules stay. Returns the brokers' names.
+        """Allow or deny a user something; his rules for other resources stay. Returns the brokers' names.
 
         Args:
             subject: the user's name, or "User:name".
@@ -229,7 +229,7 @@ class AccessOperations:
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Replace a user's rules for these resources; arguments as `create_acl`. Raises ServerError if he has none."""
+        """Replace a user's rules for these resources, or create them; arguments as `create_acl`."""
         acl = acl_info(subject, resources, actions, decision=decision, source_ips=source_ips, policy_type=policy_type)
         return await self._each(
             cluster,
@@ -247,7 +247,10 @@ class AccessOperations:
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Remove a user's rule for `resource`, or all of his rules; returns the brokers' names."""
+        """Remove a user's rule for `resource`, or all of his rules; returns the brokers' names.
+
+        Raises ServerError where he has no rules.
+        """
         whole = _subject(subject)
         wanted = None if resource is None else _resource(resource)
         kind = None if policy_type is None else _one_of("policy_type", policy_type, POLICY_TYPES)
