@@ -135,11 +135,11 @@ def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
     with SyncOperations(guarded.namesrv, access_key=KEY, secret_key=SECRET) as operations:
         assert operations.create_user("alice", "secret-of-alice") == [name]
         with pytest.raises(
-            ServerError, match=f"create user 'alice' refused by {name}: code 16 .*: The user is existed"
+            ServerError, match=rf"create user 'alice' refused by {name}: code 16 .*: The user is existed"
         ):
             operations.create_user("alice", "other")
         operations.update_user("alice", status="disable")
-        with pytest.raises(ServerError, match="code 16 .*: The user is not exist"):
+        with pytest.raises(ServerError, match=r"code 16 .*: The user is not exist"):
             operations.update_user("nobody", status="disable")
         (alice,) = operations.get_user("alice")
         assert (alice.user_type, alice.status) == ("Normal", "disable")
@@ -164,7 +164,7 @@ def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
             with pytest.raises(ServerError, match="User:alice has no permission to access Cluster:"):
                 his.list_users()
             assert operations.get_acl("alice") == [rule("Topic:orders", "All"), rule("Group:bill*", "Pub Sub")]
-        with pytest.raises(ServerError, match="code 16 .*: The subject of User:nobody is not exist.$"):
+        with pytest.raises(ServerError, match=r"code 16 .*: The subject of User:nobody is not exist.$"):
             operations.create_acl("nobody", ["*"], ["Pub"])
         operations.delete_user("alice")
         assert operations.list_acls() == []
