@@ -14,11 +14,12 @@ import msgspec
 
 from rocketspark.errors import ConnectionLost, FrameError, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol import frames, headers
+from rocketspark.protocol import frames, headers, request_signing
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message.message_ids import pack_host
+from rocketspark.transport.gate import ReceivedRequest, Refusal
 from rocketspark.transport.overload import SLICE, Overload
 from rocketspark.transport.pending_requests import PendingRequests
 from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
@@ -56,8 +57,12 @@ class Peer(PendingRequests):
     ) -> None:
         super().__init__()
         self._routes = routes.table if routes else {}
-        self._by_prefix = routes.by_prefix if routes else {}
-        self._runs = routes.runs if routes else {}
+        self._gate = routes.gate if routes else None
+        # What the gate keeps for this connection.
+        self.gate_notes: Any = None
+        # Behind a gate every request takes the general way, which asks it.
+        self._by_prefix = routes.by_prefix if routes and self._gate is None else {}
+        self._runs = routes.runs if routes and self._gate is None else {}
         # The state that a run keeps for this connection.
         self.notes: Any = None
         self._overload = routes.overload if routes else None
@@ -328,12 +333,12 @@ class Peer(PendingRequests):
             except _UNREADABLE as e:
                 raise FrameError(f"the header is not RocketMQ's JSON: {e}") from e
             code, opaque, flag, remark = head.code, head.opaque, head.flag, head.remark
-            version = head.version
+            version, language = head.version, head.language
             ext: bytes | msgspec.Raw = head.ext
         else:
             frame = frames.decode_header(header, serialization)
             code, opaque, flag, remark = frame.code, frame.opaque, frame.flag, frame.remark
-            version = frame.version
+            version, language = frame.version, frame.language
             ext = b""
         if flag & frames.RESPONSE_FLAG:
             self.remote_version = version
@@ -351,6 +356,13 @@ class Peer(PendingRequests):
                 return None
             text = f" request type {code} not supported"
             return reply(opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text, language=self._language)
+        if self._gate is not None:
+            texts = request_signing.ext_texts(ext) if frame is None else frame.ext or {}
+            refusal = self._refusal(ReceivedRequest(self, code, flag, version, language, texts, body))
+            if refusal is not None:
+                if flag & frames.ONEWAY_FLAG:
+                    return None
+                return reply(opaque, refusal.code, remark=refusal.remark, language=self._language)
         try:
             request = route[0].decode(header) if frame is None else headers.from_frame(route[1], frame)
         except (*_UNREADABLE, FrameError) as e:
@@ -360,6 +372,15 @@ class Peer(PendingRequests):
             text = f"request {code}: {e}"
             return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=text, language=self._language)
         return self._run(route[2], request, body)
+
+    def _refusal(self, request: ReceivedRequest) -> Refusal | None:
+        """Ask the gate; a request about which it cannot decide is refused."""
+        assert self._gate is not None
+        try:
+            return self._gate.refuses(request)
+        except Exception:
+            log.exception("request %d of %s could not be checked: refused", request.code, self.address)
+            return Refusal(ResponseCode.SYSTEM_ERROR, "the request could not be checked; the broker's log says why")
 
     def _run(self, handler: Handler, request: Request[Any], body: bytes) -> bytes | Parts | None:
         try:

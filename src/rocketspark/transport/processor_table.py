@@ -9,6 +9,7 @@ import msgspec
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.headers import Header, NoHeader, Request
+from rocketspark.transport.gate import Gate
 from rocketspark.transport.overload import Overload
 from rocketspark.transport.request_frames import Parts, Reply
 
@@ -24,11 +25,13 @@ Run = Callable[[Any, bytes, int, list[bytes]], int]
 class Routes:
     """The handler of each request code, with its header's type; every other code is "not supported".
 
-    `overload`: decides which requests are refused while the server is behind.
+    `overload`: decides which requests are refused while the server is behind. `gate`: who may do what, asked before
+    each request; set before the first connection, None for a server that lets everybody in.
     """
 
     def __init__(self) -> None:
         self.overload: Overload | None = None
+        self.gate: Gate | None = None
         self.table: dict[int, Route] = {}
         # The same by how a JSON header begins: one look-up instead of finding the code.
         self.by_prefix: dict[bytes, Route] = {}

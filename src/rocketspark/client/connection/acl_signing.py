@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
-
 from rocketspark.client.hooks import Hooks
 from rocketspark.errors import ConfigError
-
-ACCESS_KEY, SECURITY_TOKEN, SIGNATURE = "AccessKey", "SecurityToken", "Signature"
+from rocketspark.protocol import request_signing
 
 
 class Signer(Hooks):
@@ -23,10 +18,5 @@ class Signer(Hooks):
         self._token = security_token
 
     def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
-        """Add the signature: HMAC-SHA1 over the values of all ext fields in the order of their names, and the body."""
-        ext[ACCESS_KEY] = self._access_key
-        if self._token:
-            ext[SECURITY_TOKEN] = self._token
-        ext.pop(SIGNATURE, None)
-        content = "".join(ext[name] for name in sorted(ext)).encode() + body
-        ext[SIGNATURE] = base64.b64encode(hmac.new(self._secret, content, hashlib.sha1).digest()).decode()
+        """Sign a request."""
+        request_signing.sign(ext, body, self._access_key, self._secret, self._token)
