@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from rocketspark.broker.access.audit import Audit, audit_of
+from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
@@ -92,6 +94,7 @@ damaged = LimitedLog("rocketspark.broker")
 
 CLIENT_SCAN_S = 10.0
 STATS_S = 1.0
+AUDIT_S = 1.0
 QUARANTINE_SAVE_S = 1.0
 # Tables that could not be saved with the change itself.
 SAVE_AGAIN_S = 5.0
@@ -128,6 +131,7 @@ class BrokerServer:
         self._closing = False
         self._started = False
         self.metrics: MetricsServer | None = None
+        self._audit: Audit | None = None
 
     @property
     def address(self) -> str:
@@ -177,6 +181,8 @@ class BrokerServer:
             self._every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
             self._every("tables", SAVE_AGAIN_S, self._save_again)
             self._every("statistics", STATS_S, self._count)
+            if self._audit is not None:
+                self._every("audit", AUDIT_S, self._audit.tick)
             self._send.time_puts(TIMED_PUTS)
             self._started = True
             if self._metrics is not None:
@@ -224,6 +230,7 @@ class BrokerServer:
         self._topics.on_automatic = self._registration.created_automatically
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
+        self._audit = self._make_audit(routes)
         self._durability.changed = self._send.configure
         self._logical_queues = LogicalQueues(
             s.broker_name, self._topics.statics, self.store, self._offsets, OtherBrokers(s)
@@ -363,6 +370,14 @@ class BrokerServer:
         yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)
 
+    def _make_audit(self, routes: Routes) -> Audit | None:
+        audit = audit_of(self.settings)
+        if audit is not None:
+            audit.watch(routes)
+            if isinstance(routes.gate, BrokerGate):
+                routes.gate.decided = audit.decided
+        return audit
+
     def _make_metrics(self, routes: Routes, tables: Tables, messages: Messages) -> Metrics:
         from rocketspark.broker.operations.metrics import Metrics
 
@@ -375,6 +390,7 @@ class BrokerServer:
             self._saves,
             replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
+            audit=self._audit,
         )
         metrics.times.watch(routes)
         return metrics
@@ -479,6 +495,10 @@ class BrokerServer:
         for stop in (self._filters.close, self._tables_thread.close, self._flush_service.stop_threads):
             await loop.run_in_executor(None, stop)
 
+    async def _end_audit(self) -> None:
+        if self._audit is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._audit.close)
+
     async def kill(self) -> None:
         """End as SIGKILL would: no answer, no word to anybody, nothing written that was not. For tests."""
         if self._closing:
@@ -494,6 +514,7 @@ class BrokerServer:
             await self._file_cleaning.stop()
             await self._stop_threads()
             self._services.close()
+        await self._end_audit()
         self.store.abandon()
 
     async def close(self) -> None:
@@ -512,6 +533,7 @@ class BrokerServer:
             await self._stop_threads()
             self._flush_service.finish()
         await self._server.close()
+        await self._end_audit()
         self.store.prepare_to_close()
         if self._started:
             for save in (

@@ -47,6 +47,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Permission = Annotated[int, msgspec.Meta(ge=0, le=7)]
 QueueCount = Annotated[int, msgspec.Meta(ge=1, le=QUEUES_MAX)]
 Priority = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+FileCount = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 BrokerId = Annotated[int, msgspec.Meta(ge=-1, le=INT_MAX)]
 FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=INT_MAX)]
 QueueBytes = Annotated[int, msgspec.Meta(ge=_QUEUE_UNIT_BYTES, le=INT_MAX)]
@@ -257,6 +258,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     acl: bool = setting("aclEnable", False)
     authentication: bool = setting("authenticationEnabled", False)
     authorization: bool = setting("authorizationEnabled", False)
+    # The audit, ours alone. Empty: audit.log in the store's folder where there is access control; off: none.
+    audit_path: str = setting("auditLogPath", "")
+    audit_file_bytes: FileBytes = setting("auditLogFileSize", 16 << 20, unit="bytes")
+    audit_file_count: FileCount = setting("auditLogFileCount", 10)
     transient_pool: bool = setting("transientStorePoolEnable", False)
     store_type: str = setting("storeType", "default")
 

@@ -34,7 +34,15 @@ WRONG = [
     ("sendThreadPoolQueueCapacity", "0"),
     ("maxConnections", "-1"),
 ]
-OURS_ALONE = {"brokerIP1", "brokerIP2", "brokerName", "storePathRootDir", "maxConnections"}
+OURS_ALONE = {
+    "brokerIP1",
+    "brokerIP2",
+    "brokerName",
+    "storePathRootDir",
+    "maxConnections",
+    "auditLogFileSize",
+    "auditLogFileCount",
+}
 
 
 def test_every_key_has_the_official_default() -> None:

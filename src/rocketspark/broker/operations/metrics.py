@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.access.audit import Audit
+from rocketspark.broker.access.audited_requests import request_name
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
@@ -58,6 +60,7 @@ class Metrics:
         saves: SaveFailures,
         refused: Callable[[], dict[str, int]],
         replication: Callable[[], ReplicationFigures],
+        audit: Audit | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -72,6 +75,7 @@ class Metrics:
         self._saves = saves
         self._refused = refused
         self._replication = replication
+        self._audit = audit
         self.sizes = MessageSizes(store)
         self.times = RequestTimes()
         self._labels = {
@@ -97,7 +101,14 @@ class Metrics:
                     family.add_metric([text.get(label, "") for label in labels], *values)
                 found.append(family)
 
-        families = (*self._messages(), *self._trouble(), *self._lags(), *self._state(), *self._replicas())
+        families = (
+            *self._messages(),
+            *self._trouble(),
+            *self._lags(),
+            *self._state(),
+            *self._replicas(),
+            *self._access(),
+        )
         for kind, name, help_text, rows in families:
             make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
             add(make, name, help_text, _as_far_as_known(name, rows))
@@ -163,6 +174,23 @@ class Metrics:
         yield COUNTER, "rocketspark_refused", "Connections and held pulls there was no room for.", refused
         left_out: list[Row] = [({}, count) for count in (LimitedLog.left_out_count,) if count]
         yield COUNTER, "rocketspark_log_lines_left_out", "Lines about what peers did, left out of the log.", left_out
+
+    def _access(self) -> Iterator[Family]:
+        """Yield what access control decided, and what became of the audit's lines."""
+        if self._audit is None:
+            return
+        decisions: list[Row] = [
+            ({"check": check, "decision": "allow" if allowed else "deny", "request_code": request_name(code)}, count)
+            for (check, allowed, code), count in self._audit.decisions.items()
+        ]
+        yield COUNTER, "rocketspark_access_decisions", "Requests that access control let pass or refused.", decisions
+        changes: list[Row] = [
+            ({"request_code": request_name(code), "outcome": "done" if done else "failed"}, count)
+            for (code, done), count in self._audit.changes.items()
+        ]
+        yield COUNTER, "rocketspark_admin_changes", "Changes that operators made, or tried to.", changes
+        lines: list[Row] = [({"outcome": outcome}, count) for outcome, count in self._audit.lines.items()]
+        yield COUNTER, "rocketspark_audit_lines", "Lines of the audit: written, left out of a flood, lost.", lines
 
     def _lags(self) -> Iterator[Family]:
         lag = _as_far_as_known("lag", self._lag())
