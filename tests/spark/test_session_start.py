@@ -103,6 +103,7 @@ def test_a_session_of_ours(run: Callable[..., subprocess.CompletedProcess[str]],
     assert done.stdout.splitlines() == ["mine apples", str(python.parent)]
 
 
+@pytest.mark.official
 def test_without_it_the_source_is_not_found_and_a_session_that_runs_can_be_helped(
     run: Callable[..., subprocess.CompletedProcess[str]], python: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_without_it_the_source_is_not_found_and_a_session_that_runs_can_be_helpe
     assert done.stdout.splitlines()[-2:] == ["apples", str(python.parent)]
 
 
+@pytest.mark.official
 def test_the_command_runs_a_script_as_it_is(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = run(PLAIN, "-m", "rocketspark.cli.main", "run")
     assert done.returncode == 7, done.stderr[-3000:]

@@ -125,6 +125,7 @@ def run_pipeline(name: str, *arguments: str, namesrv: str, variables: dict[str, 
     return told
 
 
+@pytest.mark.official
 def test_spark_connect(
     tmp_path: Path, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any]
 ) -> None:

@@ -138,6 +138,7 @@ def test_mistakes_name_the_part(
 
 
 @pytest.mark.every_spark
+@pytest.mark.official
 def test_as_a_declarative_pipeline(
     cluster: Cluster, load: Callable[..., Any], make_topic: Callable[..., str], tmp_path: Path
 ) -> None:
