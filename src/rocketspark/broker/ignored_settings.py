@@ -141,7 +141,7 @@ IGNORED: dict[str, str] = dict(
     updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
     useMessageFilterForNotification=true usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
     useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false
-    useSingleRocksDBForAllConfigs=false useStaticSubscription=false useTLS=false
+    useSingleRocksDBForAllConfigs=false useStaticSubscription=false
     validateSystemTopicWhenUpdateTopic=true waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000
         wakeCommitWhenPutMessage=true
     wakeFlushWhenPutMessage=false warmMapedFileEnable=false writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
@@ -159,7 +159,6 @@ IGNORED_UNSET = frozenset(
 # Promises of safety that nothing here keeps: key -> the values that promise nothing.
 UNKEPT_PROMISES: dict[str, frozenset[str]] = {
     "duplicationEnable": frozenset({"false"}),
-    "useTLS": frozenset({"false"}),
     # The addresses of NameServers are looked up nowhere: namesrvAddr names them.
     "fetchNamesrvAddrByAddressServer": frozenset({"false"}),
     "fetchNameSrvAddrByDnsLookup": frozenset({"false"}),

@@ -11,4 +11,6 @@ from rocketspark.transport.connections import Connections
 
 def inner_connections(settings: BrokerSettings, *, connect_timeout_ms: float = 3000) -> Connections:
     """Return connections of a broker's own, made as its settings say."""
-    return Connections(connect_timeout_ms=connect_timeout_ms, language="JAVA", tls=settings.tls.client())
+    return Connections(
+        connect_timeout_ms=connect_timeout_ms, language="JAVA", tls=settings.tls.client(settings.use_tls)
+    )

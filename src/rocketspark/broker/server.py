@@ -150,6 +150,7 @@ class BrokerServer:
             idle_s=s.client_idle_ms / 1000 if s.client_idle_ms > 0 else math.inf,
             connections_max=self._fast_failure.connections_max(),
             tls=s.tls,
+            tls_names=[s.host],
         )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
         await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)

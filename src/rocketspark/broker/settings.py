@@ -22,7 +22,7 @@ from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
 from rocketspark.transport.connections import parse_addresses
-from rocketspark.transport.tls.settings import TlsSettings
+from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 # The limit of queues of a topic: a request that visits each queue would block the loop for long.
@@ -265,7 +265,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     transient_pool: bool = setting("transientStorePoolEnable", False)
     store_type: str = setting("storeType", "default")
 
-    # Keys that begin with tls., and tls.properties.
+    # The broker's own connections: TLS or not. What its ports take: the keys of tls.properties.
+    use_tls: bool = setting("useTLS", False)
     tls: TlsSettings = TlsSettings()
 
     # Values of keys that have no effect here, and the file that all came from.
@@ -506,7 +507,8 @@ def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list
 def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
     """(settings, unknown keys) from broker.conf's keys and text values. Raises ConfigError naming a wrong value."""
     taken, ignored, unknown = convert(values)
-    settings = BrokerSettings(**taken, ignored=ignored)
+    tls = from_values({key: value for key, value in values.items() if is_key(key) and key not in FIELDS})
+    settings = BrokerSettings(**taken, ignored=ignored, tls=tls)
     settings.check()
     return settings, unknown
 
@@ -521,6 +523,8 @@ def convert(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], lis
         name = key if key in FIELDS or key in IGNORED else key.replace("mapedFile", "mappedFile")
         declared = FIELDS.get(name)
         if declared is None:
+            if is_key(key):
+                continue
             if name in IGNORED or name in UNKEPT_PROMISES:
                 ignored[name] = value
             elif name not in IGNORED_UNSET:

@@ -16,7 +16,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
 from rocketspark.transport.connections import parse_address
-from rocketspark.transport.tls.settings import TlsSettings
+from rocketspark.transport.tls.settings import KEYS, from_values, is_key
 
 log = LimitedLog("rocketspark.controller")
 
@@ -80,8 +80,8 @@ class ControllerSettings:
     ) -> None:
         values = dict(values or {})
         self._conf_path = os.fspath(conf_path)
-        self.tls = TlsSettings()
-        self.unknown = sorted(values.keys() - _DEFAULTS.keys() - _KNOWN_UNSET)
+        self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
+        self.unknown = sorted(values.keys() - _DEFAULTS.keys() - _KNOWN_UNSET - KEYS)
         self._table = _DEFAULTS | {key: value for key, value in values.items() if key in _DEFAULTS}
         if folder:
             self._table["controllerStorePath"] = os.fspath(folder)
@@ -155,6 +155,8 @@ class ControllerSettings:
             if unknown := values.keys() - self._table.keys():
                 log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(sorted(unknown)))
             changed = {k: v for k, v in values.items() if k in self._table and v != self._table[k]}
+            if fixed := KEYS & values.keys():
+                raise ConfigError(f"{min(fixed)} cannot change while the controller runs")
             for key, value in changed.items():
                 if key in _FIXED:
                     raise ConfigError(f"{key} cannot change while the controller runs")

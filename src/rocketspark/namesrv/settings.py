@@ -20,7 +20,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
-from rocketspark.transport.tls.settings import TlsSettings
+from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
 
 log = LimitedLog("rocketspark.namesrv")
 
@@ -54,7 +54,7 @@ _FIELDS = _SWITCHES | {key: field for key, (field, _, _) in _NUMBERS.items()} | 
 _FIXED = frozenset({"bindAddress", "listenPort", "enableControllerInNamesrv"})
 _ALWAYS_BARRED = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 # What RocketMQ would do with them, this NameServer does not.
-_UNKEPT_PROMISES = ("clusterTest", "useTLS")
+_UNKEPT_PROMISES = ("clusterTest",)
 _TRUTH = {"true": True, "false": False}
 
 
@@ -127,6 +127,7 @@ class Settings:
         for field, value in taken.items():
             setattr(self, field, value)
         self._table |= known
+        self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
         self.controller = {key: value for key, value in values.items() if key in CONTROLLER_KEYS}
         return unknown
 
@@ -147,7 +148,7 @@ class Settings:
         changed = {key: value for key, value in values.items() if now.get(key) != value}
         try:
             taken, known, unknown = _converted(changed)
-            for key in _FIXED & changed.keys():
+            for key in (key for key in changed if key in _FIXED or is_key(key)):
                 raise ConfigError(f"{key} cannot change while the NameServer runs")
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
@@ -187,7 +188,7 @@ def _converted(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], 
         if key in _UNKEPT_PROMISES and value.lower() != "false":
             raise ConfigError(f"{key}={shown(value, characters_max=40)!r}: not available here, remove it")
         if key not in _FIELDS and key not in DEFAULTS:
-            if key not in KNOWN_UNSET:
+            if key not in KNOWN_UNSET and not is_key(key):
                 unknown.append(key)
             continue
         if shown(value, characters_max=VALUE_CHARACTERS_MAX) != value:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import ssl
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
@@ -15,7 +14,7 @@ from rocketspark.model.text import shown, whole_number
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
 from rocketspark.transport.tls.client_tls import ClientTls
-from rocketspark.transport.tls.failures import explain
+from rocketspark.transport.tls.dial import secured
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -72,14 +71,11 @@ async def dial(
             if tls is None:
                 _, peer = await loop.create_connection(make, host, port)
             else:
-                _, peer = await loop.create_connection(
-                    make, host, port, ssl=tls.context(), server_hostname=tls.name_of(host)
-                )
+                peer = make()
+                await secured(peer, host, port, tls)
     except TimeoutError:
-        raise NotSent(f"{address} did not accept the connection within {timeout_ms:.0f} ms", address=address) from None
-    except ssl.SSLError as e:
-        assert tls is not None
-        raise NotSent(explain(e, address, tls, host), address=address) from None
+        what = "did not accept the connection" if tls is None else "did not finish the TLS handshake"
+        raise NotSent(f"{address} {what} within {timeout_ms:.0f} ms", address=address) from None
     except OSError as e:
         raise NotSent(
             f"cannot connect to {address}: {e.strerror or e}; check the address and that the server runs",

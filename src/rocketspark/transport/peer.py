@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from rocketspark.errors import ConnectionLost, FrameError, RocketSparkError, ServerError
+from rocketspark.errors import ConnectionLost, FrameError, NotSent, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames, headers, request_signing
 from rocketspark.protocol.codes import ResponseCode
@@ -95,7 +95,7 @@ class Peer(PendingRequests):
         # As its replies say: the ordinal of RocketMQ's release.
         self.remote_version = 0
         self.packed_host = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
-        self.last_read_s = 0.0
+        self._made_s = self.last_read_s = 0.0
         self.last_write_s = 0.0
         self.loop = asyncio.get_running_loop()
 
@@ -111,9 +111,19 @@ class Peer(PendingRequests):
         if self.remote_host:
             # As it stands in the records of what this peer sends.
             self.packed_host = pack_host(self.remote_host.partition("%")[0], self.remote_port)
-        self.last_read_s = self.last_write_s = self.loop.time()
+        self._made_s = self.last_read_s = self.last_write_s = self.loop.time()
         if self._on_open:
             self._on_open(self)
+
+    def go_on_over(self, transport: asyncio.Transport) -> None:
+        """Read and write through another transport from now on, which lies over the one of `connection_made`."""
+        self._transport = transport
+
+    def relayed_from(self, host: str, port: int) -> None:
+        """Be the client that a trusted proxy named, before its first frame."""
+        self.remote_host, self.remote_port = host, port
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.packed_host = pack_host(host, port)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -122,11 +132,16 @@ class Peer(PendingRequests):
         pending, self._pending = self._pending, {}
         if self._sweeper:
             self._sweeper.cancel()
+        # Servers that take TLS alone close so, without a word.
+        hint = " (if that server takes TLS alone: use_tls)" if self.last_read_s == self._made_s else ""
         for future, *_ in pending.values():
             if not future.done():
                 future.set_exception(
-                    ConnectionLost(
-                        f"connection to {self.address} ended before the reply; the request may have been carried out",
+                    exc
+                    if isinstance(exc, NotSent)
+                    else ConnectionLost(
+                        f"connection to {self.address} ended before the reply; the request may have been carried out"
+                        f"{hint}",
                         address=self.address,
                     )
                 )

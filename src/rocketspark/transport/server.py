@@ -9,13 +9,15 @@ import asyncio
 import errno
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.tls.first_bytes import FirstBytes, Front
+from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
@@ -30,7 +32,8 @@ class Server:
     `idle_s`: a connection on which nothing came in for that long is closed (rule: serverChannelMaxIdleTimeSeconds);
     infinity for none.
     `connections_max`: one more is closed at once, and so is one that `descriptors` has no room for. `refused`: how many
-    were. `tls`: whether TLS is taken, and with which certificate; None for plain alone.
+    were. `tls`: whether TLS is taken, and with which certificate; None for plain alone;
+    `tls_names`: further names and addresses for a certificate that is made for a try.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Server:
         connections_max: float = math.inf,
         descriptors: Descriptors = OF_PROCESS,
         tls: TlsSettings | None = None,
+        tls_names: Iterable[str] = (),
     ) -> None:
         self._routes = routes
         self._on_close = on_close
@@ -49,7 +53,9 @@ class Server:
         self.connections_max = connections_max
         self._descriptors = descriptors
         self.refused = 0
-        self._tls = tls
+        self._contexts = ServerContexts(tls or TlsSettings(), names=tls_names)
+        # None where no connection has to be looked at: plain, and no proxy is believed.
+        self._front: Front | None = None
         self._server: asyncio.Server | None = None
         self._others: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -65,9 +71,16 @@ class Server:
         return f"{self.host}:{self.port}"
 
     async def start(self, host: str, port: int) -> None:
-        """Listen on `host` and `port` (0 takes a free one). Raises ConfigError if the address cannot be had."""
+        """Listen on `host` and `port` (0 takes a free one).
+
+        Raises ConfigError if the address cannot be had, and for a certificate that cannot be used.
+        """
+        if self._contexts.settings.concerns_first_bytes:
+            self._contexts.load(host)
+            self._front = Front(self._contexts)
         self._server = await self._listen(host, port)
         self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])
+        self._contexts.watch()
         self.set_idle(self._idle_s)
 
     async def listen_also(self, host: str, port: int) -> None:
@@ -94,8 +107,9 @@ class Server:
         if self._server is not None and idle_s < math.inf:
             self._sweeper = asyncio.get_running_loop().call_later(idle_s / 4, self._sweep)
 
-    def _peer(self) -> Peer:
-        return Peer(self._routes, language="JAVA", on_open=self._opened, on_close=self._closed)
+    def _peer(self) -> Peer | FirstBytes:
+        peer = Peer(self._routes, language="JAVA", on_open=self._opened, on_close=self._closed)
+        return peer if self._front is None else FirstBytes(peer, self._front)
 
     def _opened(self, peer: Peer) -> None:
         if len(self.peers) + len(self._leaving) < self.connections_max and self._descriptors.take():
@@ -134,11 +148,17 @@ class Server:
         """Stop listening and end every connection at once, with nothing more said."""
         if self._sweeper:
             self._sweeper.cancel()
+        self._stop_tls()
         if self._server is not None:
             self._server.close()
             self._server = None
         for peer in [*self.peers, *self._leaving]:
             peer.abort()
+
+    def _stop_tls(self) -> None:
+        self._contexts.stop()
+        if self._front is not None:
+            self._front.handshakes.close()
 
     async def close(self) -> None:
         """Stop listening and close every connection once its replies have left."""
@@ -149,6 +169,7 @@ class Server:
         for listening in (self._server, *self._others):
             listening.close()
         self._others.clear()
+        self._stop_tls()
         peers = [*self.peers, *self._leaving]
         for peer in peers:
             peer.close()

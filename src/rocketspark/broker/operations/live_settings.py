@@ -19,6 +19,7 @@ from rocketspark.model.properties import parse_properties
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion
 from rocketspark.store.files import config_files
+from rocketspark.transport.tls.settings import is_key
 
 log = LimitedLog("rocketspark.broker")
 
@@ -57,6 +58,9 @@ class LiveSettings:
             barred = set(self._settings.fixed_keys.split(";"))
             if not barred.isdisjoint(values):
                 raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+            for key in values:
+                if is_key(key) and key not in FIELDS:
+                    raise ConfigError(f"{key} cannot change while the broker runs")
             taken, ignored, unknown = convert(values)
             changed = self._changed(taken)
             self._check(taken, ignored)

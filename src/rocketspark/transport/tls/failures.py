@@ -65,3 +65,19 @@ def _distrust(error: ssl.SSLCertVerificationError, tls: ClientTls, host: str) ->
 
 def _reason(error: ssl.SSLError) -> str:
     return str(error.reason or error).replace("_", " ").lower()
+
+
+def server_side(error: Exception) -> str:
+    """Return why a handshake failed, for a server's log."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted ({shown(error.verify_message, characters_max=100)})"
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+            return "it showed no certificate (tls.server.need.client.auth=require)"
+        reason = _reason(error)
+        if "unknown ca" in reason or "bad certificate" in reason or "certificate unknown" in reason:
+            return f"it does not trust this server's certificate ({shown(reason, characters_max=100)})"
+        return shown(reason, characters_max=100)
+    if isinstance(error, ConnectionAbortedError):
+        return str(error)
+    return "it ended the connection during the handshake"

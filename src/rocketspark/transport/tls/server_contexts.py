@@ -1,0 +1,120 @@
+"""A server's certificate, and the new one once its files are replaced. Rule: what cannot be used changes nothing.
+
+Connections that are open keep what they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.tls import certificate_files, self_signed
+from rocketspark.transport.tls.settings import TlsSettings
+
+log = LimitedLog("rocketspark.transport")
+
+# Rule: FileWatchService, 5.x.
+LOOK_S = 0.5
+# A file whose time is younger may change once more without its time showing it.
+YOUNG_S = 1.0
+
+Stamps = tuple[certificate_files.Stamp | None, ...]
+
+
+class ServerContexts:
+    """The context for new connections; None without a certificate.
+
+    `names`: further names and addresses for a certificate of the test mode.
+    """
+
+    def __init__(self, settings: TlsSettings, *, names: Iterable[str] = ()) -> None:
+        self.settings = settings
+        self._names = list(names)
+        self.context: ssl.SSLContext | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._complaint = ""
+
+    def load(self, host: str = "") -> None:
+        """Read the files. Raises ConfigError for what cannot be used. `host`: where the server listens."""
+        s = self.settings
+        if s.mode == "disabled":
+            return
+        if s.test_mode:
+            self.context = self._of_test_mode([host, *self._names])
+        elif s.cert_path or s.key_path:
+            self.context = _context(s)
+        elif s.mode == "enforcing":
+            raise ConfigError(
+                "tls.server.mode=enforcing needs a certificate: tls.server.certPath and tls.server.keyPath, or"
+                " tls.test.mode.enable=true for a try"
+            )
+
+    def _of_test_mode(self, names: list[str]) -> ssl.SSLContext:
+        pair = self_signed.make(names)
+        log.warning(
+            "tls.test.mode.enable=true: a certificate was made for this start alone, which nobody can check; for tries"
+            " only (its names: %s)",
+            ", ".join(pair.names),
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            cert, key = self_signed.write(pair, Path(folder))
+            return _context(self.settings, str(cert), str(key))
+
+    def watch(self) -> None:
+        """Look for replaced files from now on."""
+        s = self.settings
+        if self.context is not None and self._watching is None and not s.test_mode:
+            self._watching = asyncio.create_task(self._watch())
+
+    def _stamps(self) -> Stamps:
+        s = self.settings
+        return tuple(certificate_files.stamp(path) for path in (s.cert_path, s.key_path, s.trust_path))
+
+    async def _watch(self) -> None:
+        known: Stamps | None = self._stamps()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found = self._stamps()
+            if found == known:
+                continue
+            await self._reload()
+            newest_s = max((stamp[0] for stamp in found if stamp), default=0) / 1e9
+            known = None if abs(time.time() - newest_s) < YOUNG_S else found
+
+    async def _reload(self) -> None:
+        try:
+            context = await asyncio.to_thread(_context, self.settings)
+        except ConfigError as e:
+            if str(e) != self._complaint:
+                self._complaint = str(e)
+                log.warning("the new certificate cannot be used, the one before stays: %s", e)
+            return
+        self._complaint = ""
+        self.context = context
+        log.info("new certificate from %s: new connections get it", self.settings.cert_path)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+
+def _context(s: TlsSettings, cert: str = "", key: str = "") -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    s.limit(context)
+    names = ("tls.server.certPath", "tls.server.keyPath")
+    certificate_files.load_pair(context, cert or s.cert_path, key or s.key_path, s.key_password, names)
+    if s.need_client_auth != "none":
+        certificate_files.trust(context, s.trust_path, "tls.server.trustCertPath")
+        required = s.need_client_auth == "require"
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    return context
