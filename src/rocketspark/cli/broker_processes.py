@@ -14,8 +14,12 @@ import string
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocketspark.errors import RocketSparkError
+
+if TYPE_CHECKING:
+    from rocketspark.transport.tls.client_tls import ClientTls
 
 log = logging.getLogger("rocketspark")
 
@@ -111,14 +115,15 @@ class BrokerProcess:
             await self._process.wait()
 
 
-async def wait_in_sync(controller: str, name: str, count: int) -> str:
+async def wait_in_sync(controller: str, name: str, count: int, tls: ClientTls | None = None) -> str:
     """Wait until so many replicas of a broker are in sync; returns the master's address.
 
     Raises RocketSparkError if that takes too long.
     """
     from rocketspark.broker.replication.controller_client import ControllerClient
+    from rocketspark.transport.connections import Connections
 
-    client = ControllerClient([controller])
+    client = ControllerClient([controller], connections=Connections(language="JAVA", tls=tls))
     error = f"no {count} replicas of {name} came in sync; the log above says why"
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):

@@ -16,6 +16,7 @@ from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
+from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.namesrv")
 
@@ -29,7 +30,7 @@ class NameServer:
 
     `order_topics`: give the order settings of topics with their routes (rule: orderMessageEnable, off by default).
     `share`: the share of this process's descriptors that its connections may take. Beside a broker it is half of the
-    usual one, so that clients of the NameServer cannot take the broker's.
+    usual one, so that clients of the NameServer cannot take the broker's. `tls`: in place of the settings' own.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class NameServer:
         scan_s: float = SCAN_S,
         settings: Settings | None = None,
         share: float = SHARE_ALONE,
+        tls: TlsSettings | None = None,
     ) -> None:
         self.settings = settings or Settings(
             host=host, port=port, order_topics=order_topics, scan_s=scan_s, kv_path=str(kv_path or "")
         )
+        self.settings.tls = tls or self.settings.tls
         self.settings.changed = self._settings_changed
         self._notices = MinIdNotices(self.settings.tls.client())
         self.registry = Registry(self.settings, self._notices.send)

@@ -138,7 +138,7 @@ def test_without_a_file_the_defaults_are_those_of_5_5_0() -> None:
         ("serverChannelMaxIdleTimeSeconds=-1", "serverChannelMaxIdleTimeSeconds='-1'"),
         ("bindAddress=", "bindAddress is empty"),
         ("clusterTest=true", "clusterTest='true': not available here"),
-        ("useTLS=true", "useTLS='true': not available here"),
+        ("useTLS=yes", "useTLS='yes': true, false are known"),
         ("productEnvName=a\x1b[31m", "control character"),
         ("nonsense", "line 1: 'nonsense' is no key=value"),
     ],

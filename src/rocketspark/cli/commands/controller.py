@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rocketspark.cli import server_tls
 from rocketspark.cli.commands.servers import Level, LogLevel, start_controller, warn
 from rocketspark.errors import ConfigError
 
@@ -29,6 +30,11 @@ def controller(
     store: Annotated[
         Path | None, typer.Option(help="Folder of its state [default: controllerStorePath, else ./controller].")
     ] = None,
+    tls_mode: server_tls.Mode = None,
+    tls_cert: server_tls.Cert = None,
+    tls_key: server_tls.Key = None,
+    tls_test: server_tls.Test = False,
+    tls_config: server_tls.Properties = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a controller: it elects the masters of brokers in controller mode.
@@ -45,11 +51,13 @@ def controller(
     from rocketspark.cli.serve import serve
     from rocketspark.controller.settings import ControllerSettings, read_controller_conf
 
+    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     values = read_controller_conf(config) if config else {}
     try:
         settings = ControllerSettings(values, listen=listen, folder=store or "", conf_path=config or "")
     except ConfigError as e:
         raise ConfigError(f"{config}: {e}" if config else str(e)) from None
+    settings.tls = tls.over(settings.tls, warn)
     warn([f"{config}: unknown key {key!r} is ignored" for key in settings.unknown])
 
     async def start(servers: AsyncExitStack) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketspark.cli import server_tls
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 
@@ -67,6 +68,11 @@ def server(
     controller_port: Annotated[
         int, typer.Option(min=0, max=65535, help="The controller's port, with --replicas; 0 takes a free one.")
     ] = 9877,
+    tls_mode: server_tls.Mode = None,
+    tls_cert: server_tls.Cert = None,
+    tls_key: server_tls.Key = None,
+    tls_test: server_tls.Test = False,
+    tls_config: server_tls.Properties = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a NameServer and a broker in one process, or with --brokers N several broker processes of one cluster.
@@ -89,11 +95,16 @@ def server(
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
+    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     settings = _settings(config, store=store, host=host, port=broker_port)
+    settings.tls = tls.over(settings.tls, warn)
+    options = [*_options(config, log_level), *tls.arguments()]
 
     async def start(servers: AsyncExitStack) -> str:
         kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
-        nameserver = NameServer(settings.listen_host, namesrv_port, kv_path=kv_path, share=SHARE_BESIDE_A_BROKER)
+        nameserver = NameServer(
+            settings.listen_host, namesrv_port, kv_path=kv_path, share=SHARE_BESIDE_A_BROKER, tls=settings.tls
+        )
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
@@ -102,11 +113,12 @@ def server(
                 listen=f"{settings.listen_host or '127.0.0.1'}:{controller_port}",
                 folder=Path(settings.store_root) / "controller",
             )
+            inside.tls = settings.tls
             controller = await start_controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
-            addresses = await _replicated(servers, settings, brokers, replicas, controller, config, log_level)
+            addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
             return f"ready namesrv={nameserver.address} controller={controller} broker={','.join(addresses)}"
         if brokers > 1:
-            addresses = await _fleet(servers, settings, brokers, config, log_level)
+            addresses = await _fleet(servers, settings, brokers, options)
             return f"ready namesrv={nameserver.address} broker={','.join(addresses)}"
         broker = BrokerServer(settings)
         await broker.start()
@@ -126,13 +138,13 @@ async def _replicated(
     count: int,
     replicas: int,
     controller: str,
-    config: Path | None,
-    log_level: LogLevel,
+    options: list[str],
 ) -> list[str]:
     """Start `replicas` processes of each of `count` brokers and wait until all are in sync; returns their addresses."""
     from rocketspark.cli.broker_processes import BrokerProcess, names, ports, wait_in_sync
 
-    options = [*_options(config, log_level), "--controller", controller]
+    options = [*options, "--controller", controller]
+    tls = settings.tls.client(settings.use_tls)
     free = iter(ports(settings.listen_port, count * replicas))
     addresses = []
     for name in names(settings.broker_name, count):
@@ -145,20 +157,17 @@ async def _replicated(
             addresses.append(process.address)
             # One after the other, so that the first is the master of a new store.
             if number == 1:
-                await wait_in_sync(controller, name, 1)
-        master = await wait_in_sync(controller, name, replicas)
+                await wait_in_sync(controller, name, 1, tls)
+        master = await wait_in_sync(controller, name, replicas, tls)
         own = addresses[-replicas:]
         addresses[-replicas:] = sorted(own, key=lambda address: address != master)
     return addresses
 
 
-async def _fleet(
-    servers: AsyncExitStack, settings: BrokerSettings, count: int, config: Path | None, log_level: LogLevel
-) -> list[str]:
+async def _fleet(servers: AsyncExitStack, settings: BrokerSettings, count: int, options: list[str]) -> list[str]:
     """Start `count` broker processes; returns their addresses."""
     from rocketspark.cli.broker_processes import BrokerProcess, names, ports
 
-    options = _options(config, log_level)
     addresses = []
     for name, port in zip(names(settings.broker_name, count), ports(settings.listen_port, count), strict=True):
         folder = Path(settings.store_root) / name
@@ -186,6 +195,11 @@ def namesrv(
         Path | None,
         typer.Option(help="File of the key-value tables [default: kvConfigPath, else kept in memory only]."),
     ] = None,
+    tls_mode: server_tls.Mode = None,
+    tls_cert: server_tls.Cert = None,
+    tls_key: server_tls.Key = None,
+    tls_test: server_tls.Test = False,
+    tls_config: server_tls.Properties = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a NameServer.
@@ -200,7 +214,9 @@ def namesrv(
     from rocketspark.cli.serve import serve
     from rocketspark.namesrv.server import NameServer
 
+    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     settings = _namesrv_settings(config, host=host, port=port, kv_config=kv_config)
+    settings.tls = tls.over(settings.tls, warn)
     inside = _controller_inside(settings) if settings.with_controller else None
 
     async def start(servers: AsyncExitStack) -> str:
@@ -240,6 +256,11 @@ def broker(
             " all in sync have the message [default: broker.conf's controllerAddr, with enableControllerMode=true]."
         ),
     ] = None,
+    tls_mode: server_tls.Mode = None,
+    tls_cert: server_tls.Cert = None,
+    tls_key: server_tls.Key = None,
+    tls_test: server_tls.Test = False,
+    tls_config: server_tls.Properties = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a broker.
@@ -253,7 +274,9 @@ def broker(
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serve import serve
 
+    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     settings = _settings(config, store=store, host=host, port=port)
+    settings.tls = tls.over(settings.tls, warn)
     settings.broker_name = name or settings.broker_name
     settings.namesrv_addresses = namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
     if controller:
@@ -289,7 +312,9 @@ def _controller_inside(settings: NameServerSettings) -> ControllerSettings:
     from rocketspark.controller.settings import ControllerSettings
 
     try:
-        return ControllerSettings(settings.controller, conf_path=settings.conf_path)
+        inside = ControllerSettings(settings.controller, conf_path=settings.conf_path)
+        inside.tls = settings.tls
+        return inside
     except ConfigError as e:
         raise ConfigError(f"{settings.conf_path}: {e}") from None
 
