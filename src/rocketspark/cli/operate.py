@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rocketspark.admin.operations import Operations
+    from rocketspark.cli.options import ClusterAccess
 
 T = TypeVar("T")
 
 
-def run_operation(namesrv: str, act: Callable[[Operations], Awaitable[T]]) -> T:
+def run_operation(at: ClusterAccess, act: Callable[[Operations], Awaitable[T]]) -> T:
     """Do one operation on the cluster."""
     import asyncio
 
     from rocketspark.admin.operations import Operations
     from rocketspark.cli.serve import loop_factory
 
+    options = at.client_options()
+
     async def run() -> T:
-        async with Operations(namesrv) as operations:
+        async with Operations(at.namesrv, **options) as operations:
             return await act(operations)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -1,12 +1,30 @@
-"""Options that several commands share."""
+"""Options that several commands share, each declared once. Rule: a command that asks a cluster takes them all, as one
+argument `at`, so that none can forget keys or TLS; a secret in the command line is warned of.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
+# What makes a group of the values of its options, which it takes from all.
+Maker = Callable[[dict[str, Any]], Any]
+
 NAMESRV_DEFAULT = "127.0.0.1:9876"
+_PANEL = "Keys and TLS"
+# What every option of a secret is called in the environment.
+SECRET_KEY_VARIABLE, SECRET_KEY_FILE_VARIABLE = "ROCKETMQ_SECRET_KEY", "ROCKETMQ_SECRET_KEY_FILE"
+PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = "ROCKETMQ_TLS_KEY_PASSWORD", "ROCKETMQ_TLS_KEY_PASSWORD_FILE"
+
+
+def _option(name: str, variable: str, text: str, **more: Any) -> Any:
+    return typer.Option(name, envvar=variable, help=text, show_default=False, rich_help_panel=_PANEL, **more)
+
 
 Namesrv = Annotated[
     str,
@@ -18,3 +36,153 @@ Namesrv = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
+AccessKey = Annotated[str, _option("--access-key", "ROCKETMQ_ACCESS_KEY", "The user's name, where brokers ask for one.")]
+SecretKeyFile = Annotated[
+    Path | None,
+    _option("--secret-key-file", SECRET_KEY_FILE_VARIABLE, "A file whose first line is his secret key."),
+]
+SecretKey = Annotated[
+    str, _option("--secret-key", SECRET_KEY_VARIABLE, "His secret key; process lists show it: prefer the other ways.")
+]
+SecurityToken = Annotated[
+    str,
+    _option("--security-token", "ROCKETMQ_SECURITY_TOKEN", "A session's token; process lists show it."),
+]
+Tls = Annotated[
+    bool | None,
+    _option("--tls/--no-tls", "ROCKETMQ_TLS", "Encrypt all connections; the servers' certificates are checked."),
+]
+TlsCa = Annotated[
+    str, _option("--tls-ca", "ROCKETMQ_TLS_CA", "PEM file of the authorities to trust, else the system's; means --tls.")
+]
+TlsCert = Annotated[str, _option("--tls-cert", "ROCKETMQ_TLS_CERT", "PEM file of the client's own certificate chain.")]
+TlsKey = Annotated[str, _option("--tls-key", "ROCKETMQ_TLS_KEY", "PEM file of its private key.")]
+TlsKeyPasswordFile = Annotated[
+    Path | None,
+    _option(
+        "--tls-key-password-file",
+        PASSWORD_FILE_VARIABLE,
+        f"A file whose first line is the private key's password; or {PASSWORD_VARIABLE} has it.",
+    ),
+]
+TlsVerify = Annotated[
+    str,
+    _option("--tls-verify", "ROCKETMQ_TLS_VERIFY", "full: chain and name (the default); ca: the chain; none: nothing."),
+]
+TlsServerName = Annotated[
+    str, _option("--tls-server-name", "ROCKETMQ_TLS_SERVER_NAME", "The name in the certificates, if not the address.")
+]
+
+
+class ClusterAccess(NamedTuple):
+    """A cluster and how to come in, as the options of every command that asks one say it."""
+
+    namesrv: Namesrv = NAMESRV_DEFAULT
+    access_key: AccessKey = ""
+    secret_key_file: SecretKeyFile = None
+    secret_key: SecretKey = ""
+    security_token: SecurityToken = ""
+    tls: Tls = None
+    tls_ca: TlsCa = ""
+    tls_cert: TlsCert = ""
+    tls_key: TlsKey = ""
+    tls_key_password_file: TlsKeyPasswordFile = None
+    tls_verify: TlsVerify = ""
+    tls_server_name: TlsServerName = ""
+
+    def __repr__(self) -> str:
+        return f"ClusterAccess({self.namesrv!r}, {'signed' if self.access_key else 'not signed'})"
+
+    def client_options(self) -> dict[str, Any]:
+        """Return the arguments of clients and operations, without what was not given. Raises ConfigError."""
+        from rocketspark.cli.passwords import secret_of
+
+        values = {
+            "access_key": self.access_key,
+            "secret_key": secret_of(self.secret_key, self.secret_key_file, "--secret-key", SECRET_KEY_VARIABLE),
+            "security_token": secret_of(self.security_token, None, "--security-token", "ROCKETMQ_SECURITY_TOKEN"),
+        }
+        return {name: value for name, value in values.items() if value} | self._tls_options()
+
+    def _tls_options(self) -> dict[str, Any]:
+        from rocketspark.cli.passwords import secret_in_environment
+
+        values = {
+            "tls_ca": self.tls_ca,
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
+            "tls_key_password": secret_in_environment(PASSWORD_VARIABLE, self.tls_key_password_file),
+            "tls_verify": self.tls_verify,
+            "tls_server_name": self.tls_server_name,
+        }
+        given = {name: value for name, value in values.items() if value}
+        wanted = bool(given) if self.tls is None else self.tls
+        # Switched off by hand, what the environment says of certificates is of no use.
+        return {"use_tls": True, **given} if wanted else {}
+
+
+# The default of a command's argument `at`.
+HERE = ClusterAccess()
+
+
+class LeftOut(frozenset[str]):
+    """Options of a group that one command does not have: `shared: Annotated[SharedOptions, LeftOut("options")]`."""
+
+    def __new__(cls, *names: str) -> LeftOut:
+        return super().__new__(cls, names)
+
+
+def _group(annotation: Any) -> tuple[type[Any] | None, frozenset[str]]:
+    """Return the NamedTuple of options that an argument's type is, None if it is none, and what is left out of it."""
+    left_out: frozenset[str] = frozenset()
+    if get_origin(annotation) is Annotated:
+        annotation, *notes = get_args(annotation)
+        left_out = next((note for note in notes if isinstance(note, LeftOut)), left_out)
+    is_group = isinstance(annotation, type) and issubclass(annotation, tuple) and hasattr(annotation, "_field_defaults")
+    return annotation if is_group else None, left_out
+
+
+def _fields(group: type[Any], left_out: frozenset[str]) -> tuple[list[inspect.Parameter], Maker]:
+    """Return the parameters of a NamedTuple of options, those of groups in it too, and what makes it of their values."""
+    hints = get_type_hints(group, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    makers: dict[str, Maker] = {}
+    for name, default in group._field_defaults.items():
+        inner, _ = _group(hints[name])
+        if inner is not None:
+            more, makers[name] = _fields(inner, left_out)
+            parameters += more
+        elif name not in left_out:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(name, kind, default=default, annotation=hints[name]))
+            makers[name] = functools.partial(_popped, name)
+    return parameters, lambda given: group(**{name: make(given) for name, make in makers.items()})
+
+
+def _popped(name: str, given: dict[str, Any]) -> Any:
+    return given.pop(name)
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command as typer takes it: an argument whose type is a NamedTuple of options becomes those options."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    makers: dict[str, Maker] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in own:
+        group, left_out = _group(parameter.annotation)
+        if group is not None:
+            inner, makers[parameter.name] = _fields(group, left_out)
+            parameters += inner
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    if not makers:
+        return command
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        grouped = {name: make(given) for name, make in makers.items()}
+        command(**given, **grouped)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called

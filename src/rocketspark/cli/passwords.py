@@ -42,11 +42,11 @@ def read_password(path: Path) -> str:
                 text = file.read(FILE_BYTES_MAX).decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as e:
         raise ConfigError(
-            f"the password file {shown(path)} cannot be read: {getattr(e, 'strerror', None) or 'no UTF-8 text'}"
+            f"{shown(path)} cannot be read: {getattr(e, 'strerror', None) or 'no UTF-8 text'}"
         ) from None
     lines = text.splitlines()
     if not lines or not lines[0].strip():
-        raise ConfigError(f"the password file {shown(path)} is empty: a password in its first line is needed")
+        raise ConfigError(f"{shown(path)} is empty: a password in its first line is needed")
     return lines[0]
 
 
@@ -67,3 +67,28 @@ def new_password(flag: str | None, file: Path | None, *, generate: bool) -> str:
         raise typer.BadParameter(f"no password: give --password-file or --generate, or set {VARIABLE}")
     answer: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     return answer
+
+
+def secret_of(value: str, file: Path | None, option: str, variable: str) -> str:
+    """Return a secret from a file or the environment, or from an option, with a warning; "" if it is nowhere.
+
+    `value`, `file`: as the option and its sister `-file` have them from the command line, else from the environment;
+    the command line wins. Raises ConfigError if one of both names it twice.
+    """
+    from_line = bool(value) and value != os.environ.get(variable)
+    file_from_line = file is not None and str(file) != os.environ.get(f"{variable}_FILE")
+    if from_line and file_from_line:
+        raise typer.BadParameter(f"{option} and {option}-file exclude each other")
+    if from_line:
+        warn_of_flag(option, variable)
+        return value
+    if value and file is not None and not file_from_line:
+        raise ConfigError(f"{variable} and {variable}_FILE are both set: unset one")
+    # A file of the name "-" is no stdin here: commands read that for other things.
+    return read_password(file.absolute()) if file is not None else value
+
+
+def secret_in_environment(variable: str, file: Path | None) -> str:
+    """Return a secret from a file, else from the environment; "" if it is nowhere."""
+    return read_password(file.absolute()) if file is not None else os.environ.get(variable, "")
+

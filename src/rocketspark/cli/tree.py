@@ -23,6 +23,7 @@ from rocketspark.cli.commands import (
     user,
 )
 from rocketspark.cli.commands.pipelines import run, spark_env
+from rocketspark.cli.options import with_groups
 from rocketspark.model.text import shown
 
 # Floats are seconds: some thirty years.
@@ -64,6 +65,19 @@ def _root(context: typer.Context, version: bool = typer.Option(False, "--version
 
         print(installed("rocketspark"))
         raise typer.Exit
+
+
+def _take_groups(commands: typer.Typer) -> None:
+    """Have typer see the options in the groups of options that commands take."""
+    for command in commands.registered_commands:
+        if command.callback is not None:
+            command.callback = with_groups(command.callback)
+    for below in commands.registered_groups:
+        if below.typer_instance is not None:
+            _take_groups(below.typer_instance)
+
+
+_take_groups(app)
 
 
 def tree() -> Any:

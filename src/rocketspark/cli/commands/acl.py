@@ -11,7 +11,7 @@ import typer
 
 from rocketspark.cli.commands.user import Broker, Cluster, print_copied
 from rocketspark.cli.operate import print_json, run_operation
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.tables import by_broker, print_table
 from rocketspark.model.text import shown
 
@@ -72,7 +72,7 @@ def create(
     policy: Kind = Policy.custom,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Allow a user something, or deny it, on every master; his other rules stay.
@@ -82,7 +82,7 @@ def create(
     Example: `rocketspark acl create billing -r Topic:orders -r Group:billing -a Sub`
     """
     brokers = run_operation(
-        namesrv,
+        at,
         lambda operations: operations.create_acl(
             name,
             _listed(resource),
@@ -107,7 +107,7 @@ def update(
     policy: Kind = Policy.custom,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Replace a user's rules for these resources on every master; his other rules stay.
@@ -115,7 +115,7 @@ def update(
     Example: `rocketspark acl update billing -r Topic:orders -a Pub,Sub --ip 10.0.0.0/8`
     """
     brokers = run_operation(
-        namesrv,
+        at,
         lambda operations: operations.update_acl(
             name,
             _listed(resource),
@@ -140,7 +140,7 @@ def delete(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Delete a user's rule for a resource, or all of his rules, on every master.
@@ -152,7 +152,7 @@ def delete(
             raise typer.BadParameter("all of the user's rules will be gone: name a --resource, or confirm with --yes")
         typer.confirm(f"Delete all rules of {shown(name)}?", abort=True)
     brokers = run_operation(
-        namesrv,
+        at,
         lambda operations: operations.delete_acl(
             name,
             resource=resource,
@@ -169,7 +169,7 @@ def get(
     name: Name,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Print what one user may do, on each broker.
@@ -177,7 +177,7 @@ def get(
     Example: `rocketspark acl get billing`
     """
     _print(
-        run_operation(namesrv, lambda operations: operations.get_acl(name, cluster=cluster, brokers=broker or None)),
+        run_operation(at, lambda operations: operations.get_acl(name, cluster=cluster, brokers=broker or None)),
         json=json,
     )
 
@@ -190,7 +190,7 @@ def list_(
     ] = "",
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Print what all users may do, on all masters.
@@ -199,7 +199,7 @@ def list_(
     """
     _print(
         run_operation(
-            namesrv, lambda operations: operations.list_acls(part, resource, cluster=cluster, brokers=broker or None)
+            at, lambda operations: operations.list_acls(part, resource, cluster=cluster, brokers=broker or None)
         ),
         json=json,
     )
@@ -214,7 +214,7 @@ def copy(
     to: Annotated[
         list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
     ] = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Copy rules from one broker to others, e.g. to one that is new; copy the users before (`user copy`).
@@ -222,7 +222,7 @@ def copy(
     Example: `rocketspark acl copy broker-a --to broker-b`
     """
     copied = run_operation(
-        namesrv, lambda operations: operations.copy_acls(source, subjects=user or (), brokers=to or None)
+        at, lambda operations: operations.copy_acls(source, subjects=user or (), brokers=to or None)
     )
     print_copied(copied, json=json)
 

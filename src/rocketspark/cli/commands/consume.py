@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import write
 from rocketspark.model.text import shown
 
@@ -38,7 +38,7 @@ def consume(
         str | None, typer.Option(help="Read as a member of this consumer group, and commit what was printed.")
     ] = None,
     tags: Annotated[str, typer.Option(help="Only these tags: 'TagA || TagB'.")] = "*",
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Print the messages of a topic as they come, until Ctrl-C.
@@ -52,16 +52,16 @@ def consume(
     where = _where(start)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         if group is None:
-            runner.run(_tail(topic, where, count, tags, namesrv, json))
+            runner.run(_tail(topic, where, count, tags, at, json))
         else:
-            runner.run(_join(topic, where, count, group, tags, namesrv, json))
+            runner.run(_join(topic, where, count, group, tags, at, json))
 
 
-async def _tail(topic: str, where: ConsumeFrom, count: int | None, tags: str, namesrv: str, as_json: bool) -> None:
+async def _tail(topic: str, where: ConsumeFrom, count: int | None, tags: str, at: ClusterAccess, as_json: bool) -> None:
     """Read every queue from where the user wants it, in no group."""
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 
-    async with AsyncPullConsumer(namesrv, NO_GROUP, auto_commit=False) as consumer:
+    async with AsyncPullConsumer(at.namesrv, NO_GROUP, auto_commit=False, **at.client_options()) as consumer:
         queues = await consumer.queues(topic)
         await consumer.assign(queues, tags)
         for queue in queues:
@@ -75,12 +75,12 @@ async def _tail(topic: str, where: ConsumeFrom, count: int | None, tags: str, na
 
 
 async def _join(
-    topic: str, where: ConsumeFrom, count: int | None, group: str, tags: str, namesrv: str, as_json: bool
+    topic: str, where: ConsumeFrom, count: int | None, group: str, tags: str, at: ClusterAccess, as_json: bool
 ) -> None:
     """Read the share of a member of a group, and commit."""
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 
-    async with AsyncPullConsumer(namesrv, group, consume_from=where) as consumer:
+    async with AsyncPullConsumer(at.namesrv, group, consume_from=where, **at.client_options()) as consumer:
         await consumer.queues(topic)  # Says so if there is no such topic.
         consumer.subscribe(topic, tags)
         await _print(consumer, count, as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketspark.cli.operate import print_json
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def drop(
 @app.command()
 def relay(
     database: Database,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     once: Annotated[bool, typer.Option("--once", help="Send what is due now, then end.")] = False,
     group: Annotated[str, typer.Option(help="The producer group.")] = "rocketspark_outbox",
     lease: Annotated[float, typer.Option(min=1, help="Seconds after which a killed relay's work is taken over.")] = 30,
@@ -173,7 +173,7 @@ def relay(
     async def run() -> Any:
         began_s = time.monotonic()
         async with (
-            AsyncProducer(namesrv, group) as producer,
+            AsyncProducer(at.namesrv, group, **at.client_options()) as producer,
             AsyncOutbox(producer, store, relay=not once, **options) as outbox,
         ):
             if once:
@@ -182,7 +182,7 @@ def relay(
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             print(
-                f"relaying {shown(store.database.name)} to {shown(namesrv)}; Ctrl-C ends", file=sys.stderr, flush=True
+                f"relaying {shown(store.database.name)} to {shown(at.namesrv)}; Ctrl-C ends", file=sys.stderr, flush=True
             )
             before = ""
             while not stop.is_set():

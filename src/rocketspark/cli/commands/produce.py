@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketspark.cli.operate import print_json
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import lines
 from rocketspark.model.text import shown
 
@@ -37,7 +37,7 @@ def produce(
         str | None, typer.Option(help="Keeps the messages in order: all go to the queue of this key.")
     ] = None,
     group: Annotated[str, typer.Option(help="The producer group.")] = "rocketspark_producer",
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Send each line of stdin, or of a file, as one message; empty lines are left out.
@@ -54,7 +54,7 @@ def produce(
         "properties": _properties(property or []),
         "sharding_key": sharding_key,
     }
-    with _opened(file) as source, Producer(namesrv, group) as producer:
+    with _opened(file) as source, Producer(at.namesrv, group, **at.client_options()) as producer:
         sending = LineSender(producer, topic, fields)
         try:
             with _progress(file) as advance:

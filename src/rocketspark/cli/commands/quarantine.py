@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rocketspark.cli.operate import print_json, run_operation
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
 app = typer.Typer(help="List, retry and drop what brokers set aside.", no_args_is_help=True)
@@ -17,12 +17,12 @@ Broker = Annotated[str | None, typer.Option(help="Only on this broker.")]
 
 
 @app.command("list")
-def list_(broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) -> None:
+def list_(broker: Broker = None, at: ClusterAccess = HERE, json: Json = False) -> None:
     """Print what is set aside, oldest first: where each message lies, why, since when.
 
     Example: `rocketspark quarantine list --json`
     """
-    found = run_operation(namesrv, lambda operations: operations.list_quarantine(broker))
+    found = run_operation(at, lambda operations: operations.list_quarantine(broker))
     if json:
         rows = [{"broker_name": e.broker_name, **e.place()} for e in found]
         print_json(rows)
@@ -35,22 +35,22 @@ def list_(broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json 
 
 
 @app.command()
-def retry(name: Name, broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) -> None:
+def retry(name: Name, broker: Broker = None, at: ClusterAccess = HERE, json: Json = False) -> None:
     """Handle one once more, e.g. after its file was mended: it is delivered, or checked again.
 
     Example: `rocketspark quarantine retry delay-4711`
     """
-    where = run_operation(namesrv, lambda operations: operations.retry_quarantined(name, broker))
+    where = run_operation(at, lambda operations: operations.retry_quarantined(name, broker))
     _done("retried", name, where, json=json)
 
 
 @app.command()
-def drop(name: Name, broker: Broker = None, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) -> None:
+def drop(name: Name, broker: Broker = None, at: ClusterAccess = HERE, json: Json = False) -> None:
     """Forget one for good; its message stays in the log until it expires.
 
     Example: `rocketspark quarantine drop delay-4711`
     """
-    where = run_operation(namesrv, lambda operations: operations.drop_quarantined(name, broker))
+    where = run_operation(at, lambda operations: operations.drop_quarantined(name, broker))
     _done("dropped", name, where, json=json)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rocketspark.cli.operate import print_json, run_operation
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
 
 @app.command("list")
 def list_(
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     everything: Annotated[bool, typer.Option("--all", help="Also the topics that RocketMQ made for itself.")] = False,
     json: Json = False,
 ) -> None:
@@ -39,7 +39,7 @@ def list_(
     async def ask(operations: Operations) -> tuple[list[str], list[BrokerState]]:
         return await operations.list_topics(), await operations.cluster_info()
 
-    topics, brokers = run_operation(namesrv, ask)
+    topics, brokers = run_operation(at, ask)
     if not everything:
         topics = users_topics(topics, brokers)
     if json:
@@ -55,12 +55,12 @@ def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[
 
 
 @app.command()
-def show(topic: Name, namesrv: Namesrv = NAMESRV_DEFAULT, json: Json = False) -> None:
+def show(topic: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
     """Print a topic's queues: where they are, and which offsets they hold.
 
     Example: `rocketspark topic show orders --json`
     """
-    state = run_operation(namesrv, lambda operations: operations.show_topic(topic))
+    state = run_operation(at, lambda operations: operations.show_topic(topic))
     if json:
         queues = [
             {
@@ -93,7 +93,7 @@ def create(
     queues: Annotated[int, typer.Option("-q", "--queues", min=1, max=1024, help="Queues on each broker.")] = 8,
     cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None,
     broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Create a topic on every broker, or change the number of its queues.
@@ -101,7 +101,7 @@ def create(
     Example: `rocketspark topic create orders --queues 8`
     """
     made = run_operation(
-        namesrv,
+        at,
         lambda operations: operations.create_topic(topic, queue_count=queues, cluster=cluster, brokers=broker or None),
     )
     names = [b.broker_name for b in made]
@@ -115,7 +115,7 @@ def create(
 def delete(
     topic: Name,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Delete a topic, with its messages, on every broker.
@@ -126,7 +126,7 @@ def delete(
         if not sys.stdin.isatty():
             raise typer.BadParameter("the messages will be gone: confirm with --yes")
         typer.confirm(f"Delete topic {shown(topic)} and its messages?", abort=True)
-    names = run_operation(namesrv, lambda operations: operations.delete_topic(topic))
+    names = run_operation(at, lambda operations: operations.delete_topic(topic))
     if json:
         print_json({"topic": topic, "brokers": names})
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocketspark.cli.operate import print_json, run_operation
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.passwords import VARIABLE, new_password
 from rocketspark.cli.tables import by_broker, print_table
 from rocketspark.model.text import shown
@@ -63,7 +63,7 @@ def create(
     password: Password = None,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Create a user on every master; he may do nothing until a rule allows it (`acl create`).
@@ -74,7 +74,7 @@ def create(
     """
     secret = new_password(password, password_file, generate=generate)
     brokers = run_operation(
-        namesrv,
+        at,
         lambda operations: operations.create_user(
             name, secret, user_type=user_type.value, cluster=cluster, brokers=broker or None
         ),
@@ -95,7 +95,7 @@ def update(
     password: Password = None,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Change a user's password, type or status on every master.
@@ -109,7 +109,7 @@ def update(
         raise typer.BadParameter("nothing to change: give --type, --status or --new-password")
     secret = new_password(password, password_file, generate=generate) if wanted else None
     brokers = run_operation(
-        namesrv,
+        at,
         lambda operations: operations.update_user(
             name,
             password=secret,
@@ -128,7 +128,7 @@ def delete(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Delete a user, with his rules, on every master.
@@ -140,7 +140,7 @@ def delete(
             raise typer.BadParameter("his clients will be refused: confirm with --yes")
         typer.confirm(f"Delete user {shown(name)} and his rules?", abort=True)
     brokers = run_operation(
-        namesrv, lambda operations: operations.delete_user(name, cluster=cluster, brokers=broker or None)
+        at, lambda operations: operations.delete_user(name, cluster=cluster, brokers=broker or None)
     )
     _done("deleted", name, brokers, None, json=json)
 
@@ -150,7 +150,7 @@ def get(
     name: Name,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Print one user: type and status, on each broker. Passwords are not shown.
@@ -158,7 +158,7 @@ def get(
     Example: `rocketspark user get billing`
     """
     _print(
-        run_operation(namesrv, lambda operations: operations.get_user(name, cluster=cluster, brokers=broker or None)),
+        run_operation(at, lambda operations: operations.get_user(name, cluster=cluster, brokers=broker or None)),
         json=json,
     )
 
@@ -168,7 +168,7 @@ def list_(
     part: Annotated[str, typer.Argument(help="Only names that hold this.", show_default=False)] = "",
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Print the users of all masters: type and status. Passwords are not shown.
@@ -176,7 +176,7 @@ def list_(
     Example: `rocketspark user list --json`
     """
     _print(
-        run_operation(namesrv, lambda operations: operations.list_users(part, cluster=cluster, brokers=broker or None)),
+        run_operation(at, lambda operations: operations.list_users(part, cluster=cluster, brokers=broker or None)),
         json=json,
     )
 
@@ -188,7 +188,7 @@ def copy(
     to: Annotated[
         list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
     ] = None,
-    namesrv: Namesrv = NAMESRV_DEFAULT,
+    at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
     """Copy users, with their passwords, from one broker to others, e.g. to one that is new.
@@ -196,7 +196,7 @@ def copy(
     Example: `rocketspark user copy broker-a --to broker-b`
     """
     copied = run_operation(
-        namesrv, lambda operations: operations.copy_users(source, usernames=user or (), brokers=to or None)
+        at, lambda operations: operations.copy_users(source, usernames=user or (), brokers=to or None)
     )
     print_copied(copied, json=json)
 

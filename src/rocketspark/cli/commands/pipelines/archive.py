@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
+from rocketspark.cli.commands.pipelines.shared import SharedOptions
 
 
-@with_options(shared=SharedOptions)
 def archive(
     topics: Annotated[
         list[str] | None, typer.Argument(help="Topics; none with `-o topicPattern=REGEX`.", show_default=False)

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
+from rocketspark.cli.commands.pipelines.shared import SharedOptions
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
 
 _COMPARE = "Comparing two places"
@@ -57,7 +57,6 @@ class CompareOptions(NamedTuple):
             raise typer.BadParameter(f"{self.by!r}: id or content is needed", param_hint="--by")
 
 
-@with_options(other=CompareOptions, shared=SharedOptions)
 def audit(
     topics: Annotated[list[str], typer.Argument(help="Topics.", show_default=False)],
     *,

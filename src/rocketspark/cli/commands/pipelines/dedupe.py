@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options, wrong_usage
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, wrong_usage
 
 
-@with_options(shared=SharedOptions)
 def dedupe(
     source: Annotated[str, typer.Argument(help="The topic to read; several with a comma.", show_default=False)],
     target: Annotated[str, typer.Argument(help="The topic to write.", show_default=False)],

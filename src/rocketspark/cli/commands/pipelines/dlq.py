@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
+from rocketspark.cli.commands.pipelines.shared import SharedOptions
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ class ResendOptions(NamedTuple):
     ] = False
 
 
-@with_options(which=ChoiceOptions, again=ResendOptions, shared=SharedOptions)
 def dlq(
     *,
     samples: Annotated[int, typer.Option(min=0, max=10_000, help="How many letters to show.")] = 10,

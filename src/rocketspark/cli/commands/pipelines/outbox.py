@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options, wrong_usage
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, wrong_usage
 
 _COLUMNS = "Columns"
 
@@ -29,7 +29,6 @@ class ColumnOptions(NamedTuple):
     properties_column: Annotated[str, _column("properties, a JSON object")] = ""
 
 
-@with_options(columns=ColumnOptions, shared=SharedOptions)
 def outbox(
     *,
     database: Annotated[

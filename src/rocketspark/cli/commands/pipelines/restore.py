@@ -7,8 +7,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
+from rocketspark.cli.commands.pipelines.shared import SharedOptions
 from rocketspark.cli.commands.pipelines.times import moment
+from rocketspark.cli.options import LeftOut
 
 
 class RowOptions(NamedTuple):
@@ -37,7 +38,6 @@ class RowOptions(NamedTuple):
         }
 
 
-@with_options(rows=RowOptions, shared=SharedOptions, without=("options",))
 def restore(
     archive: Annotated[Path, typer.Argument(help="The archive's folder.", show_default=False)],
     topics: Annotated[
@@ -49,7 +49,7 @@ def restore(
     state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else in the archive.")] = None,
     *,
     rows: RowOptions,
-    shared: SharedOptions,
+    shared: Annotated[SharedOptions, LeftOut("options")],
 ) -> None:
     """Send an archive's rows back into topics: keys, tags, properties and the order of each queue are kept.
 
@@ -76,7 +76,6 @@ def restore(
     shared.finish(results[0] if len(results) == 1 else {"restored": results}, progress)
 
 
-@with_options(rows=RowOptions, shared=SharedOptions)
 def replay(
     topic: Annotated[str, typer.Argument(help="The topic whose past is sent.", show_default=False)],
     to: Annotated[str, typer.Option("-t", "--to", help="The target topic.", show_default=False)],

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.options import NAMESRV_DEFAULT, Json, Namesrv
+from rocketspark.cli.options import HERE, ClusterAccess, Json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,30 +41,6 @@ Conf = Annotated[
 Namespace = Annotated[
     str, typer.Option(help="The namespace of topics and groups.", show_default=False, rich_help_panel=_CLUSTER)
 ]
-AccessKey = Annotated[
-    str,
-    typer.Option(
-        envvar="ROCKETMQ_ACCESS_KEY",
-        help="The user's access key, where the brokers ask for one.",
-        show_default=False,
-        rich_help_panel=_CLUSTER,
-    ),
-]
-SecretKey = Annotated[
-    str,
-    typer.Option(
-        envvar="ROCKETMQ_SECRET_KEY",
-        help="The secret that goes with it.",
-        show_default=False,
-        rich_help_panel=_CLUSTER,
-    ),
-]
-SecurityToken = Annotated[
-    str,
-    typer.Option(
-        envvar="ROCKETMQ_SECURITY_TOKEN", help="A session's token.", show_default=False, rich_help_panel=_CLUSTER
-    ),
-]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -93,11 +67,8 @@ def wrong_usage() -> Iterator[None]:
 class SharedOptions(NamedTuple):
     """The options that all pipeline commands have, as they were given."""
 
-    namesrv: Namesrv = NAMESRV_DEFAULT
+    at: ClusterAccess = HERE
     namespace: Namespace = ""
-    access_key: AccessKey = ""
-    secret_key: SecretKey = ""
-    security_token: SecurityToken = ""
     options: Options = None
     master: Master = ""
     remote: Remote = ""
@@ -107,13 +78,13 @@ class SharedOptions(NamedTuple):
     def connection(self) -> Connection:
         """Return the connection to the cluster. Raises ConfigError."""
         _check_packages()
+        from rocketspark.client.access import Access
         from rocketspark.spark.pipelines.connection import Connection, pairs
 
         with wrong_usage():
             options = pairs(self.options, "--option")
-        return Connection(
-            self.namesrv, self.namespace, self.access_key, self.secret_key, self.security_token, options=options
-        )
+        access = Access.of(self.namespace, self.at.client_options())
+        return Connection(self.at.namesrv, access, options=options)
 
     @contextmanager
     def start(
@@ -150,41 +121,6 @@ class SharedOptions(NamedTuple):
             code = code or (EXIT_STOPPED if ends else 0)
         if code:
             raise typer.Exit(code)
-
-
-def with_options(
-    *, without: tuple[str, ...] = (), **groups: type[Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command groups of options: the command takes each as one argument, whose name is the keyword.
-
-    `groups`: NamedTuples whose fields are declared as a command's parameters are; `without`: fields that this command
-    does not have.
-    """
-    parameters: dict[str, list[inspect.Parameter]] = {}
-    for group, fields in groups.items():
-        hints = get_type_hints(fields, include_extras=True)
-        parameters[group] = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-            for name, default in fields._field_defaults.items()
-            if name not in without
-        ]
-
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def called(**given: Any) -> None:
-            grouped = {
-                group: groups[group](**{p.name: given.pop(p.name) for p in of_group})
-                for group, of_group in parameters.items()
-            }
-            command(**given, **grouped)
-
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in groups]
-        signature = inspect.Signature([*own, *(p for of_group in parameters.values() for p in of_group)])
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        return called
-
-    return wrap
 
 
 @contextmanager

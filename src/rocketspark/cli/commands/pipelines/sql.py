@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options, wrong_usage
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, wrong_usage
 
 
-@with_options(shared=SharedOptions)
 def sql(
     file: Annotated[Path, typer.Argument(help="The pipeline: a .yaml or .sql file.", show_default=False)],
     *,

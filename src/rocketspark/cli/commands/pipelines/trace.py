@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, with_options
+from rocketspark.cli.commands.pipelines.shared import SharedOptions
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
 
 
-@with_options(shared=SharedOptions)
 def trace(
     *,
     topic: Annotated[
