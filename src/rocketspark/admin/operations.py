@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.facade import Facade, arguments_of, blocking
+from rocketspark.client.options import AccessOptions, ClientOptions
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.transport.peer import Peer
@@ -100,7 +101,7 @@ class Operations(AccessOperations, AsyncClient):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
-    `access_key`, `secret_key`, `security_token`: every request is signed with them.
+    `access`: keys that every request is signed with, and TLS.
 
     >>> async with Operations("127.0.0.1:9876") as operations:
     ...     print(await operations.list_topics())
@@ -113,19 +114,9 @@ class Operations(AccessOperations, AsyncClient):
         namesrv: str | None = None,
         *,
         timeout_ms: float = client_api.TIMEOUT_MS,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        security_token: str | None = None,
+        **access: Unpack[AccessOptions],
     ) -> None:
-        super().__init__(
-            namesrv,
-            {
-                "timeout_ms": timeout_ms,
-                "access_key": access_key,
-                "secret_key": secret_key,
-                "security_token": security_token,
-            },
-        )
+        super().__init__(namesrv, cast(ClientOptions, {"timeout_ms": timeout_ms, **access}))
         self._timeout_ms = timeout_ms
         self._routes = self._instance.routes
 

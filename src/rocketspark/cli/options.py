@@ -36,7 +36,7 @@ Namesrv = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
-AccessKey = Annotated[str, _option("--access-key", "ROCKETMQ_ACCESS_KEY", "The user's name, where brokers ask for one.")]
+AccessKey = Annotated[str, _option("--access-key", "ROCKETMQ_ACCESS_KEY", "The user's name, if brokers ask for it.")]
 SecretKeyFile = Annotated[
     Path | None,
     _option("--secret-key-file", SECRET_KEY_FILE_VARIABLE, "A file whose first line is his secret key."),
@@ -143,7 +143,7 @@ def _group(annotation: Any) -> tuple[type[Any] | None, frozenset[str]]:
 
 
 def _fields(group: type[Any], left_out: frozenset[str]) -> tuple[list[inspect.Parameter], Maker]:
-    """Return the parameters of a NamedTuple of options, those of groups in it too, and what makes it of their values."""
+    """Return the parameters of a NamedTuple of options, those of groups in it too, and what makes it of them."""
     hints = get_type_hints(group, include_extras=True)
     parameters: list[inspect.Parameter] = []
     makers: dict[str, Maker] = {}

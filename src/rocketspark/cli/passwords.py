@@ -41,9 +41,7 @@ def read_password(path: Path) -> str:
             with path.open("rb") as file:
                 text = file.read(FILE_BYTES_MAX).decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as e:
-        raise ConfigError(
-            f"{shown(path)} cannot be read: {getattr(e, 'strerror', None) or 'no UTF-8 text'}"
-        ) from None
+        raise ConfigError(f"{shown(path)} cannot be read: {getattr(e, 'strerror', None) or 'no UTF-8 text'}") from None
     lines = text.splitlines()
     if not lines or not lines[0].strip():
         raise ConfigError(f"{shown(path)} is empty: a password in its first line is needed")
@@ -91,4 +89,3 @@ def secret_of(value: str, file: Path | None, option: str, variable: str) -> str:
 def secret_in_environment(variable: str, file: Path | None) -> str:
     """Return a secret from a file, else from the environment; "" if it is nowhere."""
     return read_password(file.absolute()) if file is not None else os.environ.get(variable, "")
-

@@ -21,8 +21,30 @@ from rocketspark.errors import ConfigError
 from rocketspark.protocol.message.compression import KINDS
 
 
-class ClientOptions(TypedDict, total=False):
-    """Arguments of every client (the name in brackets is ClientConfig's).
+class AccessOptions(TypedDict, total=False):
+    """How every client and the operations come in (the name in brackets is ClientConfig's).
+
+    access_key, secret_key, security_token: every request is signed with them (ACL).
+    use_tls: talk TLS to NameServers and brokers: no [useTLS]. Then tls_ca: file of the certificates that are trusted,
+        PEM; without it those of the system. tls_verify: `full` checks a server's certificate and that it is for the
+        name or address dialled, or for tls_server_name; `ca` the certificate alone; `none` nothing. tls_cert, tls_key,
+        tls_key_password: this client's own pair, where servers ask for one.
+    """
+
+    access_key: str | None
+    secret_key: str | None
+    security_token: str | None
+    use_tls: bool
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_key_password: str | None
+    tls_verify: str | None
+    tls_server_name: str | None
+
+
+class ClientOptions(AccessOptions, total=False):
+    """Arguments of every client, besides AccessOptions (the name in brackets is ClientConfig's).
 
     namesrv_url: where to fetch the NameServers' addresses by HTTP, every 2 min, if they are not given; by default
         http://{ROCKETMQ_NAMESRV_DOMAIN}:8080/rocketmq/nsaddr if the environment has that and no addresses
@@ -35,12 +57,7 @@ class ClientOptions(TypedDict, total=False):
         [pollNameServerInterval, heartbeatBrokerInterval].
     timeout_ms: of one question to a NameServer or broker that is no send, pull or call of the application: 3 s
         [mqClientApiTimeout].
-    use_tls: talk TLS to NameServers and brokers: no [useTLS]. Then tls_ca: file of the certificates that are trusted,
-        PEM; without it those of the system. tls_verify: `full` checks a server's certificate and that it is for the
-        name or address dialled, or for tls_server_name; `ca` the certificate alone; `none` nothing. tls_cert, tls_key,
-        tls_key_password: this client's own pair, where servers ask for one.
     hooks: objects of a class derived from `hooks.Hooks`, called in their order.
-    access_key, secret_key, security_token: every request is signed with them (ACL).
     trace: write message traces, to RMQ_SYS_TRACE_TOPIC or the topic given [enableTrace, traceTopic].
     telemetry: OpenTelemetry spans, with their context in the messages' properties; None: if opentelemetry-api is
         installed and the application has set a tracer provider.
@@ -55,17 +72,7 @@ class ClientOptions(TypedDict, total=False):
     route_interval_ms: float
     heartbeat_interval_ms: float
     timeout_ms: float
-    use_tls: bool
-    tls_ca: str | None
-    tls_cert: str | None
-    tls_key: str | None
-    tls_key_password: str | None
-    tls_verify: str | None
-    tls_server_name: str | None
     hooks: Sequence[Hooks]
-    access_key: str | None
-    secret_key: str | None
-    security_token: str | None
     trace: bool | str
     telemetry: bool | None
 

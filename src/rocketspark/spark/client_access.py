@@ -1,33 +1,57 @@
-"""The namespace and the access keys of a read or write. Rule: secrets are never shown, whoever prints the options."""
+"""The namespace, the access keys and the TLS of a read or write. Rule: every connection of Spark's is made from here,
+so that none forgets them; secrets are never shown, whoever prints the options.
+"""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
 from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.hooks import HookSet
+from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, namespace
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.tls.client_tls import ClientTls
 
 
-class ClientAccess(TypedDict):
-    """The namespace and the keys as arguments of a client."""
+class Credentials(TypedDict):
+    """The keys and the TLS as arguments of operations."""
 
-    namespace: str
     access_key: str | None
     secret_key: str | None
     security_token: str | None
+    use_tls: bool
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_key_password: str | None
+    tls_verify: str | None
+    tls_server_name: str | None
+
+
+class ClientAccess(Credentials):
+    """The namespace, the keys and the TLS as arguments of a client."""
+
+    namespace: str
 
 
 class Access(NamedTuple):
-    """The namespace ("" for none), and the keys that requests are signed with ("" for requests that are not)."""
+    """The namespace ("" for none), the keys that requests are signed with ("" for requests that are not), and how
+    servers are talked TLS with (None: they are not).
+    """
 
     namespace: str = ""
     access_key: str = ""
     secret_key: str = ""
     security_token: str = ""
+    tls: ClientTls | None = None
 
     def __repr__(self) -> str:
-        return f"Access(namespace={self.namespace!r}, {'signed' if self.access_key else 'not signed'})"
+        signed = "signed" if self.access_key else "not signed"
+        return f"Access(namespace={self.namespace!r}, {signed}, {'TLS' if self.tls else 'plain'})"
 
     def wire(self, name: str) -> str:
         """Return the full name of a topic or group, as servers know it."""
@@ -50,16 +74,47 @@ class Access(NamedTuple):
             return None
         return Signer(self.access_key, self.secret_key, self.security_token or None)
 
-    def hooks(self) -> HookSet | None:
+    def _hooks(self) -> HookSet | None:
         """Return the signer as connections take it."""
         signer = self.signer()
         return None if signer is None else HookSet([signer])
 
-    def client_options(self) -> ClientAccess:
-        """Return the arguments for a client."""
+    def checked_tls(self) -> ClientTls | None:
+        """Return the TLS, after a look at its files. Raises ConfigError if they are not on this machine."""
+        if self.tls is not None:
+            try:
+                self.tls.context()
+            except ConfigError as e:
+                raise ConfigError(
+                    f"{e}; this is {socket.gethostname()}: the files of TLS must be there, under the same path, on the"
+                    " driver and on every executor"
+                ) from None
+        return self.tls
+
+    def connections(self) -> Connections:
+        """Return connections, on the running loop."""
+        return Connections(hooks=self._hooks(), tls=self.checked_tls())
+
+    def routes(self, addresses: Sequence[str], *, timeout_ms: float) -> RouteCache:
+        """Return what asks the NameServers, on the running loop."""
+        return RouteCache(list(addresses), timeout_ms=timeout_ms, hooks=self._hooks(), tls=self.checked_tls())
+
+    def credentials(self) -> Credentials:
+        """Return the arguments for operations, which take full names."""
+        tls = self.checked_tls() or ClientTls()
         return {
-            "namespace": self.namespace,
             "access_key": self.access_key or None,
             "secret_key": self.secret_key or None,
             "security_token": self.security_token or None,
+            "use_tls": self.tls is not None,
+            "tls_ca": tls.ca or None,
+            "tls_cert": tls.cert or None,
+            "tls_key": tls.key or None,
+            "tls_key_password": tls.key_password or None,
+            "tls_verify": tls.verify if self.tls is not None else None,
+            "tls_server_name": tls.server_name or None,
         }
+
+    def client_options(self) -> ClientAccess:
+        """Return the arguments for a client."""
+        return {"namespace": self.namespace, **self.credentials()}

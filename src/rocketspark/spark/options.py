@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rocketspark.client import validators
+from rocketspark.client.secret_files import read_secret
 from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
 from rocketspark.filters import sql92
 from rocketspark.model import subscribe
@@ -22,6 +23,7 @@ from rocketspark.spark.client_access import Access
 from rocketspark.spark.time_options import duration_ms, time_ms
 from rocketspark.spark.topic_selection import Assigned, check_pattern, from_json_text, parse_assigned
 from rocketspark.transport.connections import parse_addresses
+from rocketspark.transport.tls.client_tls import ClientTls, client_tls
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -130,10 +132,13 @@ class WriteOptions(NamedTuple):
     commit_timeout_ms: int = 120_000
 
 
-_ACCESS_NAMES = ("namespace", "accessKey", "secretKey", "securityToken")
+KEY_NAMES = ("accessKey", "secretKey", "secretKeyFile", "securityToken")
+_TLS_TEXTS = ("tlsCa", "tlsCert", "tlsKey", "tlsKeyPassword", "tlsVerify", "tlsServerName")
+TLS_NAMES = ("useTls", *_TLS_TEXTS, "tlsKeyPasswordFile")
+ACCESS_NAMES = ("namespace", *KEY_NAMES, *TLS_NAMES)
 # Lower-case name -> the name as documented.
 _READ_NAMES = (
-    *_ACCESS_NAMES,
+    *ACCESS_NAMES,
     *("topicPattern", "assign", "committedGroup", "committedFallback"),
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("minMessagesPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
@@ -144,7 +149,7 @@ _READ_NAMES = (
     *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies", "columns"),
 )
 _WRITE_NAMES = (
-    *_ACCESS_NAMES,
+    *ACCESS_NAMES,
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
     *("compression", "compressOverBytes", "delivery", "transactionalId", "commitTimeoutMs"),
 )
@@ -235,6 +240,31 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if times != sorted(times):
         raise ConfigError("option startingTimestamp is after endingTimestamp: nothing is stored between them")
     return parsed
+
+
+def parse_access(options: Mapping[str, str]) -> Access:
+    """Parse the options that say how to come in, and only those. Raises ConfigError."""
+    own = {name.lower() for name in ACCESS_NAMES}
+    return _Given({name: value for name, value in options.items() if name.lower() in own}, ACCESS_NAMES, ()).access()
+
+
+def over(options: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return options with others over them; one of the keys replaces all keys, and so does TLS: halves of two pairs
+    would be neither's.
+    """
+    given = {name.lower() for name in own}
+    for group in (KEY_NAMES, TLS_NAMES):
+        together = {name.lower() for name in group}
+        given |= together if together & given else set()
+    return {name: value for name, value in options.items() if name.lower() not in given} | dict(own)
+
+
+def _snake(name: str) -> str:
+    return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
+
+
+def _camel(name: str) -> str:
+    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -393,12 +423,34 @@ class _Given:
         return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs))
 
     def access(self) -> Access:
-        found = Access(*(self.text(name, "") for name in _ACCESS_NAMES))
+        found = Access(
+            namespace=self.text("namespace", ""),
+            access_key=self.text("accessKey", ""),
+            secret_key=self._secret("secretKey"),
+            security_token=self.text("securityToken", ""),
+            tls=self._tls(),
+        )
         if bool(found.access_key) != bool(found.secret_key):
             raise ConfigError("options accessKey and secretKey belong together: give both, or neither")
         if found.security_token and not found.access_key:
             raise ConfigError("option securityToken needs accessKey and secretKey: give all three")
         return found
+
+    def _secret(self, name: str) -> str:
+        """Return a secret, as it is given or from the driver's file that is."""
+        value, path = self.text(name, ""), self.text(f"{name}File", "")
+        if value and path:
+            raise ConfigError(f"options {name} and {name}File are both given: give one of them")
+        return read_secret(path, f"option {name}File") if path else value
+
+    def _tls(self) -> ClientTls | None:
+        given = {_snake(name): self.text(name, "") for name in _TLS_TEXTS}
+        given["tls_key_password"] = self._secret("tlsKeyPassword")
+        try:
+            return client_tls(self.truth("useTls", False), **given)
+        except ConfigError as e:
+            text = re.sub(r"\b(?:use_tls|tls_[a-z_]+)\b", lambda found: _camel(found[0]), str(e))
+            raise ConfigError(f"option {text.replace('useTls=True', 'useTls=true')}") from None
 
     def topics(self) -> tuple[tuple[str, ...], str | None, Assigned | None]:
         """Return the topics, the pattern or the queues that are read."""

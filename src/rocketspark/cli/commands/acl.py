@@ -221,9 +221,7 @@ def copy(
 
     Example: `rocketspark acl copy broker-a --to broker-b`
     """
-    copied = run_operation(
-        at, lambda operations: operations.copy_acls(source, subjects=user or (), brokers=to or None)
-    )
+    copied = run_operation(at, lambda operations: operations.copy_acls(source, subjects=user or (), brokers=to or None))
     print_copied(copied, json=json)
 
 

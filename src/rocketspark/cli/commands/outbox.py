@@ -182,7 +182,9 @@ def relay(
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             print(
-                f"relaying {shown(store.database.name)} to {shown(at.namesrv)}; Ctrl-C ends", file=sys.stderr, flush=True
+                f"relaying {shown(store.database.name)} to {shown(at.namesrv)}; Ctrl-C ends",
+                file=sys.stderr,
+                flush=True,
             )
             before = ""
             while not stop.is_set():

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
 from rocketspark.spark.client_access import Access
+from rocketspark.spark.options import ACCESS_NAMES, over, parse_access
+from rocketspark.transport.tls.client_tls import ClientTls
 
 OPERATION_MS = 10_000.0
 
@@ -17,7 +19,7 @@ OPERATION_MS = 10_000.0
 class Connection(NamedTuple):
     """A cluster: NameServers "host:port;host:port", namespace and credentials if it wants any.
 
-    `options`: further options of format("rocketmq"), as given.
+    `options`: further options of format("rocketmq"), as given. `tls`: how servers are talked TLS with.
     """
 
     namesrv: str
@@ -26,11 +28,15 @@ class Connection(NamedTuple):
     secret_key: str = ""
     security_token: str = ""
     options: Mapping[str, str] = {}
+    tls: ClientTls | None = None
+
+    def __repr__(self) -> str:
+        return f"Connection({self.namesrv!r}, {self.access!r}, options={sorted(self.options)!r})"
 
     @property
     def access(self) -> Access:
-        """Return the namespace and the keys."""
-        return Access(self.namespace, self.access_key, self.secret_key, self.security_token)
+        """Return the namespace, the keys and the TLS."""
+        return Access(self.namespace, self.access_key, self.secret_key, self.security_token, self.tls)
 
     def without_options(self) -> Connection:
         """Return the same cluster without the further options."""
@@ -44,25 +50,41 @@ class Connection(NamedTuple):
             "accessKey": self.access_key,
             "secretKey": self.secret_key,
             "securityToken": self.security_token,
-        }
+        } | _tls_options(self.tls)
         return {name: value for name, value in named.items() if value} | dict(self.options)
 
 
 def connection(where: Connection | str) -> Connection:
-    """Return the connection, or one to the NameServers that a text names."""
-    return where if isinstance(where, Connection) else Connection(where)
+    """Return the connection, or one to the NameServers that a text names; keys among its options are its own."""
+    made = where if isinstance(where, Connection) else Connection(where)
+    own = {name.lower() for name in ("namesrv", *ACCESS_NAMES)}
+    named = {name: value for name, value in made.options.items() if name.lower() in own}
+    if not named:
+        return made
+    # What topics are made and asked with is what they are read with.
+    given = {name.lower(): value for name, value in over(made.without_options().spark_options(), named).items()}
+    access = parse_access(given)
+    rest = {name: value for name, value in made.options.items() if name not in named}
+    return Connection(given["namesrv"], *access[:4], options=rest, tls=access.tls)
+
+
+def _tls_options(tls: ClientTls | None) -> dict[str, str]:
+    if tls is None:
+        return {}
+    return {
+        "useTls": "true",
+        "tlsCa": tls.ca,
+        "tlsCert": tls.cert,
+        "tlsKey": tls.key,
+        "tlsKeyPassword": tls.key_password,
+        "tlsVerify": tls.verify,
+        "tlsServerName": tls.server_name,
+    }
 
 
 def operations_of(where: Connection) -> SyncOperations:
     """Return the driver's operations on the cluster; a context manager. They take full names, with the namespace."""
-    keys = where.access.client_options()
-    return SyncOperations(
-        where.namesrv,
-        timeout_ms=OPERATION_MS,
-        access_key=keys["access_key"],
-        secret_key=keys["secret_key"],
-        security_token=keys["security_token"],
-    )
+    return SyncOperations(where.namesrv, timeout_ms=OPERATION_MS, **where.access.credentials())
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ class ClusterQueries:
 
     @staticmethod
     async def _make_routes(addresses: list[str], access: Access) -> RouteCache:
-        return RouteCache(addresses, timeout_ms=TIMEOUT_MS, hooks=access.hooks())
+        return access.routes(addresses, timeout_ms=TIMEOUT_MS)
 
     def _learn(self, broker: BrokerData) -> None:
         """Note where a broker is; tell of another master, once."""
@@ -112,7 +112,7 @@ class ClusterQueries:
 
     @staticmethod
     async def _make_connections(access: Access) -> Connections:
-        return Connections(hooks=access.hooks())
+        return access.connections()
 
     def topics(self, pattern: str) -> list[str]:
         """Return the topics whose whole name matches a pattern, by the rule of `topic_selection.matching`. Raises

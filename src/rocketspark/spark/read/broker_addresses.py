@@ -43,7 +43,7 @@ def _asked(namesrv: str, queue: MessageQueue, options: ReadOptions) -> BrokerDat
     access = options.access
     topic = access.wire(queue.topic)
     timeout_ms = min(options.timeout_ms, TIMEOUT_MS)
-    link = PipelinedConnection(namesrv, timeout_ms=timeout_ms, signer=access.signer())
+    link = PipelinedConnection(namesrv, timeout_ms=timeout_ms, access=access)
     try:
         link.send(RequestCode.GET_ROUTEINFO_BY_TOPIC, headers.RouteHeader(topic=topic, standard_json=True))
         reply = link.receive()[0]

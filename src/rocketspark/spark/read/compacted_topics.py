@@ -30,7 +30,7 @@ def is_compacted(topic: str, addresses: tuple[str, ...], options: ReadOptions) -
 
 def _is_compacted_at(topic: str, address: str, options: ReadOptions) -> bool:
     access = options.access
-    link = PipelinedConnection(address, timeout_ms=options.timeout_ms, signer=access.signer())
+    link = PipelinedConnection(address, timeout_ms=options.timeout_ms, access=access)
     try:
         link.send(RequestCode.GET_TOPIC_CONFIG, headers.TopicHeader(topic=access.wire(topic)))
         reply = link.receive()[0]

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.headers import Header
+from rocketspark.spark.client_access import Access
 from rocketspark.transport.connections import parse_address
 from rocketspark.transport.request_frames import request
 from rocketspark.transport.tls.client_tls import ClientTls
@@ -43,13 +43,12 @@ class PipelinedReply(NamedTuple):
 
 
 class PipelinedConnection:
-    """An open connection to "host:port". Raises NotSent if it cannot be had. `tls`: None for plain."""
+    """An open connection to "host:port". Raises NotSent if it cannot be had."""
 
-    def __init__(
-        self, address: str, *, timeout_ms: float, signer: Signer | None = None, tls: ClientTls | None = None
-    ) -> None:
+    def __init__(self, address: str, *, timeout_ms: float, access: Access) -> None:
         self.address = address
-        self._signer = signer
+        self._signer = access.signer()
+        tls = access.checked_tls()
         self._timeout_ms = timeout_ms
         self._opaque = 0
         self._waiting: list[bytes] = []

@@ -166,7 +166,7 @@ class _Puller:
 
     def __iter__(self) -> Iterator[PulledPiece]:
         self._connection = PipelinedConnection(
-            self._address, timeout_ms=self._options.timeout_ms, signer=self._options.access.signer()
+            self._address, timeout_ms=self._options.timeout_ms, access=self._options.access
         )
         try:
             while self._pulls or self._held:

@@ -78,13 +78,14 @@ class SharedOptions(NamedTuple):
     def connection(self) -> Connection:
         """Return the connection to the cluster. Raises ConfigError."""
         _check_packages()
-        from rocketspark.client.access import Access
-        from rocketspark.spark.pipelines.connection import Connection, pairs
+        from rocketspark.spark.pipelines.connection import Connection, connection, pairs
+        from rocketspark.transport.tls.client_tls import client_tls
 
         with wrong_usage():
             options = pairs(self.options, "--option")
-        access = Access.of(self.namespace, self.at.client_options())
-        return Connection(self.at.namesrv, access, options=options)
+        keys = self.at.client_options()
+        tls = client_tls(keys.pop("use_tls", False), **{n: keys.pop(n) for n in list(keys) if n.startswith("tls_")})
+        return connection(Connection(self.at.namesrv, self.namespace, **keys, options=options, tls=tls))
 
     @contextmanager
     def start(

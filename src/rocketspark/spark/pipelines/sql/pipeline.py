@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.columns import READ_ONLY, WRITE_TYPES
+from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress, has_ended
 from rocketspark.spark.pipelines.session import one_line_errors
@@ -190,8 +191,7 @@ def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]
     own = options_of(part)
     if part.format != ROCKETMQ or "namesrv" in {name.lower() for name in own} or "store" in own:
         return own
-    given = {name.lower() for name in own}
-    return {name: value for name, value in where.spark_options().items() if name.lower() not in given} | own
+    return over(where.spark_options(), own)
 
 
 def _end(plan: SqlPlan, where: Connection) -> dict[str, Any]:
