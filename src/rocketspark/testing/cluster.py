@@ -14,6 +14,8 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rocketspark.broker.access import secure_folder
+from rocketspark.broker.access.secure_folder import SecureFolder
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import StateError
@@ -35,14 +37,25 @@ class Cluster:
 
     `namesrv`: "host:port" of the NameServer; `brokers`: "host:port" of each broker, in the order of their names
     broker-a, broker-b, …, all replicas of a name one after the other, the first master first; `store`: the folder that
-    holds one store folder for each broker; `controller`: "host:port" of the controller, "" without replicas.
+    holds one store folder for each broker; `controller`: "host:port" of the controller, "" without replicas;
+    `client_options`: what clients need to come in, empty if everybody may, as in `Producer(cluster.namesrv,
+    **cluster.client_options)`. With `secure=True` these are `access_key` and `secret_key` of a user who may do
+    everything, `use_tls`, and `tls_ca`, the file of the certificate.
     """
 
-    def __init__(self, namesrv: str, brokers: tuple[str, ...], store: Path, controller: str = "") -> None:
+    def __init__(
+        self,
+        namesrv: str,
+        brokers: tuple[str, ...],
+        store: Path,
+        controller: str = "",
+        client_options: dict[str, Any] | None = None,
+    ) -> None:
         self.namesrv = namesrv
         self.brokers = brokers
         self.store = store
         self.controller = controller
+        self.client_options = client_options or {}
         self._ask: Callable[[Callable[[Replicas], Awaitable[Any]], str], Any] | None = None
 
     def master(self, name: str = "broker-a") -> str:
@@ -76,7 +89,12 @@ class Cluster:
 
 @contextmanager
 def run_cluster(
-    brokers: int = 1, store: str | Path | None = None, *, replicas: int = 1, **broker_settings: Any
+    brokers: int = 1,
+    store: str | Path | None = None,
+    *,
+    replicas: int = 1,
+    secure: bool = False,
+    **broker_settings: Any,
 ) -> Iterator[Cluster]:
     """Run a NameServer and `brokers` brokers on free ports of 127.0.0.1 while the `with` block lasts.
 
@@ -85,6 +103,8 @@ def run_cluster(
         store: folder for the messages, kept afterwards; None: a temporary one, removed afterwards.
         replicas: how many of each name; with 2 and more a controller elects the masters, and a send is answered once
             all in sync have it. The block begins when they are.
+        secure: take TLS and signed requests alone, as `rocketspark server --secure`; the cluster's `client_options`
+            are what a client needs. It takes the extra `tls`.
         broker_settings: fields of `rocketspark.broker.settings.BrokerSettings`, for each broker.
 
     Raises ConfigError for a setting that cannot be used, StoreError for a store that cannot be opened.
@@ -95,7 +115,7 @@ def run_cluster(
         raise ValueError(f"replicas={replicas}: 1 to 9 can be run")
     folder = Path(store) if store is not None else Path(tempfile.mkdtemp(prefix="rocketspark-"))
     try:
-        thread = _ServerThread(folder, brokers, replicas, broker_settings)
+        thread = _ServerThread(folder, brokers, replicas, broker_settings, secure=secure)
         try:
             yield thread.start()
         finally:
@@ -108,12 +128,16 @@ def run_cluster(
 class _ServerThread:
     """The event loop of the servers, in a thread of its own."""
 
-    def __init__(self, folder: Path, broker_count: int, replica_count: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, broker_count: int, replica_count: int, settings: dict[str, Any], *, secure: bool
+    ) -> None:
         self._folder = folder
         self._broker_count = broker_count
         self._replica_count = replica_count
         self._replicas: dict[str, Replicas] = {}
         self._settings = {**SMALL_FILES, **settings}
+        self._secure = secure
+        self._door: SecureFolder | None = None
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._closed = False
@@ -155,14 +179,16 @@ class _ServerThread:
         self._stop = asyncio.Event()
         if self._closed:
             return
+        self._door = secure_folder.prepare(self._folder / "secure") if self._secure else None
+        tls = self._door.tls() if self._door else None
         async with AsyncExitStack() as servers:
-            nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER)
+            nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER, tls=tls)
             await nameserver.start()
             servers.push_async_callback(nameserver.close)
             addresses = []
             controller = ""
             if self._replica_count > 1:
-                controller = await start_controller(servers, self._folder / "controller")
+                controller = await start_controller(servers, self._folder / "controller", tls)
             for number in range(self._broker_count):
                 settings = self._broker_settings(number, nameserver.address)
                 if controller:
@@ -174,7 +200,8 @@ class _ServerThread:
                 await broker.start()
                 servers.push_async_callback(broker.close)
                 addresses.append(broker.address)
-            self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder, controller)
+            options = self._door.client_options() if self._door else None
+            self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder, controller, options)
             if controller:
                 self._cluster._ask = self._ask
             self._started.set()
@@ -199,7 +226,10 @@ class _ServerThread:
             "listen_host": "127.0.0.1",
             "listen_port": 0,
         }
-        return BrokerSettings(**{**own, **self._settings})
+        settings = BrokerSettings(**{**own, **self._settings})
+        if self._door is not None:
+            self._door.apply(settings)
+        return settings
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.replication.controller_client import ControllerClient, SetState
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, StateError
+from rocketspark.transport.tls.settings import TlsSettings
 
 LIMIT_S = 60.0
 LOOK_S = 0.01
@@ -26,12 +28,13 @@ QUICK = {
 }
 
 
-async def start_controller(servers: AsyncExitStack, folder: Path) -> str:
+async def start_controller(servers: AsyncExitStack, folder: Path, tls: TlsSettings | None = None) -> str:
     """Start a controller that ends with the other servers; returns its address."""
     from rocketspark.controller.server import ControllerServer
     from rocketspark.controller.settings import ControllerSettings
 
     settings = ControllerSettings({"scanInactiveMasterInterval": "500"}, listen="127.0.0.1:0", folder=folder)
+    settings.tls = tls or settings.tls
     server = ControllerServer(settings, share=0.25)
     await server.start()
     servers.push_async_callback(server.close)
@@ -53,7 +56,7 @@ class Replicas:
             slave_read=True,
             **{name: ms for name, ms in QUICK.items() if getattr(settings, name) == getattr(defaults, name)},
         )
-        self._controller = ControllerClient([controller])
+        self._controller = ControllerClient([controller], connections=inner_connections(settings))
         self._running: dict[int, BrokerServer] = {}
         self._ports: dict[int, int] = {}
 

@@ -15,6 +15,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
+    from rocketspark.broker.access.secure_folder import SecureFolder
     from rocketspark.broker.settings import BrokerSettings
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.settings import Settings as NameServerSettings
@@ -38,6 +39,12 @@ Config = Annotated[
 ]
 Store = Annotated[
     Path | None, typer.Option(help="Folder of the messages [default: broker.conf's storePathRootDir, else ./store].")
+]
+Secure = Annotated[
+    Path | None,
+    typer.Option(
+        help="Take TLS and signed requests alone, with what a `server --secure` keeps in the folder secure of its store."
+    ),
 ]
 Level = Annotated[LogLevel, typer.Option(help="How much to log on stderr.")]
 
@@ -68,6 +75,13 @@ def server(
     controller_port: Annotated[
         int, typer.Option(min=0, max=65535, help="The controller's port, with --replicas; 0 takes a free one.")
     ] = 9877,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="Take TLS and signed requests alone: makes a certificate and an administrator, and says how to enter.",
+        ),
+    ] = False,
     tls_mode: server_tls.Mode = None,
     tls_cert: server_tls.Cert = None,
     tls_key: server_tls.Key = None,
@@ -89,8 +103,11 @@ def server(
     Example: `rocketspark server --store ./store --brokers 2`
 
     Example: `rocketspark server --store ./store --replicas 2`
+
+    Example: `rocketspark server --store ./store --secure`
     """
     from rocketspark.broker.server import BrokerServer
+    from rocketspark.cli.secure import how_to_enter
     from rocketspark.cli.serve import serve
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
@@ -99,6 +116,9 @@ def server(
     settings = _settings(config, store=store, host=host, port=broker_port)
     settings.tls = tls.over(settings.tls, warn)
     options = [*_options(config, log_level), *tls.arguments()]
+    door = _secured(settings) if secure else None
+    if door:
+        options += ["--secure", str(door.folder)]
 
     async def start(servers: AsyncExitStack) -> str:
         kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
@@ -116,16 +136,29 @@ def server(
             inside.tls = settings.tls
             controller = await start_controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
             addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
-            return f"ready namesrv={nameserver.address} controller={controller} broker={','.join(addresses)}"
-        if brokers > 1:
-            addresses = await _fleet(servers, settings, brokers, options)
-            return f"ready namesrv={nameserver.address} broker={','.join(addresses)}"
-        broker = BrokerServer(settings)
-        await broker.start()
-        servers.push_async_callback(broker.close)
-        return f"ready namesrv={nameserver.address} broker={broker.address}"
+            between = f" controller={controller}"
+        elif brokers > 1:
+            addresses, between = await _fleet(servers, settings, brokers, options), ""
+        else:
+            broker = BrokerServer(settings)
+            await broker.start()
+            servers.push_async_callback(broker.close)
+            addresses, between = [broker.address], ""
+        if door:
+            print(how_to_enter(door, nameserver.address), file=sys.stderr, flush=True)
+        return f"ready namesrv={nameserver.address}{between} broker={','.join(addresses)}"
 
     serve(start, log_level=log_level.value)
+
+
+def _secured(settings: BrokerSettings) -> SecureFolder:
+    """Have the broker take TLS and signed requests alone; returns where its secrets are."""
+    from rocketspark.broker.access import secure_folder
+
+    names = (settings.listen_host, settings.advertised_host)
+    door = secure_folder.prepare(Path(settings.store_root) / "secure", filter(None, names))
+    door.apply(settings)
+    return door
 
 
 def _options(config: Path | None, log_level: LogLevel) -> list[str]:
@@ -261,6 +294,7 @@ def broker(
     tls_key: server_tls.Key = None,
     tls_test: server_tls.Test = False,
     tls_config: server_tls.Properties = None,
+    secure: Secure = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a broker.
@@ -283,6 +317,10 @@ def broker(
         settings.controller_mode, settings.controller_addresses = True, controller
         settings.broker_role, settings.broker_id = "SLAVE", -1
         settings.all_ack_in_sync_set = settings.slave_read = True
+    if secure:
+        from rocketspark.broker.access import secure_folder
+
+        secure_folder.load(secure).apply(settings)
 
     async def start(servers: AsyncExitStack) -> str:
         server = BrokerServer(settings)

@@ -1,0 +1,164 @@
+"""What `server --secure` makes and keeps: a certificate, an administrator, and the key of the brokers' own requests.
+
+Rule: made once, in a folder that its owner alone may read; what is there is used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import secrets
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocketspark.broker.access.tables import FILE_NAME as ACCESS_FILE
+from rocketspark.broker.settings import FIELDS, BrokerSettings
+from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.transport.tls import self_signed
+from rocketspark.transport.tls.settings import TlsSettings, from_values
+
+ADMIN, INNER = "admin", "rocketspark-inner"
+CERTIFICATE, KEY = "cert.pem", "key.pem"
+ADMIN_SECRET, INNER_SECRET = "admin.secret", "inner.secret"
+RANDOM_BYTES = 18
+# A certificate that ends so soon is made anew.
+DAYS_LEFT_MIN = 30
+_SECRET_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class SecureFolder:
+    """The folder and what is in it. `admin_password`: "" once its file was removed; `is_new`: it was made just now."""
+
+    folder: Path
+    inner_secret: str = field(repr=False)
+    admin_password: str = field(repr=False)
+    is_new: bool = False
+
+    @property
+    def ca(self) -> Path:
+        """Return the certificate that clients trust."""
+        return self.folder / CERTIFICATE
+
+    def tls_values(self) -> dict[str, str]:
+        """Return the settings of a server that takes nothing but TLS, by RocketMQ's names."""
+        return {
+            "tls.server.mode": "enforcing",
+            "tls.server.certPath": str(self.ca),
+            "tls.server.keyPath": str(self.folder / KEY),
+            "tls.client.trustCertPath": str(self.ca),
+        }
+
+    def tls(self) -> TlsSettings:
+        """Return those settings."""
+        return from_values(self.tls_values())
+
+    def apply(self, settings: BrokerSettings) -> None:
+        """Have a broker take TLS and signed requests alone, and sign its own; what is set already stays."""
+        if not settings.tls.cert_path:
+            settings.tls = from_values({**settings.tls.given, **self.tls_values()})
+        settings.authentication = settings.authorization = True
+        self._default(settings, "innerClientAuthenticationCredentials", accessKey=INNER, secretKey=self.inner_secret)
+        # A store that has users keeps them: one that was deleted does not come back.
+        if self.admin_password and not Path(settings.store_root, "config", ACCESS_FILE).exists():
+            self._default(settings, "initAuthenticationUser", username=ADMIN, password=self.admin_password)
+
+    @staticmethod
+    def _default(settings: BrokerSettings, key: str, **values: str) -> None:
+        name = FIELDS[key].name
+        if not getattr(settings, name):
+            setattr(settings, name, json.dumps(values))
+
+    def client_options(self) -> dict[str, Any]:
+        """Return what a client of ours needs as its administrator, as arguments."""
+        return {
+            "access_key": ADMIN,
+            "secret_key": self.admin_password,
+            "use_tls": True,
+            "tls_ca": str(self.ca),
+        }
+
+
+def prepare(folder: str | os.PathLike[str], names: Iterable[str] = ()) -> SecureFolder:
+    """Make what is missing in the folder; `names`: names and addresses that its servers are reached by.
+
+    Raises ConfigError without the package cryptography, StoreUnwritable if the folder cannot be written.
+    """
+    place = Path(folder).absolute()
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_new = not (place / INNER_SECRET).exists()
+        if not _pair_is_good(place, names):
+            self_signed.write(self_signed.make(names), place)
+        if is_new:
+            _write_secret(place / ADMIN_SECRET)
+            # Last: with it all is there.
+            _write_secret(place / INNER_SECRET)
+    except OSError as e:
+        raise StoreUnwritable(f"{e.filename or place} cannot be written: {e.strerror or e}") from None
+    return _loaded(place, is_new=is_new)
+
+
+def load(folder: str | os.PathLike[str]) -> SecureFolder:
+    """Return what is in a folder that `prepare` made. Raises ConfigError if it is not there."""
+    place = Path(folder).absolute()
+    for name in (CERTIFICATE, KEY, INNER_SECRET):
+        if not (place / name).is_file():
+            raise ConfigError(f"{place} has no {name}: name the folder `secure` in the store of a `server --secure`")
+    return _loaded(place, is_new=False)
+
+
+def _loaded(place: Path, *, is_new: bool) -> SecureFolder:
+    admin = _secret(place / ADMIN_SECRET) if (place / ADMIN_SECRET).exists() else ""
+    return SecureFolder(place, _secret(place / INNER_SECRET), admin, is_new)
+
+
+def _secret(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_SECRET_BYTES_MAX).decode("utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or 'no UTF-8 text'}") from None
+    if not text:
+        raise ConfigError(f"{path} is empty: a password in its first line is needed; or remove the file")
+    return text
+
+
+def _write_secret(path: Path) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        # A leading - would be taken for an option.
+        file.write("R" + secrets.token_urlsafe(RANDOM_BYTES) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _pair_is_good(place: Path, names: Iterable[str]) -> bool:
+    """Tell whether there is a pair that belongs together, is for all names, and does not end soon."""
+    cert, key = place / CERTIFICATE, place / KEY
+    if not cert.exists() or not key.exists():
+        return False
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+        from cryptography import x509
+    except (OSError, ssl.SSLError):
+        return False
+    except ImportError:
+        return True  # Nothing could be made anew.
+    try:
+        found = x509.load_pem_x509_certificate(cert.read_bytes())
+        sans = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    known = {str(san.value) for san in sans}
+    wanted = {name.strip("[]") for name in names} - {"", "0.0.0.0", "::"}
+    left = found.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    return wanted <= known and left > datetime.timedelta(days=DAYS_LEFT_MIN)
