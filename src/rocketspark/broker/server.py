@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rocketspark.broker.access.audit import Audit, audit_of
+from rocketspark.broker.access.audit.audit_log import Audit, audit_of
 from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients

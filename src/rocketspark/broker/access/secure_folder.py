@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocketspark.broker.access.tables import FILE_NAME as ACCESS_FILE
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.transport.tls import self_signed
 from rocketspark.transport.tls.settings import TlsSettings, from_values
 
+ACCESS_FILE = "accessControl.json"
 ADMIN, INNER = "admin", "rocketspark-inner"
 CERTIFICATE, KEY = "cert.pem", "key.pem"
 ADMIN_SECRET, INNER_SECRET = "admin.secret", "inner.secret"

@@ -42,9 +42,7 @@ Store = Annotated[
 ]
 Secure = Annotated[
     Path | None,
-    typer.Option(
-        help="Take TLS and signed requests alone, with what a `server --secure` keeps in the folder secure of its store."
-    ),
+    typer.Option(help="Take TLS and signed requests alone, with what `server --secure` keeps in its folder secure."),
 ]
 Level = Annotated[LogLevel, typer.Option(help="How much to log on stderr.")]
 
