@@ -29,7 +29,6 @@ LEFT_OUT = {
     RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: "settings in RocksDB",
     RequestCode.ADD_BROKER: "the broker container",
     RequestCode.REMOVE_BROKER: "the broker container",
-    **{code: "access control" for code in RequestCode if code.name.startswith("AUTH_")},
 }
 
 
@@ -68,9 +67,8 @@ def test_the_name_server_serves_what_a_name_server_is_asked() -> None:
     run(main())
 
 
-def test_no_code_of_clients_and_operators_is_left_out_but_access_control() -> None:
+def test_no_code_of_clients_and_operators_is_left_out() -> None:
     tier = {int(row["code"]): row["tier"] for row in table("receivers")}
-    assert {tier[code] for code in LEFT_OUT} == {"admin", "ha", "other"}
-    assert {LEFT_OUT[code] for code in LEFT_OUT if tier[code] == "admin"} == {"access control"}
+    assert {tier[code] for code in LEFT_OUT} == {"ha", "other"}
     assert len(wanted("broker")) > 60
     assert len(wanted("namesrv")) > 20

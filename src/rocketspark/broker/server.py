@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rocketspark.broker.access.audit.audit_log import Audit, audit_of
-from rocketspark.broker.access.gate import BrokerGate
+from rocketspark.broker.access.gate import Access, BrokerGate
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
@@ -19,6 +19,7 @@ from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.handlers.admin.access import AccessHandler
 from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
@@ -142,6 +143,8 @@ class BrokerServer:
         """Listen, recover the store, serve, register. Raises ConfigError or StoreError, with nothing left behind."""
         s = self.settings
         routes = Routes()
+        self.access = Access(s)
+        routes.gate = self.access.gate
         self._fast_failure = FastFailure(s)
         routes.overload = self._fast_failure.overload
         self._server = Server(
@@ -165,6 +168,7 @@ class BrokerServer:
             self.store.simple_topics = {c.topic_name for c in configs} - set(self.store.batch_topics)
             self.store.open()
             config_files.remove_leftovers(f"{s.store_root}/config")
+            self.access.load()
             for remark in self.store.recovered.remarks():
                 log.warning("the store in %s: %s", s.store_root, remark)
         except BaseException:
@@ -368,6 +372,7 @@ class BrokerServer:
             long_scans=long_scans,
         )
         yield QuarantineHandler(messages.quarantine)
+        yield AccessHandler(self.access.users, self.access.acls, is_master=lambda: self.role.is_master)
         yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)
 

@@ -16,6 +16,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
+from rocketspark.broker.access import settings as access_settings
+from rocketspark.broker.access.settings import AccessSettings
 from rocketspark.broker.ignored_settings import IGNORED, IGNORED_UNSET, UNKEPT_PROMISES
 from rocketspark.errors import ConfigError
 from rocketspark.model.properties import parse_properties
@@ -258,6 +260,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     acl: bool = setting("aclEnable", False)
     authentication: bool = setting("authenticationEnabled", False)
     authorization: bool = setting("authorizationEnabled", False)
+    access: AccessSettings = AccessSettings()
     # The audit, ours alone. Empty: audit.log in the store's folder where there is access control; off: none.
     audit_path: str = setting("auditLogPath", "")
     audit_file_bytes: FileBytes = setting("auditLogFileSize", 16 << 20, unit="bytes")
@@ -352,11 +355,12 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             declared.value_of(declared.text_of(self))
         self._check_role()
         self._check_ports()
+        self.access.check()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ConfigError(f"flushDiskType {self.flush_disk_type!r}: ASYNC_FLUSH or SYNC_FLUSH is needed")
         if self.store_type != "default":
             raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
-        for field in ("dledger", "acl", "authentication", "authorization"):
+        for field in ("dledger", "acl"):
             if getattr(self, field):
                 key = next(declared.key for declared in FIELDS.values() if declared.name == field)
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
@@ -508,7 +512,8 @@ def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
     """(settings, unknown keys) from broker.conf's keys and text values. Raises ConfigError naming a wrong value."""
     taken, ignored, unknown = convert(values)
     tls = from_values({key: value for key, value in values.items() if is_key(key) and key not in FIELDS})
-    settings = BrokerSettings(**taken, ignored=ignored, tls=tls)
+    access = access_settings.from_values({k: value for k, value in values.items() if access_settings.is_key(k)})
+    settings = BrokerSettings(**taken, ignored=ignored, tls=tls, access=access)
     settings.check()
     return settings, unknown
 
@@ -523,7 +528,7 @@ def convert(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], lis
         name = key if key in FIELDS or key in IGNORED else key.replace("mapedFile", "mappedFile")
         declared = FIELDS.get(name)
         if declared is None:
-            if is_key(key):
+            if is_key(key) or access_settings.is_key(key):
                 continue
             if name in IGNORED or name in UNKEPT_PROMISES:
                 ignored[name] = value

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rocketspark.broker.access.settings import KEYS as ACCESS_KEYS
 from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.settings import (
@@ -120,6 +121,20 @@ def test_values_appear_as_rocketmq_writes_them() -> None:
     assert "authenticationEnabled" not in shown
 
 
+def test_every_key_of_access_control_is_taken_is_in_the_docs_and_is_never_shown() -> None:
+    provider = "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider"
+    user = '{"username":"admin","password":"marker-secret"}'
+    values = {
+        key: "true" if field.type is bool else "7" if field.type is int else "" for key, field in ACCESS_KEYS.items()
+    } | {"authenticationMetadataProvider": provider, "initAuthenticationUser": user}
+    settings, unknown = settings_from(values)
+    assert unknown == []
+    assert not set(settings.properties()) & set(values)
+    assert "marker-secret" not in repr(settings)
+    text = (ROOT / "docs/settings.md").read_text()
+    assert [key for key in ACCESS_KEYS if f"`{key}`" not in text] == []
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -129,8 +144,6 @@ def test_values_appear_as_rocketmq_writes_them() -> None:
         ("enableDLegerCommitLog", "true"),
         ("enableControllerMode", "true"),
         ("aclEnable", "true"),
-        ("authenticationEnabled", "true"),
-        ("authorizationEnabled", "true"),
         ("storeType", "defaultRocksDB"),
         ("metricsExporterType", "OTLP_GRPC"),
         *((key, "true") for key in sorted(UNKEPT_PROMISES)),

@@ -1,16 +1,27 @@
 """The gate of a broker: every check that its settings ask for, in RocketMQ's order: access control 1.0, then 2.0.
 
-Rule: a request passes if all checks let it pass; whoever `decided` is hears of each decision, in one place.
+Rule: a request passes if all checks let it pass; whoever `decided` is hears of each refusal, in one place.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from pathlib import Path
+
+from rocketspark.broker.access.access_control import AccessControl
+from rocketspark.broker.access.authentication import Authentication
+from rocketspark.broker.access.authorization import Authorization
 from rocketspark.broker.access.decisions import Decided, Decision, nobody_told
+from rocketspark.broker.access.tables import FILE_NAME, AccessTables
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal
+
+log = logging.getLogger("rocketspark.broker")
 
 
 class BrokerGate:
-    """The checks of one broker. Made before it listens; `checks` may be filled until the first request is served."""
+    """The checks of one broker, in their order."""
 
     def __init__(self) -> None:
         self.checks: list[Gate] = []
@@ -28,3 +39,63 @@ class BrokerGate:
             if refusal is not None:
                 return refusal
         return None
+
+
+class Access:
+    """Access control of one broker. Made before it listens: until `load` everybody is refused.
+
+    `gate`: None if the settings ask for no check; `users`, `acls`: the tables, each None if its provider is not
+    configured; `control`: the check of access control 2.0.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        s, access = settings, settings.access
+        tables = AccessTables(Path(s.store_root) / "config" / FILE_NAME)
+        self._settings = settings
+        self.tables = tables
+        self.users = tables if access.authentication_metadata_provider else None
+        self.acls = tables if access.authorization_metadata_provider else None
+        self.control: AccessControl | None = None
+        self.gate: BrokerGate | None = None
+        if s.acl or s.authentication or s.authorization:
+            self.gate = BrokerGate()
+        if self.gate is not None and (s.authentication or s.authorization):
+            self.control = self._control(self.gate)
+            self.gate.checks.append(self.control)
+
+    def _control(self, gate: BrokerGate) -> AccessControl:
+        s, access = self._settings, self._settings.access
+        remember_s = float(access.stateful_authentication_cache_expired_second) if access.is_stateful else 0.0
+        authorization = Authorization(
+            self.users, self.acls, kept_max=max(access.stateful_authorization_cache_max_num, 1)
+        )
+        self.tables.changed = authorization.forget
+        return AccessControl(
+            Authentication(self.users, remember_s=remember_s, now_s=time.monotonic) if s.authentication else None,
+            authorization if s.authorization else None,
+            cluster_name=s.cluster_name,
+            complete=access.authorization_complete_enable,
+            whitelists=access.whitelists(),
+            decided=gate.tell,
+        )
+
+    def load(self) -> None:
+        """Read the tables, and make the users that the settings name, where they are missing.
+
+        Raises ConfigError, StoreFull or StoreUnwritable.
+        """
+        if self.users is None and self.acls is None:
+            if self.control is not None:
+                log.warning(
+                    "access control is on, and authenticationMetadataProvider is not set: every request is refused"
+                )
+            return
+        self.tables.load()
+        if self.users is not None:
+            for user in self._settings.access.first_users():
+                if user.username not in self.tables.users:
+                    self.tables.put_user(user)
+        if self._settings.authorization and not self._settings.authentication:
+            log.warning(
+                "authorizationEnabled without authenticationEnabled: whoever names an access key is taken for its owner"
+            )

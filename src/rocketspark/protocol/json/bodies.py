@@ -411,6 +411,12 @@ class GroupConfigList(Body):
     group_config_list: list[GroupConfig] = []
 
 
+class TopicConfigList(Body):
+    """Body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
+
+    topic_config_list: list[TopicConfig] = []
+
+
 class GroupConfigTable(Body):
     """subscriptionGroup.json."""
 

@@ -50,10 +50,18 @@ def check_version(path: str, known: int, *, beside: str = "") -> None:
         )
 
 
-def write(path: str, text: str, files: OsFiles | None = None, *, keep_before: bool = True) -> None:
+def read_whole(path: str) -> str | None:
+    """Return the text of a file that has no `.bak`; None if there is no file. Raises StoreUnwritable."""
+    return _text(path)
+
+
+def write(
+    path: str, text: str, files: OsFiles | None = None, *, keep_before: bool = True, mode: int | None = None
+) -> None:
     """Replace the text at once: readers, and a kill at any time, see the old or the new one.
 
-    Without `keep_before` the `.bak` stays: what the file holds now is not whole. Raises StoreFull or StoreUnwritable.
+    Without `keep_before` the `.bak` stays: what the file holds now is not whole. `mode`: who may read it, from its
+    first byte on; without it who may read the old one. Raises StoreFull or StoreUnwritable.
     """
     files = files or OsFiles()
     before = None
@@ -64,8 +72,8 @@ def write(path: str, text: str, files: OsFiles | None = None, *, keep_before: bo
     try:
         files.make_directory(os.path.dirname(path) or ".")
         if before and before != text:
-            _replace(files, f"{path}.bak", before)
-        _replace(files, path, text)
+            _replace(files, f"{path}.bak", before, mode)
+        _replace(files, path, text, mode)
         # So that after a power cut there is this text, not the one before.
         files.sync_directory(os.path.dirname(path) or ".")
     except OSError as e:
@@ -101,10 +109,10 @@ def remove_leftovers(directory: str) -> None:
         pass  # They are in nobody's way.
 
 
-def _replace(files: OsFiles, path: str, text: str) -> None:
+def _replace(files: OsFiles, path: str, text: str, mode: int | None) -> None:
     temporary = f"{path}.tmp"
     try:
-        _make_as_closed(temporary, path)
+        _make_as_closed(temporary, path, mode)
         files.write_file(temporary, text.encode("utf-8"))
         os.replace(temporary, path)
     except OSError:
@@ -115,10 +123,10 @@ def _replace(files: OsFiles, path: str, text: str) -> None:
         raise
 
 
-def _make_as_closed(temporary: str, path: str) -> None:
-    """Make an empty file that only those may read who may read `path`: it may hold secrets."""
+def _make_as_closed(temporary: str, path: str, mode: int | None) -> None:
+    """Make an empty file that only those may read who may read `path`, or as `mode` says: it may hold secrets."""
     try:
-        mode = os.stat(path).st_mode & 0o777
+        mode = os.stat(path).st_mode & 0o777 if mode is None else mode
     except OSError:
         return
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

@@ -33,7 +33,7 @@ from rocketspark.protocol.headers.admin import (
     TimerEngineHeader,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.bodies import QueueBody, SubscriptionBody, TopicConfig
+from rocketspark.protocol.json.bodies import QueueBody, SubscriptionBody
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
@@ -43,12 +43,6 @@ from rocketspark.transport.request_frames import reply
 UNITS_MAX = 10_000
 # Topics of one request that are looked at in a turn of the loop.
 TOPICS_IN_TURN = 1000
-
-
-class TopicConfigList(bodies.Body):
-    """Body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
-
-    topic_config_list: list[TopicConfig] = []
 
 
 class AdminHandler:
@@ -252,7 +246,7 @@ class AdminHandler:
 
     async def create_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none if one may not be."""
-        wanted = java_json.decode_request(body, TopicConfigList).topic_config_list
+        wanted = java_json.decode_request(body, bodies.TopicConfigList).topic_config_list
         for number, config in enumerate(wanted, 1):
             if number % TOPICS_IN_TURN == 0:
                 await asyncio.sleep(0)

@@ -1,0 +1,87 @@
+"""Access control 2.0: who signed, then what he may do, before any handler (rule: the pipelines of BrokerController)."""
+
+from __future__ import annotations
+
+from rocketspark.broker.access.authentication import Authentication
+from rocketspark.broker.access.authorization import FAILED, Authorization
+from rocketspark.broker.access.decisions import Check, Decided, Decision
+from rocketspark.broker.access.request_contexts import Context, NotReadable, contexts_of
+from rocketspark.broker.access.resources import CLUSTER
+from rocketspark.broker.access.users import subject_of
+from rocketspark.errors import ProtocolError
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.request_signing import ACCESS_KEY
+from rocketspark.transport.gate import ReceivedRequest, Refusal
+
+UNREADABLE = "parse authorization context error."
+
+
+class AccessControl:
+    """The check of one broker. Either half may be off.
+
+    `complete`: requests that RocketMQ does not check are checked too; `whitelists`: the codes that pass each half
+    unchecked; `decided`: hears of each refusal. `authenticated`, `authorized`: how many requests were let through.
+    """
+
+    def __init__(
+        self,
+        authentication: Authentication | None,
+        authorization: Authorization | None,
+        *,
+        cluster_name: str,
+        complete: bool = True,
+        whitelists: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
+        decided: Decided,
+    ) -> None:
+        self._authentication = authentication
+        self._authorization = authorization
+        self._cluster_name = cluster_name
+        self._complete = complete
+        self._unauthenticated, self._unauthorized = whitelists
+        self._decided = decided
+        self.authenticated = self.authorized = 0
+
+    def refuses(self, request: ReceivedRequest) -> Refusal | None:
+        """Return the answer to a request whose sender is not known, or who may not."""
+        if self._authentication is not None and request.code not in self._unauthenticated:
+            remark = self._authentication.refusal(request)
+            if remark is not None:
+                return self._refuse(Check.AUTHENTICATION, request, None, "signature", remark)
+            self.authenticated += 1
+        if self._authorization is None or request.code in self._unauthorized:
+            return None
+        try:
+            contexts = contexts_of(request.code, request.ext, request.body, complete=self._complete)
+        except (NotReadable, ProtocolError):
+            return self._refuse(Check.AUTHORIZATION, request, None, "unreadable", UNREADABLE)
+        username = request.ext.get(ACCESS_KEY)
+        if not contexts and username is None and self._complete and request.code not in self._unauthenticated:
+            # A heartbeat of producers, say: nothing in particular is needed, but a name.
+            return self._refuse(Check.AUTHORIZATION, request, None, "unsigned", FAILED)
+        for context in contexts:
+            if context.kind == CLUSTER:
+                context = context._replace(name=self._cluster_name)
+            verdict = self._authorization.verdict(username, context, request.peer.remote_host)
+            if verdict.remark is not None:
+                return self._refuse(Check.AUTHORIZATION, request, context, verdict.rule, verdict.remark)
+        self.authorized += 1
+        return None
+
+    def _refuse(
+        self, check: Check, request: ReceivedRequest, context: Context | None, rule: str, remark: str
+    ) -> Refusal:
+        username = request.ext.get(ACCESS_KEY)
+        self._decided(
+            Decision(
+                check=check,
+                subject="" if username is None else subject_of(username),
+                source=request.peer.address,
+                code=request.code,
+                resource="" if context is None else context.key,
+                actions=() if context is None else context.actions,
+                allowed=False,
+                rule=rule,
+                remark=remark,
+            )
+        )
+        return Refusal(ResponseCode.NO_PERMISSION, remark)

@@ -1,0 +1,70 @@
+"""Who signed a request, and whether it was he (rule: DefaultAuthenticationHandler, 5.5.0).
+
+Stateless: every request's signature is checked. Stateful: the first good one of a user on a connection counts for some
+time; it ends at once if the user changes. A bad one, and one that was let through by a whitelist, is never remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rocketspark.broker.access.tables import AccessTables
+from rocketspark.broker.access.users import User
+from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with
+from rocketspark.transport.gate import ReceivedRequest
+
+# Users of one connection; more are checked each time.
+REMEMBERED_MAX = 16
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """A user whose signature was good on a connection, as he was then. `until_s`: by the loop's clock."""
+
+    user: User
+    until_s: float
+
+
+class Authentication:
+    """Checks signatures by the users' tables; without tables it refuses everybody.
+
+    `remember_s`: for how long a good signature counts on its connection, 0 to check each; `now_s`: a clock.
+    """
+
+    def __init__(self, tables: AccessTables | None, *, remember_s: float, now_s: Callable[[], float]) -> None:
+        self._tables = tables
+        self._remember_s = remember_s
+        self._now_s = now_s
+
+    def refusal(self, request: ReceivedRequest) -> str | None:
+        """Return why the sender is not known to be who he says; None if he is."""
+        if self._tables is None:
+            return "The authenticationMetadataProvider is not configured"
+        username = request.ext.get(ACCESS_KEY)
+        if not username:
+            return "username cannot be null."
+        user = self._tables.users.get(username)
+        if user is None:
+            return f"User:{username} is not found."
+        if not user.is_enabled:
+            return f"User:{username} is disabled."
+        if self._remember_s and self._is_remembered(request, user):
+            return None
+        if not is_signed_with(user.password.encode(), request.ext, request.body, request.version):
+            return "check signature failed."
+        if self._remember_s:
+            self._remember(request, user)
+        return None
+
+    def _is_remembered(self, request: ReceivedRequest, user: User) -> bool:
+        known = (request.peer.gate_notes or {}).get(user.username)
+        # The tables make a new user of each change.
+        return known is not None and known.user is user and self._now_s() < known.until_s
+
+    def _remember(self, request: ReceivedRequest, user: User) -> None:
+        notes = request.peer.gate_notes
+        if notes is None:
+            notes = request.peer.gate_notes = {}
+        if len(notes) < REMEMBERED_MAX or user.username in notes:
+            notes[user.username] = Remembered(user, self._now_s() + self._remember_s)

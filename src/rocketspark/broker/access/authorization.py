@@ -1,0 +1,73 @@
+"""What a user may do (rule: UserAuthorizationHandler, AclAuthorizationHandler, 5.5.0).
+
+Answers are kept until a change of the tables.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rocketspark.broker.access.policies import ALLOW
+from rocketspark.broker.access.request_contexts import Context
+from rocketspark.broker.access.tables import AccessTables
+from rocketspark.broker.access.users import subject_of
+
+FAILED = "Authorization failed. Please verify your access rights and try again."
+
+
+class Verdict(NamedTuple):
+    """An answer. `remark`: None if it is allowed; `rule`: what decided."""
+
+    remark: str | None
+    rule: str
+
+
+class Authorization:
+    """Decides by the tables of users and rules.
+
+    `users`, `acls`: the same tables, each None where its provider is not configured; `kept_max`: answers kept.
+    """
+
+    def __init__(self, users: AccessTables | None, acls: AccessTables | None, *, kept_max: int) -> None:
+        self._users = users
+        self._acls = acls
+        self._kept_max = kept_max
+        self._kept: dict[tuple[str | None, Context, str], Verdict] = {}
+
+    def forget(self) -> None:
+        """Forget the answers: users or rules have changed."""
+        self._kept.clear()
+
+    def verdict(self, username: str | None, context: Context, source_ip: str) -> Verdict:
+        """Return whether a user may; `username` is None for a request without one."""
+        key = (username, context, source_ip)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._decide(username, context, source_ip)
+            if len(self._kept) >= self._kept_max:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+    def _decide(self, username: str | None, context: Context, source_ip: str) -> Verdict:
+        if username is None:
+            return Verdict(FAILED, "unsigned")
+        if self._users is None:
+            return Verdict("The authenticationMetadataProvider is not configured", "not configured")
+        user = self._users.users.get(username)
+        if user is None:
+            return Verdict(f"User:{username} not found.", "unknown user")
+        if not user.is_enabled:
+            return Verdict(f"User:{username} is disabled.", "disabled user")
+        if user.is_super:
+            return Verdict(None, "super user")
+        if self._acls is None:
+            return Verdict("The authorizationMetadataProvider is not configured", "not configured")
+        acl = self._acls.acls.get(username)
+        deciding = acl and acl.deciding(context.kind, context.name, context.actions, source_ip)
+        refused = f"{subject_of(username)} has no permission to access {context.key} from {source_ip}, "
+        if not deciding:
+            return Verdict(refused + "no matched policies.", "no matching rule")
+        policy_type, entry = deciding
+        rule = f"{policy_type} {entry.resource.key} {entry.decision}"
+        return Verdict(None if entry.decision == ALLOW else refused + "the decision is deny.", rule)

@@ -1,0 +1,372 @@
+"""What a request needs: for each code its resources, and the actions on them of which one must be allowed.
+
+Rules: DefaultAuthorizationContextBuilder and the annotations of the request headers, 5.5.0, in their order. Requests
+that RocketMQ does not check at all stand in `FORGOTTEN`; they are checked unless `authorizationCompleteEnable=false`.
+Every code that the broker serves has an entry in one of the two tables; one that had none would need the whole cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from rocketspark.broker.access.resources import (
+    CLUSTER,
+    CREATE,
+    DELETE,
+    GET,
+    GROUP,
+    LIST,
+    PUB,
+    SUB,
+    TOPIC,
+    UPDATE,
+    bare_group,
+    is_retry_topic,
+)
+from rocketspark.protocol.codes import RequestCode as Code
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.metadata import RequestMode
+
+Actions = tuple[str, ...]
+
+
+class Context(NamedTuple):
+    """One thing that must be allowed: any of `actions` on a topic, a group or the cluster."""
+
+    kind: str
+    name: str
+    actions: Actions
+
+    @property
+    def key(self) -> str:
+        """The resource as rules write it."""
+        return f"{self.kind}:{self.name}"
+
+
+Ext = Mapping[str, str]
+# The cluster's own name stands in for this one.
+THIS_CLUSTER = ""
+ALL_NAMES = "*"
+# How Java writes a name that a request does not tell.
+_UNSAID = "null"
+Contexts = Callable[[Ext, bytes], Iterator[Context]]
+
+
+class _BatchAck(bodies.Body, rename={"consumer_group": "c", "topic": "t"}):
+    consumer_group: str
+    topic: str
+
+
+class _BatchAcks(bodies.Body):
+    acks: list[_BatchAck] = []
+
+
+class NotReadable(Exception):
+    """The request lacks what says which resource it is about."""
+
+
+def _needed(ext: Ext, field: str) -> str:
+    value = ext.get(field)
+    if value is None:
+        raise NotReadable(f"no {field}")
+    return value
+
+
+def _group(name: str, *actions: str) -> Context:
+    return Context(GROUP, bare_group(name), actions)
+
+
+def _topic(name: str, *actions: str) -> Context:
+    """Return what a topic needs; that of a group's retries is the group's."""
+    return _group(name, *actions) if is_retry_topic(name) else Context(TOPIC, name, actions)
+
+
+def _cluster(*actions: str) -> Contexts:
+    context = Context(CLUSTER, THIS_CLUSTER, actions)
+
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        yield context
+
+    return contexts
+
+
+def _all(kind: str, *actions: str) -> Contexts:
+    context = Context(kind, ALL_NAMES, actions)
+
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        yield context
+
+    return contexts
+
+
+def _nothing(ext: Ext, body: bytes) -> Iterator[Context]:
+    return iter(())
+
+
+def _fields(actions: Actions, *fields: str) -> Contexts:
+    """Return the contexts of header fields such as "Topic topic"; "?" after one that may be left out.
+
+    A splitter stands last where a field holds several names.
+    """
+    plan = []
+    for field in fields:
+        kind, name, *splitter = field.split(" ")
+        plan.append((kind, name.rstrip("?"), name.endswith("?"), splitter[0] if splitter else ""))
+
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        for kind, name, is_optional, splitter in plan:
+            value = ext.get(name)
+            if value is None:
+                if is_optional:
+                    continue
+                raise NotReadable(f"no {name}")
+            for one in [part for part in value.split(splitter) if part] if splitter else (value,):
+                yield _topic(one, *actions) if kind == TOPIC else Context(kind, one, actions)
+
+    return contexts
+
+
+def _send(field: str) -> Contexts:
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        topic = ext.get(field, _UNSAID)
+        yield _group(topic, SUB) if is_retry_topic(topic) else Context(TOPIC, topic, (PUB,))
+
+    return contexts
+
+
+def _pull(ext: Ext, body: bytes) -> Iterator[Context]:
+    topic = ext.get("topic", _UNSAID)
+    if not is_retry_topic(topic):
+        yield Context(TOPIC, topic, (SUB,))
+    yield _group(ext.get("consumerGroup", _UNSAID), SUB)
+
+
+def _send_back(ext: Ext, body: bytes) -> Iterator[Context]:
+    yield _group(ext.get("group", _UNSAID), SUB)
+
+
+def _exact_topic(*actions: str) -> Contexts:
+    """Return the context of a topic; one that holds retries is a topic here."""
+
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        yield Context(TOPIC, ext.get("topic", _UNSAID), actions)
+
+    return contexts
+
+
+def _subscribed(*actions: str) -> Contexts:
+    """Return the contexts of a queue that a group reads: the topic, unless it holds retries, and the group."""
+
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        topic = _needed(ext, "topic")
+        if not is_retry_topic(topic):
+            yield Context(TOPIC, topic, actions)
+        yield _group(_needed(ext, "consumerGroup"), *actions)
+
+    return contexts
+
+
+def _end_transaction(ext: Ext, body: bytes) -> Iterator[Context]:
+    # Clients before 5.0 do not tell it.
+    topic = ext.get("topic")
+    if topic is not None and topic.strip():
+        yield Context(TOPIC, topic, (PUB,))
+
+
+def _unregister(ext: Ext, body: bytes) -> Iterator[Context]:
+    group = ext.get("consumerGroup")
+    if group is not None and group.strip():
+        yield _group(group, SUB)
+
+
+def _group_field(field: str, *actions: str) -> Contexts:
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        yield _group(_needed(ext, field), *actions)
+
+    return contexts
+
+
+def _heartbeat(ext: Ext, body: bytes) -> Iterator[Context]:
+    for consumer in java_json.decode_request(body, bodies.Heartbeat).consumer_data_set:
+        yield _group(consumer.group_name, SUB)
+        for subscription in consumer.subscription_data_set:
+            if not is_retry_topic(subscription.topic):
+                yield Context(TOPIC, subscription.topic, (SUB,))
+
+
+def _lock(ext: Ext, body: bytes) -> Iterator[Context]:
+    wanted = java_json.decode_request(body, bodies.LockRequest)
+    yield _group(wanted.consumer_group, SUB)
+    for topic in dict.fromkeys(queue.topic for queue in wanted.mq_set):
+        if not is_retry_topic(topic):
+            yield Context(TOPIC, topic, (SUB,))
+
+
+def _check_client(ext: Ext, body: bytes) -> Iterator[Context]:
+    asked = java_json.decode_request(body, bodies.ClientCheck)
+    yield _group(asked.group, SUB)
+    if asked.subscription_data is not None and not is_retry_topic(asked.subscription_data.topic):
+        yield Context(TOPIC, asked.subscription_data.topic, (SUB,))
+
+
+def _view(ext: Ext, body: bytes) -> Iterator[Context]:
+    # Without a topic any message may be looked at.
+    topic = ext.get("topic")
+    yield Context(CLUSTER, THIS_CLUSTER, (GET,)) if topic is None else _topic(topic, GET)
+
+
+def _topic_list(ext: Ext, body: bytes) -> Iterator[Context]:
+    for config in java_json.decode_request(body, bodies.TopicConfigList).topic_config_list:
+        yield _topic(config.topic_name, CREATE)
+
+
+def _put_group(ext: Ext, body: bytes) -> Iterator[Context]:
+    yield _group(java_json.decode_request(body, bodies.GroupConfig).group_name, CREATE, UPDATE)
+
+
+def _put_groups(ext: Ext, body: bytes) -> Iterator[Context]:
+    for config in java_json.decode_request(body, bodies.GroupConfigList).group_config_list:
+        yield _group(config.group_name, CREATE, UPDATE)
+
+
+def _assignment(*actions: str) -> Contexts:
+    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
+        asked = java_json.decode_request(body, RequestMode)
+        yield _group(asked.consumer_group, *actions)
+        if not is_retry_topic(asked.topic):
+            yield Context(TOPIC, asked.topic, actions)
+
+    return contexts
+
+
+def _batch_ack(ext: Ext, body: bytes) -> Iterator[Context]:
+    for ack in java_json.decode_request(body, _BatchAcks).acks:
+        yield _group(ack.consumer_group, SUB)
+        if not is_retry_topic(ack.topic):
+            yield Context(TOPIC, ack.topic, (SUB,))
+
+
+_POP = _fields((SUB,), "Group consumerGroup", "Topic topic")
+_READ_TOPIC = _fields((GET,), "Topic topic")
+_READ_GROUP_AND_TOPIC = _fields((GET,), "Group group", "Topic topic")
+_READ_CLUSTER, _CHANGE_CLUSTER = _cluster(GET), _cluster(UPDATE)
+
+# As RocketMQ's broker checks them.
+CHECKED: dict[int, Contexts] = {
+    Code.SEND_MESSAGE: _send("topic"),
+    Code.SEND_MESSAGE_V2: _send("b"),
+    Code.SEND_BATCH_MESSAGE: _send("b"),
+    Code.RECALL_MESSAGE: _exact_topic(PUB),
+    Code.END_TRANSACTION: _end_transaction,
+    Code.CONSUMER_SEND_MSG_BACK: _send_back,
+    Code.PULL_MESSAGE: _pull,
+    Code.QUERY_MESSAGE: _exact_topic(SUB, GET),
+    Code.HEART_BEAT: _heartbeat,
+    Code.UNREGISTER_CLIENT: _unregister,
+    Code.GET_CONSUMER_LIST_BY_GROUP: _group_field("consumerGroup", SUB, GET),
+    Code.QUERY_CONSUMER_OFFSET: _subscribed(SUB, GET),
+    Code.UPDATE_CONSUMER_OFFSET: _subscribed(SUB, UPDATE),
+    Code.LOCK_BATCH_MQ: _lock,
+    Code.UNLOCK_BATCH_MQ: _lock,
+    Code.POP_MESSAGE: _POP,
+    Code.ACK_MESSAGE: _POP,
+    Code.PEEK_MESSAGE: _fields((SUB,), "Topic topic", "Group consumerGroup"),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _POP,
+    Code.NOTIFICATION: _POP,
+    Code.POLLING_INFO: _fields((GET,), "Group consumerGroup", "Topic topic"),
+    Code.UPDATE_AND_CREATE_TOPIC: _fields((CREATE,), "Topic topic"),
+    Code.DELETE_TOPIC_IN_BROKER: _fields((DELETE,), "Topic topic"),
+    Code.DELETE_SUBSCRIPTIONGROUP: _fields((DELETE,), "Group groupName"),
+    Code.GET_TOPIC_CONFIG: _READ_TOPIC,
+    Code.GET_TOPIC_STATS_INFO: _READ_TOPIC,
+    Code.GET_MAX_OFFSET: _READ_TOPIC,
+    Code.GET_MIN_OFFSET: _READ_TOPIC,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _READ_TOPIC,
+    Code.GET_EARLIEST_MSG_STORETIME: _READ_TOPIC,
+    Code.VIEW_MESSAGE_BY_ID: _fields((GET,), "Topic topic?"),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: _READ_TOPIC,
+    Code.GET_CONSUME_STATS: _fields((GET,), "Group consumerGroup", "Topic topic?", "Topic topicList? ;"),
+    Code.QUERY_CONSUME_TIME_SPAN: _fields((GET,), "Topic topic", "Group group"),
+    Code.QUERY_CONSUME_QUEUE: _fields((GET,), "Topic topic", "Group consumerGroup?"),
+    Code.QUERY_CORRECTION_OFFSET: _fields((GET,), "Group filterGroups? ,", "Group compareGroup", "Topic topic"),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _READ_GROUP_AND_TOPIC,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _fields((GET,), "Topic topic", "Group group"),
+    Code.GET_CONSUMER_CONNECTION_LIST: _fields((GET,), "Group consumerGroup"),
+    Code.GET_CONSUMER_RUNNING_INFO: _fields((GET,), "Group consumerGroup"),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: _fields((GET,), "Group group"),
+    Code.QUERY_TOPICS_BY_CONSUMER: _fields((GET,), "Group group"),
+    Code.CONSUME_MESSAGE_DIRECTLY: _fields((SUB,), "Group consumerGroup", "Topic topic?"),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: _fields((UPDATE,), "Group group", "Topic topic"),
+    Code.CLONE_GROUP_OFFSET: _fields((UPDATE,), "Group destGroup", "Topic topic?"),
+    Code.RESUME_CHECK_HALF_MESSAGE: _fields((UPDATE,), "Topic topic?"),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields((UPDATE,), "Group group", "Topic topic"),
+    Code.GET_PRODUCER_CONNECTION_LIST: _READ_CLUSTER,
+    Code.GET_ALL_PRODUCER_INFO: _READ_CLUSTER,
+    Code.VIEW_BROKER_STATS_DATA: _READ_CLUSTER,
+    Code.GET_BROKER_CONSUME_STATS: _READ_CLUSTER,
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: _CHANGE_CLUSTER,
+    Code.EXCHANGE_BROKER_HA_INFO: _CHANGE_CLUSTER,
+    Code.RESET_MASTER_FLUSH_OFFSET: _CHANGE_CLUSTER,
+    Code.NOTIFY_BROKER_ROLE_CHANGED: _CHANGE_CLUSTER,
+    Code.AUTH_CREATE_USER: _CHANGE_CLUSTER,
+    Code.AUTH_UPDATE_USER: _CHANGE_CLUSTER,
+    Code.AUTH_DELETE_USER: _CHANGE_CLUSTER,
+    Code.AUTH_GET_USER: _READ_CLUSTER,
+    Code.AUTH_LIST_USER: _READ_CLUSTER,
+    Code.AUTH_CREATE_ACL: _CHANGE_CLUSTER,
+    Code.AUTH_UPDATE_ACL: _CHANGE_CLUSTER,
+    Code.AUTH_DELETE_ACL: _CHANGE_CLUSTER,
+    Code.AUTH_GET_ACL: _READ_CLUSTER,
+    Code.AUTH_LIST_ACL: _READ_CLUSTER,
+}
+
+# What RocketMQ lets anybody do who has a signature.
+FORGOTTEN: dict[int, Contexts] = {
+    Code.VIEW_MESSAGE_BY_ID: _view,
+    Code.LITE_PULL_MESSAGE: _pull,
+    Code.CHECK_CLIENT_CONFIG: _check_client,
+    Code.SEND_REPLY_MESSAGE: _send("topic"),
+    Code.SEND_REPLY_MESSAGE_V2: _send("b"),
+    Code.QUERY_ASSIGNMENT: _assignment(SUB),
+    Code.SET_MESSAGE_REQUEST_MODE: _assignment(UPDATE),
+    Code.BATCH_ACK_MESSAGE: _batch_ack,
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: _topic_list,
+    Code.UPDATE_AND_CREATE_STATIC_TOPIC: _fields((CREATE,), "Topic topic"),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _put_group,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _put_groups,
+    Code.GET_ALL_TOPIC_CONFIG: _all(TOPIC, LIST),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _all(GROUP, LIST),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _all(TOPIC, LIST),
+    Code.GET_BROKER_CONFIG: _READ_CLUSTER,
+    Code.GET_BROKER_RUNTIME_INFO: _READ_CLUSTER,
+    Code.GET_ALL_CONSUMER_OFFSET: _READ_CLUSTER,
+    Code.GET_ALL_DELAY_OFFSET: _READ_CLUSTER,
+    Code.GET_TIMER_CHECK_POINT: _READ_CLUSTER,
+    Code.GET_TIMER_METRICS: _READ_CLUSTER,
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: _READ_CLUSTER,
+    Code.GET_BROKER_HA_STATUS: _READ_CLUSTER,
+    Code.GET_BROKER_EPOCH_CACHE: _READ_CLUSTER,
+    Code.GET_BROKER_STATE: _READ_CLUSTER,
+    Code.LIST_QUARANTINE: _READ_CLUSTER,
+    Code.UPDATE_BROKER_CONFIG: _CHANGE_CLUSTER,
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CHANGE_CLUSTER,
+    Code.CLEAN_UNUSED_TOPIC: _CHANGE_CLUSTER,
+    Code.DELETE_EXPIRED_COMMITLOG: _CHANGE_CLUSTER,
+    Code.SET_COMMITLOG_READ_MODE: _CHANGE_CLUSTER,
+    Code.SWITCH_TIMER_ENGINE: _CHANGE_CLUSTER,
+    Code.RETRY_QUARANTINED: _CHANGE_CLUSTER,
+    Code.DROP_QUARANTINED: _CHANGE_CLUSTER,
+}
+
+_COMPLETE = CHECKED | FORGOTTEN
+
+
+def contexts_of(code: int, ext: Ext, body: bytes, *, complete: bool = True) -> list[Context]:
+    """Return what a request needs, `complete` or as RocketMQ checks it.
+
+    Raises NotReadable, or ProtocolError for a body that says nothing.
+    """
+    if complete:
+        return list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))
+    return list(CHECKED.get(code, _nothing)(ext, body)) if ext else []

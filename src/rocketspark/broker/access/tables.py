@@ -1,0 +1,91 @@
+"""The users and their rules, and the file they are kept in. Rule: what was answered is on the disk, whole and closed.
+
+A change is written first (a new file of mode 0600, on the disk before it takes the old one's place) and holds from then
+on; if it cannot be written, nothing has changed. There is no `.bak`: it would still know who has been removed. A file
+that cannot be read refuses to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rocketspark.broker.access.policies import Acl
+from rocketspark.broker.access.users import User
+from rocketspark.errors import ConfigError
+from rocketspark.store.files import config_files
+
+T = TypeVar("T")
+
+FILE_NAME = "accessControl.json"
+VERSION = 1
+MODE = 0o600
+
+
+class AccessFile(msgspec.Struct, frozen=True):
+    """The file: users and rules by user name."""
+
+    version: int
+    users: dict[str, User]
+    acls: dict[str, Acl]
+
+
+class AccessTables:
+    """Users and rules by user name. They are replaced whole: who reads them, or waits, sees one state.
+
+    `changed`: called after each change.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.users: dict[str, User] = {}
+        self.acls: dict[str, Acl] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def load(self) -> None:
+        """Read the file. Raises ConfigError for one that is broken or of a newer program."""
+        text = config_files.read_whole(str(self._path))
+        if text is None:
+            return
+        config_files.check_version(str(self._path), VERSION)
+        try:
+            found = msgspec.json.decode(text, type=AccessFile)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise ConfigError(
+                f"{self._path} cannot be read: {e}; bring back an older copy of it, or remove it to begin without users"
+            ) from None
+        self.users, self.acls = found.users, found.acls
+        self.changed()
+
+    def replace(self, users: dict[str, User], acls: dict[str, Acl]) -> bool:
+        """Keep other tables from now on; False if they are the same. Raises StoreFull or StoreUnwritable."""
+        if users == self.users and acls == self.acls:
+            return False
+        text = msgspec.json.format(msgspec.json.encode(AccessFile(VERSION, users, acls)), indent=1).decode()
+        config_files.write(str(self._path), text, keep_before=False, mode=MODE)
+        self.users, self.acls = users, acls
+        self.changed()
+        return True
+
+    def put_user(self, user: User) -> None:
+        """Create or change a user."""
+        self.replace(self.users | {user.username: user}, self.acls)
+
+    def delete_user(self, username: str) -> None:
+        """Remove a user, and what he may do."""
+        self.replace(_without(self.users, username), _without(self.acls, username))
+
+    def put_acl(self, username: str, acl: Acl) -> None:
+        """Set what a user may do."""
+        self.replace(self.users, self.acls | {username: acl})
+
+    def delete_acl(self, username: str) -> None:
+        """Remove what a user may do."""
+        self.replace(self.users, _without(self.acls, username))
+
+
+def _without(table: dict[str, T], name: str) -> dict[str, T]:
+    return {key: value for key, value in table.items() if key != name}

@@ -1,0 +1,335 @@
+"""Requests about users and what they may do (AUTH_…, 3001-3010). Texts and codes: AdminBrokerProcessor, 5.5.0.
+
+Rule: a change is answered once it is on the disk. A slave takes its master's tables and changes none by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from rocketspark.broker.access.policies import CUSTOM, DEFAULT, Acl, Policy, PolicyEntry
+from rocketspark.broker.access.resources import ANY, parse_action, parse_network, parse_resource
+from rocketspark.broker.access.tables import AccessTables
+from rocketspark.broker.access.users import (
+    DISABLE,
+    ENABLE,
+    NORMAL,
+    SUPER,
+    User,
+    subject_of,
+    user_status_of,
+    user_type_of,
+    username_of,
+)
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header, Request
+from rocketspark.protocol.headers.access import ListAclHeader, ListUsersHeader
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+ON_SLAVE = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
+NOT_CONFIGURED = "An system error occurred, please try again later."
+_POLICY_TYPES = {"custom": CUSTOM, "default": DEFAULT}
+_DECISIONS = {"allow": "Allow", "deny": "Deny"}
+
+
+class SignedUserHeader(Header, kw_only=True, gc=False, rename={"access_key": "AccessKey"}):
+    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004).
+
+    `access_key`: of who asks; None where requests are not signed.
+    """
+
+    username: str | None = None
+    access_key: str | None = None
+
+
+class SubjectHeader(Header, kw_only=True, gc=False):
+    """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007), AUTH_DELETE_ACL (3008), AUTH_GET_ACL (3009)."""
+
+    subject: str | None = None
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class AccessHandler:
+    """Serves them. `users`, `acls`: the tables, None without their providers; `is_master`: whether they change here."""
+
+    def __init__(self, users: AccessTables | None, acls: AccessTables | None, *, is_master: Callable[[], bool]) -> None:
+        self._users = users
+        self._acls = acls
+        self._is_master = is_master
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.AUTH_CREATE_USER, self.create_user, SignedUserHeader)
+        routes.add(RequestCode.AUTH_UPDATE_USER, self.update_user, SignedUserHeader)
+        routes.add(RequestCode.AUTH_DELETE_USER, self.delete_user, SignedUserHeader)
+        routes.add(RequestCode.AUTH_GET_USER, self.get_user, SignedUserHeader)
+        routes.add(RequestCode.AUTH_LIST_USER, self.list_users, ListUsersHeader)
+        routes.add(RequestCode.AUTH_CREATE_ACL, self.put_acl, SubjectHeader)
+        routes.add(RequestCode.AUTH_UPDATE_ACL, self.put_acl, SubjectHeader)
+        routes.add(RequestCode.AUTH_DELETE_ACL, self.delete_acl, SubjectHeader)
+        routes.add(RequestCode.AUTH_GET_ACL, self.get_acl, SubjectHeader)
+        routes.add(RequestCode.AUTH_LIST_ACL, self.list_acls, ListAclHeader)
+
+    # -- users ---------------------------------------------------------------------------------------------------
+
+    def create_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+        """AUTH_CREATE_USER (3001)."""
+        username, info = self._user_told(request, body)
+        user_type = user_type_of(info.user_type)
+        if user_type == SUPER and self._is_not_super(request):
+            _error("The super user can only be create by super user")
+        users = self._users_table()
+        if not username.strip():
+            _refuse("username can not be blank")
+        if not (info.password or "").strip():
+            _refuse("password can not be blank")
+        if username in users.users:
+            _refuse("The user is existed")
+        assert info.password is not None
+        status = user_status_of(info.user_status)
+        users.put_user(User(username, info.password, user_type or NORMAL, status or ENABLE))
+        return reply(request.opaque)
+
+    def update_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+        """AUTH_UPDATE_USER (3002): what the body leaves out stays as it is."""
+        username, info = self._user_told(request, body)
+        user_type = user_type_of(info.user_type)
+        if user_type == SUPER and self._is_not_super(request):
+            _error("The super user can only be update by super user")
+        users = self._users_table()
+        if not username.strip():
+            _refuse("username can not be blank")
+        old = users.users.get(username)
+        if old is None:
+            _refuse("The user is not exist")
+        if old.is_super and self._is_not_super(request):
+            _refuse("The super user can only be update by super user")
+        password = info.password if (info.password or "").strip() else old.password
+        assert password is not None
+        status = user_status_of(info.user_status) or old.user_status
+        users.put_user(User(username, password, user_type or old.user_type, status))
+        return reply(request.opaque)
+
+    def delete_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+        """AUTH_DELETE_USER (3003): with what he may do; one who is not there is gone already."""
+        self._on_master()
+        users = self._users_table()
+        username = _name_told(request.ext.username)
+        old = users.users.get(username)
+        if old is None:
+            return reply(request.opaque)
+        if old.is_super and self._is_not_super(request):
+            _refuse("The super user can only be update by super user")
+        self._acls_table()
+        users.delete_user(username)
+        return reply(request.opaque)
+
+    def get_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+        """AUTH_GET_USER (3004): no body if there is none."""
+        username = request.ext.username or ""
+        if not username.strip():
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "The username is blank")
+        user = self._users_table().users.get(username)
+        return reply(request.opaque, body=msgspec.json.encode(_user_info(user)) if user is not None else b"")
+
+    def list_users(self, peer: Peer, request: Request[ListUsersHeader], body: bytes) -> bytes:
+        """AUTH_LIST_USER (3005): those whose names hold the filter; no body for none."""
+        part = request.ext.filter or ""
+        users = self._users_table().users
+        found = [_user_info(users[name]) for name in sorted(users) if not part.strip() or part in name]
+        return reply(request.opaque, body=msgspec.json.encode(found) if found else b"")
+
+    def _user_told(self, request: Request[SignedUserHeader], body: bytes) -> tuple[str, UserInfo]:
+        self._on_master()
+        username = request.ext.username
+        if not username:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, "The username is blank")
+        return username, java_json.decode_request(body, UserInfo)
+
+    def _is_not_super(self, request: Request[SignedUserHeader]) -> bool:
+        """Return whether somebody else than a super user asks. Without a name there is no authentication."""
+        access_key = request.ext.access_key
+        if not access_key:
+            return False
+        user = self._users_table().users.get(access_key)
+        if user is None:
+            _refuse(f"User:{access_key} is not found")
+        return not user.is_super
+
+    # -- rules ---------------------------------------------------------------------------------------------------
+
+    def put_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
+        """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007): rules for other resources stay."""
+        self._on_master()
+        told = java_json.decode_request(body, AclInfo)
+        if not told.policies:
+            _error("The body of acl is null")
+        username = username_of(told.subject)
+        if username is None:
+            username = username_of(request.ext.subject)
+        if username is None:
+            _error("The subject is null.")
+        policies = _policies(told.policies)
+        users, acls = self._users_table(), self._acls_table()
+        if username not in users.users:
+            _refuse(f"The subject of {subject_of(username)} is not exist.")
+        acls.put_acl(username, acls.acls.get(username, Acl()).updated(policies))
+        return reply(request.opaque)
+
+    def delete_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
+        """AUTH_DELETE_ACL (3008): the rule for a resource, or all."""
+        self._on_master()
+        username, acls = self._subject(request), self._acls_table()
+        acl = acls.acls.get(username)
+        if acl is None:
+            _refuse("The acl is not exist.")
+        resource = parse_resource(request.ext.resource)
+        if resource is not None:
+            acl = acl.without(_POLICY_TYPES.get((request.ext.policy_type or "").lower(), CUSTOM), resource)
+        if resource is None or not acl.policies:
+            acls.delete_acl(username)
+        else:
+            acls.put_acl(username, acl)
+        return reply(request.opaque)
+
+    def get_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
+        """AUTH_GET_ACL (3009): no body if there is none."""
+        username = self._subject(request)
+        acl = self._acls_table().acls.get(username)
+        return reply(request.opaque, body=msgspec.json.encode(_acl_info(username, acl)) if acl is not None else b"")
+
+    def list_acls(self, peer: Peer, request: Request[ListAclHeader], body: bytes) -> bytes:
+        """AUTH_LIST_ACL (3010): the rules whose subjects and resources hold the filters; no body for none."""
+        subject_part, resource_part = request.ext.subject_filter or "", request.ext.resource_filter or ""
+        acls = self._acls_table().acls
+        found = []
+        for name in sorted(acls):
+            if subject_part.strip() and subject_part not in subject_of(name):
+                continue
+            acl = acls[name]
+            if resource_part.strip():
+                acl = _only(acl, resource_part)
+            if acl.policies:
+                found.append(_acl_info(name, acl))
+        return reply(request.opaque, body=msgspec.json.encode(found) if found else b"")
+
+    def _subject(self, request: Request[SubjectHeader]) -> str:
+        """Return the user that a request is about, who is there."""
+        username = username_of(request.ext.subject)
+        if username is None:
+            _refuse("The subject is null.")
+        if username not in self._users_table().users:
+            _refuse("The subject is not exist.")
+        return username
+
+    # -- the tables ----------------------------------------------------------------------------------------------
+
+    def _on_master(self) -> None:
+        if not self._is_master():
+            _error(ON_SLAVE)
+
+    def _users_table(self) -> AccessTables:
+        if self._users is None:
+            _error(NOT_CONFIGURED)
+        return self._users
+
+    def _acls_table(self) -> AccessTables:
+        if self._acls is None:
+            _error(NOT_CONFIGURED)
+        return self._acls
+
+
+def _refuse(remark: str) -> NoReturn:
+    raise ServerError(ResponseCode.NO_PERMISSION, remark)
+
+
+def _error(remark: str) -> NoReturn:
+    raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _name_told(username: str | None) -> str:
+    if not (username or "").strip():
+        _refuse("username can not be blank")
+    assert username is not None
+    return username
+
+
+def _policies(told: list[PolicyInfo]) -> list[Policy]:
+    """Return the rules of a body; those of the same type become one. Raises ServerError for one that says nothing."""
+    policies = []
+    for policy in told:
+        if policy.entries:
+            kind = _POLICY_TYPES.get((policy.policy_type or "").lower(), CUSTOM)
+            policies.append(Policy(kind, tuple(_entry(entry) for entry in policy.entries)))
+    if not policies:
+        _refuse("The policies is empty.")
+    return policies
+
+
+def _entry(told: PolicyEntryInfo) -> PolicyEntry:
+    resource = parse_resource(told.resource)
+    if resource is None:
+        _refuse("The resource is null.")
+    actions = tuple(action for action in map(parse_action, told.actions or ()) if action is not None)
+    if not actions:
+        _refuse("The actions is empty.")
+    if ANY in actions:
+        _refuse("The actions can not be Any.")
+    for source_ip in told.source_ips or ():
+        if not source_ip.strip():
+            _refuse("The source ip is empty.")
+        if parse_network(source_ip) is None:
+            _refuse("The source ip is invalid.")
+    decision = _DECISIONS.get((told.decision or "").lower())
+    if decision is None:
+        _refuse("The decision is null or illegal.")
+    return PolicyEntry(resource, actions, decision, tuple(told.source_ips or ()))
+
+
+def _user_info(user: User) -> UserInfo:
+    return UserInfo(
+        username=user.username,
+        password=user.password,
+        user_type=user.user_type,
+        user_status=ENABLE if user.is_enabled else DISABLE,
+    )
+
+
+def _acl_info(username: str, acl: Acl) -> AclInfo:
+    return AclInfo(
+        subject=subject_of(username),
+        policies=[
+            PolicyInfo(
+                policy_type=policy.type,
+                entries=[
+                    PolicyEntryInfo(
+                        resource=entry.resource.key,
+                        actions=list(entry.actions),
+                        source_ips=list(entry.source_ips) or None,
+                        decision=entry.decision,
+                    )
+                    for entry in policy.entries
+                ],
+            )
+            for policy in acl.policies
+        ],
+    )
+
+
+def _only(acl: Acl, part: str) -> Acl:
+    """Return the rules for resources whose texts hold `part`."""
+    policies = []
+    for policy in acl.policies:
+        entries = tuple(entry for entry in policy.entries if part in entry.resource.key)
+        if entries:
+            policies.append(Policy(policy.type, entries))
+    return Acl(tuple(policies))
