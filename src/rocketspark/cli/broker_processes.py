@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rocketspark.errors import RocketSparkError
 
 if TYPE_CHECKING:
-    from rocketspark.transport.tls.client_tls import ClientTls
+    from rocketspark.broker.settings import BrokerSettings
 
 log = logging.getLogger("rocketspark")
 
@@ -115,15 +115,15 @@ class BrokerProcess:
             await self._process.wait()
 
 
-async def wait_in_sync(controller: str, name: str, count: int, tls: ClientTls | None = None) -> str:
-    """Wait until so many replicas of a broker are in sync; returns the master's address.
+async def wait_in_sync(settings: BrokerSettings, controller: str, name: str, count: int) -> str:
+    """Wait until so many replicas of a broker are in sync; returns the master's address. It is asked as they ask.
 
     Raises RocketSparkError if that takes too long.
     """
+    from rocketspark.broker.inner_connections import inner_connections
     from rocketspark.broker.replication.controller_client import ControllerClient
-    from rocketspark.transport.connections import Connections
 
-    client = ControllerClient([controller], connections=Connections(language="JAVA", tls=tls))
+    client = ControllerClient([controller], connections=inner_connections(settings))
     error = f"no {count} replicas of {name} came in sync; the log above says why"
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):

@@ -33,7 +33,7 @@ class ControllerServer:
         self._journal = Journal(self._file)
         self._clock = Clock()
         self._live = LiveTable(self._clock.now_ms)
-        self._notices = RoleNotices(Connections(language="JAVA", tls=settings.tls.client()))
+        self._notices = RoleNotices(Connections(language="JAVA", hooks=settings.signer, tls=settings.tls.client()))
         self._elections = Elections(settings, self._journal, self._live, self._notices)
         routes = Routes()
         handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, lambda: self.address)

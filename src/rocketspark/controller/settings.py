@@ -16,6 +16,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
 from rocketspark.transport.connections import parse_address
+from rocketspark.transport.request_signer import INNER_KEY, inner_signer
 from rocketspark.transport.tls.settings import KEYS, from_values, is_key
 
 log = LimitedLog("rocketspark.controller")
@@ -81,7 +82,9 @@ class ControllerSettings:
         values = dict(values or {})
         self._conf_path = os.fspath(conf_path)
         self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
-        self.unknown = sorted(values.keys() - _DEFAULTS.keys() - _KNOWN_UNSET - KEYS)
+        # Signs what brokers are told; not among the keys that are shown.
+        self.signer = inner_signer(values.get(INNER_KEY, ""))
+        self.unknown = sorted(values.keys() - _DEFAULTS.keys() - _KNOWN_UNSET - KEYS - {INNER_KEY})
         self._table = _DEFAULTS | {key: value for key, value in values.items() if key in _DEFAULTS}
         if folder:
             self._table["controllerStorePath"] = os.fspath(folder)
@@ -155,7 +158,7 @@ class ControllerSettings:
             if unknown := values.keys() - self._table.keys():
                 log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(sorted(unknown)))
             changed = {k: v for k, v in values.items() if k in self._table and v != self._table[k]}
-            if fixed := KEYS & values.keys():
+            if fixed := (KEYS | {INNER_KEY}) & values.keys():
                 raise ConfigError(f"{min(fixed)} cannot change while the controller runs")
             for key, value in changed.items():
                 if key in _FIXED:

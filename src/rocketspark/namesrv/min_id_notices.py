@@ -22,6 +22,7 @@ from rocketspark.protocol.headers import MinBrokerIdHeader
 from rocketspark.transport.connections import dial, parse_address
 from rocketspark.transport.descriptors import OF_PROCESS
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import RpcHooks
 from rocketspark.transport.tls.client_tls import ClientTls
 
 log = LimitedLog("rocketspark.namesrv")
@@ -71,9 +72,10 @@ class _Lookups:
 class _Told:
     """One broker with the notices that wait for it, and the task that sends them."""
 
-    def __init__(self, address: str, lookups: _Lookups, tls: ClientTls | None) -> None:
+    def __init__(self, address: str, lookups: _Lookups, tls: ClientTls | None, signer: RpcHooks | None) -> None:
         self.address = address
         self._tls = tls
+        self._signer = signer
         self._lookups = lookups
         self._peer: Peer | None = None
         self.waiting: deque[MinBrokerIdHeader] = deque(maxlen=NOTICES_MAX)
@@ -124,7 +126,7 @@ class _Told:
         try:
             async with asyncio.timeout(CONNECT_MS / 1000):
                 place = await self._lookups.address(self.address)
-                return await dial(place, timeout_ms=CONNECT_MS, language="JAVA", tls=self._tls)
+                return await dial(place, timeout_ms=CONNECT_MS, language="JAVA", hooks=self._signer, tls=self._tls)
         except TimeoutError:
             raise NotSent(f"it did not answer within {CONNECT_MS} ms", address=self.address) from None
 
@@ -136,10 +138,13 @@ class _Told:
 
 
 class MinIdNotices:
-    """The notices of one NameServer, each broker's in order. `tls`: how brokers are called; None for plain."""
+    """The notices of one NameServer, each broker's in order. `tls`, `signer`: how brokers are called; None for
+    plain, and for unsigned.
+    """
 
-    def __init__(self, tls: ClientTls | None = None) -> None:
+    def __init__(self, tls: ClientTls | None = None, signer: RpcHooks | None = None) -> None:
         self._tls = tls
+        self._signer = signer
         self._told: OrderedDict[str, _Told] = OrderedDict()
         self._lookups = _Lookups()
 
@@ -166,7 +171,7 @@ class MinIdNotices:
             while len(self._told) >= BROKERS_MAX:
                 _, oldest = self._told.popitem(last=False)
                 oldest.task.cancel()
-            told = self._told[address] = _Told(address, self._lookups, self._tls)
+            told = self._told[address] = _Told(address, self._lookups, self._tls, self._signer)
             told.task.add_done_callback(lambda _: self._ended(address, told))
         self._told.move_to_end(address)
         return told

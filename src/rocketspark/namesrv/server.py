@@ -15,6 +15,7 @@ from rocketspark.namesrv.settings import DEFAULT_PORT, SCAN_S, Settings
 from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_signer import RequestSigner
 from rocketspark.transport.server import Server
 from rocketspark.transport.tls.settings import TlsSettings
 
@@ -30,7 +31,8 @@ class NameServer:
 
     `order_topics`: give the order settings of topics with their routes (rule: orderMessageEnable, off by default).
     `share`: the share of this process's descriptors that its connections may take. Beside a broker it is half of the
-    usual one, so that clients of the NameServer cannot take the broker's. `tls`: in place of the settings' own.
+    usual one, so that clients of the NameServer cannot take the broker's. `tls`, `signer`: in place of the settings'
+    own.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class NameServer:
         settings: Settings | None = None,
         share: float = SHARE_ALONE,
         tls: TlsSettings | None = None,
+        signer: RequestSigner | None = None,
     ) -> None:
         self.settings = settings or Settings(
             host=host, port=port, order_topics=order_topics, scan_s=scan_s, kv_path=str(kv_path or "")
         )
         self.settings.tls = tls or self.settings.tls
+        self.settings.signer = signer or self.settings.signer
         self.settings.changed = self._settings_changed
-        self._notices = MinIdNotices(self.settings.tls.client())
+        self._notices = MinIdNotices(self.settings.tls.client(), self.settings.signer)
         self.registry = Registry(self.settings, self._notices.send)
         kv = KvConfig(Path(self.settings.kv_path) if self.settings.kv_path else None)
         routes = Routes()

@@ -20,6 +20,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
+from rocketspark.transport.request_signer import INNER_KEY, RequestSigner, inner_signer
 from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
 
 log = LimitedLog("rocketspark.namesrv")
@@ -77,6 +78,8 @@ class Settings:
         self._table = dict(DEFAULTS)
         self.conf_path = ""
         self.tls = TlsSettings()
+        # Signs what brokers are told; not among the keys that are shown.
+        self.signer: RequestSigner | None = None
         self.host = host
         self.port = port
         self.kv_path = kv_path
@@ -128,7 +131,8 @@ class Settings:
             setattr(self, field, value)
         self._table |= known
         self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
-        self.controller = {key: value for key, value in values.items() if key in CONTROLLER_KEYS}
+        self.signer = inner_signer(values.get(INNER_KEY, ""))
+        self.controller = {key: value for key, value in values.items() if key in (*CONTROLLER_KEYS, INNER_KEY)}
         return unknown
 
     def update(self, text: str) -> None:
@@ -148,7 +152,7 @@ class Settings:
         changed = {key: value for key, value in values.items() if now.get(key) != value}
         try:
             taken, known, unknown = _converted(changed)
-            for key in (key for key in changed if key in _FIXED or is_key(key)):
+            for key in (key for key in changed if key in _FIXED or key == INNER_KEY or is_key(key)):
                 raise ConfigError(f"{key} cannot change while the NameServer runs")
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
@@ -188,7 +192,7 @@ def _converted(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], 
         if key in _UNKEPT_PROMISES and value.lower() != "false":
             raise ConfigError(f"{key}={shown(value, characters_max=40)!r}: not available here, remove it")
         if key not in _FIELDS and key not in DEFAULTS:
-            if key not in KNOWN_UNSET and not is_key(key):
+            if key not in KNOWN_UNSET and key != INNER_KEY and not is_key(key):
                 unknown.append(key)
             continue
         if shown(value, characters_max=VALUE_CHARACTERS_MAX) != value:

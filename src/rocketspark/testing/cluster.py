@@ -16,6 +16,7 @@ from typing import Any
 
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.secure_folder import SecureFolder
+from rocketspark.broker.inner_connections import signer_of
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import StateError
@@ -129,7 +130,7 @@ class _ServerThread:
     """The event loop of the servers, in a thread of its own."""
 
     def __init__(
-        self, folder: Path, broker_count: int, replica_count: int, settings: dict[str, Any], *, secure: bool
+        self, folder: Path, broker_count: int, replica_count: int, settings: dict[str, Any], *, secure: bool = False
     ) -> None:
         self._folder = folder
         self._broker_count = broker_count
@@ -180,15 +181,15 @@ class _ServerThread:
         if self._closed:
             return
         self._door = secure_folder.prepare(self._folder / "secure") if self._secure else None
-        tls = self._door.tls() if self._door else None
+        common = self._broker_settings(0, "")
         async with AsyncExitStack() as servers:
-            nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER, tls=tls)
+            nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER, tls=common.tls, signer=signer_of(common))
             await nameserver.start()
             servers.push_async_callback(nameserver.close)
             addresses = []
             controller = ""
             if self._replica_count > 1:
-                controller = await start_controller(servers, self._folder / "controller", tls)
+                controller = await start_controller(servers, self._folder / "controller", common)
             for number in range(self._broker_count):
                 settings = self._broker_settings(number, nameserver.address)
                 if controller:

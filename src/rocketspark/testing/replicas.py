@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from rocketspark.broker.inner_connections import inner_connections
+from rocketspark.broker.inner_connections import inner_connections, signer_of
 from rocketspark.broker.replication.controller_client import ControllerClient, SetState
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, StateError
-from rocketspark.transport.tls.settings import TlsSettings
 
 LIMIT_S = 60.0
 LOOK_S = 0.01
@@ -28,13 +27,13 @@ QUICK = {
 }
 
 
-async def start_controller(servers: AsyncExitStack, folder: Path, tls: TlsSettings | None = None) -> str:
-    """Start a controller that ends with the other servers; returns its address."""
+async def start_controller(servers: AsyncExitStack, folder: Path, brokers: BrokerSettings) -> str:
+    """Start a controller that ends with the other servers; returns its address. Of `brokers`: TLS and signatures."""
     from rocketspark.controller.server import ControllerServer
     from rocketspark.controller.settings import ControllerSettings
 
     settings = ControllerSettings({"scanInactiveMasterInterval": "500"}, listen="127.0.0.1:0", folder=folder)
-    settings.tls = tls or settings.tls
+    settings.tls, settings.signer = brokers.tls, signer_of(brokers)
     server = ControllerServer(settings, share=0.25)
     await server.start()
     servers.push_async_callback(server.close)

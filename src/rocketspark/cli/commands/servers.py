@@ -104,6 +104,7 @@ def server(
 
     Example: `rocketspark server --store ./store --secure`
     """
+    from rocketspark.broker.inner_connections import signer_of
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.secure import how_to_enter
     from rocketspark.cli.serve import serve
@@ -120,8 +121,14 @@ def server(
 
     async def start(servers: AsyncExitStack) -> str:
         kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
+        signer = signer_of(settings)
         nameserver = NameServer(
-            settings.listen_host, namesrv_port, kv_path=kv_path, share=SHARE_BESIDE_A_BROKER, tls=settings.tls
+            settings.listen_host,
+            namesrv_port,
+            kv_path=kv_path,
+            share=SHARE_BESIDE_A_BROKER,
+            tls=settings.tls,
+            signer=signer,
         )
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
@@ -131,7 +138,7 @@ def server(
                 listen=f"{settings.listen_host or '127.0.0.1'}:{controller_port}",
                 folder=Path(settings.store_root) / "controller",
             )
-            inside.tls = settings.tls
+            inside.tls, inside.signer = settings.tls, signer
             controller = await start_controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
             addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
             between = f" controller={controller}"
@@ -175,7 +182,6 @@ async def _replicated(
     from rocketspark.cli.broker_processes import BrokerProcess, names, ports, wait_in_sync
 
     options = [*options, "--controller", controller]
-    tls = settings.tls.client(settings.use_tls)
     free = iter(ports(settings.listen_port, count * replicas))
     addresses = []
     for name in names(settings.broker_name, count):
@@ -188,8 +194,8 @@ async def _replicated(
             addresses.append(process.address)
             # One after the other, so that the first is the master of a new store.
             if number == 1:
-                await wait_in_sync(controller, name, 1, tls)
-        master = await wait_in_sync(controller, name, replicas, tls)
+                await wait_in_sync(settings, controller, name, 1)
+        master = await wait_in_sync(settings, controller, name, replicas)
         own = addresses[-replicas:]
         addresses[-replicas:] = sorted(own, key=lambda address: address != master)
     return addresses

@@ -21,7 +21,7 @@ from rocketspark.model import MessageQueue
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import EndTransactionHeader
+from rocketspark.protocol.headers import EndTransactionHeader, to_ext_of
 from rocketspark.protocol.headers.admin import RuntimeInfoHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import KvTable
@@ -159,11 +159,11 @@ class EndTransactions:
         gone: list[int] = []
         chunks = _chunks(manifest, rows, one_each=manifest.head.ordered)
         peer = await self._log.again(lambda: self._log.instance.master_of(anchor), topic=anchor.topic)
-        frame = _template(self._log.topic, anchor, manifest.head.attempt, outcome)
+        header = _header(self._log.topic, anchor, manifest.head.attempt, outcome)
         for number, chunk in enumerate(chunks):
             if not once:
                 await self._guarded()
-            asked = self._ask(peer, frame, manifest, chunk)
+            asked = self._ask(peer, header, manifest, chunk)
             if outcome == COMMIT:
                 passing("ends sent")
             failed, lost, cause = await self._replies(asked, gone)
@@ -175,15 +175,22 @@ class EndTransactions:
         return _Round(rows[:0], _array(gone), False, None)
 
     def _ask(
-        self, peer: Peer, frame: bytes, manifest: HandleManifest, chunk: NDArray[np.int64]
+        self, peer: Peer, header: EndTransactionHeader, manifest: HandleManifest, chunk: NDArray[np.int64]
     ) -> list[tuple[int, asyncio.Future[Reply]]]:
         """Send the ends of these rows at once; return each with its reply."""
         asked = []
+        code, timeout_ms = RequestCode.END_TRANSACTION, self._timeout_ms
+        frame = _template(header)
+        # What hooks see, and sign, is a request of its own.
+        ext_of = to_ext_of(header, "half_offset", "physical_offset") if peer.hooks is not None else None
         for row in chunk.tolist():
-            opaque = peer.next_opaque()
-            header = frame % (int(manifest.half_offsets[row]), int(manifest.positions[row]), opaque)
+            at = int(manifest.half_offsets[row]), int(manifest.positions[row])
             try:
-                reply = peer.ask_encoded(opaque, frames.join(header), RequestCode.END_TRANSACTION, self._timeout_ms)
+                if ext_of is not None:
+                    reply = peer.ask(code, ext_of(*at), timeout_ms=timeout_ms)
+                else:
+                    opaque = peer.next_opaque()
+                    reply = peer.ask_encoded(opaque, frames.join(frame % (*at, opaque)), code, timeout_ms)
             except NotSent as e:
                 reply = asyncio.get_running_loop().create_future()
                 reply.set_exception(e)
@@ -273,11 +280,9 @@ class EndTransactions:
         return rows[np.isin(manifest.positions[rows], merged, invert=True)]
 
 
-def _template(group: str, anchor: MessageQueue, attempt: str, outcome: int) -> bytes:
-    """Return the header of an END_TRANSACTION as a template of (half offset, physical offset, opaque); a third of a
-    typed one's cost.
-    """
-    header = EndTransactionHeader(
+def _header(group: str, anchor: MessageQueue, attempt: str, outcome: int) -> EndTransactionHeader:
+    """Return the header of END_TRANSACTION, with numbers to be replaced where the half message's place stands."""
+    return EndTransactionHeader(
         topic=anchor.topic,
         producer_group=group,
         half_offset=_HALF,
@@ -288,6 +293,10 @@ def _template(group: str, anchor: MessageQueue, attempt: str, outcome: int) -> b
         message_id=attempt,
         broker_name=anchor.broker_name,
     )
+
+
+def _template(header: EndTransactionHeader) -> bytes:
+    """Return the header as a template of (half offset, physical offset, opaque); a third of a typed one's cost."""
     text = request_frame(RequestCode.END_TRANSACTION, header, opaque=_OPAQUE)[8:].replace(b"%", b"%%")
     order = sorted((_HALF, _POSITION, _OPAQUE), key=lambda number: text.index(b"%d" % number))
     assert order == [_HALF, _POSITION, _OPAQUE]

@@ -26,6 +26,7 @@ class BusyBroker:
     """Refuses the ends whose number is in `busy`; `committed`: positions in the order they were ended."""
 
     address = "127.0.0.1:1"
+    hooks = None
 
     def __init__(self, busy: set[int]) -> None:
         self._busy = busy
