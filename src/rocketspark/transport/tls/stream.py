@@ -148,8 +148,8 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def _ended(self) -> None:
         """The other side sends no more: what it asked for is still answered."""
-        if self._below is not None and not self._below.is_closing() and not self.eof_received():
-            self.close()
+        if self._below is not None and not self._below.is_closing():
+            self.eof_received()
 
     def abandon(self, reason: str) -> None:
         """Give a handshake up."""
@@ -163,7 +163,10 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         if self._ended_already:
             return not self.is_closing()
         self._ended_already = True
-        return self._peer.eof_received()
+        keep = self._peer.eof_received()
+        if not keep:
+            self.close()
+        return keep
 
     def pause_writing(self) -> None:
         if self._ready:
@@ -188,15 +191,12 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         """Encrypt and send; dropped before the handshake is done and after the end."""
         if not self._ready or self._closing or self._below is None or not data:
             return
-        write = self._object.write
         try:
-            if len(data) <= RECORD_BYTES:
-                write(data)
-            else:
+            written = self._object.write(data)
+            if written < len(data):
                 view = memoryview(data)
-                at = 0
-                while at < len(view):
-                    at += write(view[at : at + RECORD_BYTES])
+                while written < len(view):
+                    written += self._object.write(view[written:])
         except ssl.SSLError as e:
             self.error = e
             self._broken()

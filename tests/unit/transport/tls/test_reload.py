@@ -1,0 +1,136 @@
+"""Certificates replaced on the disk: new connections get them, open ones live on, what is broken changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.certificates import Issuer
+from tests.live.support import run, until
+from tests.unit.transport.tls.tls_support import ECHO, raw_tls, serving
+
+from rocketspark.transport.connections import dial
+from rocketspark.transport.server import Server
+from rocketspark.transport.tls import ClientTls, TlsSettings, server_contexts
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_contexts, "LOOK_S", 0.01)
+
+
+async def shown(server: Server) -> bytes | None:
+    raw = await raw_tls(server)
+    await raw.shake()
+    raw.writer.close()
+    return raw.tls.getpeercert(binary_form=True)
+
+
+async def until_other(server: Server, before: bytes | None) -> bytes | None:
+    while (found := await shown(server)) == before:
+        await asyncio.sleep(0.005)
+    return found
+
+
+def test_a_new_pair_is_taken_whichever_file_comes_first_and_a_broken_one_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issuer = Issuer(tmp_path)
+    used, new = issuer.pair("used"), [issuer.pair(f"new{n}") for n in range(3)]
+    client = ClientTls(ca=issuer.ca)
+
+    async def main() -> None:
+        async with serving(TlsSettings(cert_path=used.cert, key_path=used.key)) as server:
+            old = await dial(server.address, tls=client)
+            first = await shown(server)
+            for pair, order in ((new[0], ("cert", "key")), (new[1], ("key", "cert"))):
+                before = await shown(server)
+                for what in order:
+                    shutil.copy(getattr(pair, what), getattr(used, what))
+                    if what == order[0]:
+                        await until(lambda: caplog.text.count("cannot be used, the one before stays") == 1)
+                        assert await shown(server) == before
+                assert await until_other(server, before) != first
+                caplog.clear()
+            # Nonsense, and nothing at all.
+            kept = await shown(server)
+            Path(used.cert).write_text("nonsense")
+            await until(lambda: "cannot be used" in caplog.text)
+            await asyncio.sleep(0.1)
+            assert caplog.text.count("cannot be used") == 1
+            os.unlink(used.cert)
+            await until(lambda: caplog.text.count("cannot be used") == 2)
+            assert await shown(server) == kept
+            # Renamed into place, as tools do.
+            for what in ("key", "cert"):
+                os.replace(getattr(new[2], what), getattr(used, what))
+            await until_other(server, kept)
+            assert (await old.request(ECHO, None, b"old")).body == b"old"
+            old.close()
+
+    run(main())
+
+
+def test_who_is_trusted_changes_too(tmp_path: Path) -> None:
+    issuer, other = Issuer(tmp_path), Issuer(tmp_path, "other")
+    mine, trust = other.pair("mine"), tmp_path / "trust.pem"
+    shutil.copy(issuer.ca, trust)
+    pair = issuer.pair()
+    client = ClientTls(ca=issuer.ca, cert=mine.cert, key=mine.key)
+    tls = TlsSettings(cert_path=pair.cert, key_path=pair.key, need_client_auth="require", trust_path=str(trust))
+
+    async def accepted(server: Server) -> bool:
+        try:
+            peer = await dial(server.address, tls=client)
+            await peer.request(ECHO, None, b"x")
+        except Exception:
+            return False
+        peer.close()
+        return True
+
+    async def main() -> None:
+        async with serving(tls) as server:
+            assert not await accepted(server)
+            shutil.copy(other.ca, trust)
+            while not await accepted(server):
+                await asyncio.sleep(0.005)
+
+    run(main())
+
+
+def test_no_connection_fails_while_pairs_are_replaced(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    used = issuer.pair("used")
+    client = ClientTls(ca=issuer.ca)
+
+    async def main() -> None:
+        async with serving(TlsSettings(cert_path=used.cert, key_path=used.key)) as server:
+            stop = asyncio.Event()
+            done = 0
+
+            async def calls() -> None:
+                nonlocal done
+                while not stop.is_set():
+                    peer = await dial(server.address, tls=client)
+                    assert (await peer.request(ECHO, None, b"x" * 5000)).body == b"x" * 5000
+                    peer.close()
+                    done += 1
+
+            callers = [asyncio.create_task(calls()) for _ in range(4)]
+            seen = set()
+            for n in range(6):
+                pair = issuer.pair(f"next{n}")
+                before = await shown(server)
+                shutil.copy(pair.key, used.key)
+                await asyncio.sleep(0.02)
+                shutil.copy(pair.cert, used.cert)
+                seen.add(await until_other(server, before))
+            stop.set()
+            await asyncio.gather(*callers)
+            assert len(seen) == 6
+            assert done > 10
+
+    run(main())
