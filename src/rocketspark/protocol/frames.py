@@ -240,6 +240,8 @@ class Splitter:
         self._held = 0
         self._needed = 8
         self.broken = False
+        # The number of frames that came in more than one read; of the one that is held, while one is.
+        self.begun = 0
 
     @property
     def held(self) -> int:
@@ -275,6 +277,7 @@ class Splitter:
         if at < len(data):
             rest = data[at:] if at else data
             self._chunks.append(rest)
+            self.begun += 1
             self._needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 8 and not self.broken else 8
         self._held = len(data) - at
         return frames

@@ -19,6 +19,7 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message.message_ids import pack_host
+from rocketspark.transport.connection_bounds import ConnectionBounds
 from rocketspark.transport.gate import ReceivedRequest, Refusal
 from rocketspark.transport.overload import SLICE, Overload
 from rocketspark.transport.pending_requests import PendingRequests
@@ -37,6 +38,10 @@ WRITE_BYTES_HIGH = 4 << 20
 LARGE_REPLY_BYTES = 4096
 # Shorter headers need no check: none of them nests too deep for a decoder.
 CHECKED_HEADER_BYTES = 1024
+# What is left of a read after its last whole frame counts as unfinished from so many bytes on; less is no load.
+UNFINISHED_BYTES_MIN = 64 << 10
+# Requests of one connection that are worked on in tasks; the others wait, unread.
+TASKS_MAX = 1000
 # A client that ended its side still gets the promised replies for this long.
 HALF_CLOSED_S = 10.0
 
@@ -58,6 +63,8 @@ class Peer(PendingRequests):
         super().__init__()
         self._routes = routes.table if routes else {}
         self._gate = routes.gate if routes else None
+        # Set by a server: what all its connections may hold.
+        self.bounds: ConnectionBounds | None = None
         # What the gate keeps for this connection.
         self.gate_notes: Any = None
         # Behind a gate every request takes the general way, which asks it.
@@ -127,6 +134,8 @@ class Peer(PendingRequests):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self.bounds is not None:
+            self.bounds.closed(self)
         if self._stalled:
             self._stalled.cancel()
         pending, self._pending = self._pending, {}
@@ -172,8 +181,17 @@ class Peer(PendingRequests):
             self._stalled = self.loop.call_later(STALLED_WRITE_S, self._drop_stalled)
         self._writable = self._writable or asyncio.Event()
         self._writable.clear()
+        if self.bounds is not None:
+            # Not from within a write: it may end this connection, or another one.
+            self.loop.call_soon(self._tell_paused)
+
+    def _tell_paused(self) -> None:
+        if self.bounds is not None and self._transport is not None and not self.is_writable:
+            self.bounds.paused(self)
 
     def resume_writing(self) -> None:
+        if self.bounds is not None:
+            self.bounds.resumed(self)
         if self._stalled:
             self._stalled.cancel()
             self._stalled = None
@@ -184,7 +202,7 @@ class Peer(PendingRequests):
         self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._transport is None or not self.is_writable:
+        if self._transport is None or not self.is_writable or len(self._tasks) >= TASKS_MAX:
             return
         held, self._held = self._held, None
         if held:
@@ -196,10 +214,15 @@ class Peer(PendingRequests):
     def rest(self) -> None:
         """Leave the rest of this read until the other connections had a turn; for a handler that worked for long."""
         left = list(self._received)
-        if left and self._transport is not None:
+        if left:
+            self._hold(left)
+            self.loop.call_soon(self._go_on)
+
+    def _hold(self, left: list[tuple[int, bytes, bytes]]) -> None:
+        """Keep these frames, and read no more, until `_go_on`."""
+        if self._transport is not None:
             self._held = left
             self._transport.pause_reading()
-            self.loop.call_soon(self._go_on)
 
     def _drop_stalled(self) -> None:
         log.warning("%s does not read its replies for %.0f s: connection closed", self.address, STALLED_WRITE_S)
@@ -223,6 +246,8 @@ class Peer(PendingRequests):
                 self._take_in_time(received, self._overload)
             if self._splitter.broken and self.is_open:
                 self._splitter.feed(b"")
+            if self.bounds is not None and (not data or self._splitter.held > UNFINISHED_BYTES_MIN):
+                self.bounds.unfinished(self, self._splitter.begun, self._splitter.held)
         except FrameError as e:
             self._drop_broken(e)
 
@@ -409,10 +434,14 @@ class Peer(PendingRequests):
         task = self.loop.create_task(self._await(request, answer))
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        if len(self._tasks) >= TASKS_MAX:
+            self._hold(list(self._received))
         return None
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        if self._held is not None and len(self._tasks) == TASKS_MAX // 2:
+            self.loop.call_soon(self._go_on)
         self._end_if_all_answered()
 
     def _end_if_all_answered(self) -> None:
@@ -504,6 +533,16 @@ class Peer(PendingRequests):
         self._soon_bytes = 0
         if data and self._transport is not None:
             self._transport.write(data[0] if len(data) == 1 else b"".join(data))
+
+    @property
+    def unfinished_frame(self) -> int | None:
+        """The number of the frame that has begun to arrive; None if there is none."""
+        return self._splitter.begun if self._splitter.held else None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes written that the other side has not read yet, as far as they lie in this process."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def is_writable(self) -> bool:

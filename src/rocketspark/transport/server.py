@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.connection_bounds import Bounds, ConnectionBounds
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -33,7 +34,8 @@ class Server:
     infinity for none.
     `connections_max`: one more is closed at once, and so is one that `descriptors` has no room for. `refused`: how many
     were. `tls`: whether TLS is taken, and with which certificate; None for plain alone;
-    `tls_names`: further names and addresses for a certificate that is made for a try.
+    `tls_names`: further names and addresses for a certificate that is made for a try. `bounds`: what its connections
+    may hold, each and together.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Server:
         descriptors: Descriptors = OF_PROCESS,
         tls: TlsSettings | None = None,
         tls_names: Iterable[str] = (),
+        bounds: Bounds | None = None,
     ) -> None:
         self._routes = routes
         self._on_close = on_close
         self._idle_s = idle_s
         self.connections_max = connections_max
         self._descriptors = descriptors
+        self.bounds = ConnectionBounds(bounds)
         self.refused = 0
         self._contexts = ServerContexts(tls or TlsSettings(), names=tls_names)
         # None where no connection has to be looked at: plain, and no proxy is believed.
@@ -104,28 +108,48 @@ class Server:
         if self._sweeper:
             self._sweeper.cancel()
             self._sweeper = None
-        if self._server is not None and idle_s < math.inf:
-            self._sweeper = asyncio.get_running_loop().call_later(idle_s / 4, self._sweep)
+        if self._server is not None:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        pause_s = min(self._idle_s, self.bounds.bounds.unfinished_s) / 4
+        self._sweeper = asyncio.get_running_loop().call_later(pause_s, self._sweep)
 
     def _peer(self) -> Peer | FirstBytes:
         peer = Peer(self._routes, language="JAVA", on_open=self._opened, on_close=self._closed)
         return peer if self._front is None else FirstBytes(peer, self._front)
 
     def _opened(self, peer: Peer) -> None:
-        if len(self.peers) + len(self._leaving) < self.connections_max and self._descriptors.take():
-            peer.when_closed(self._descriptors.give_back)
-            self.peers.add(peer)
+        if len(self.peers) + len(self._leaving) >= self.connections_max:
+            self._refuse_as_full(peer)
             return
+        host = peer.remote_host
+        # Behind a proxy there are many.
+        counted = self._front is None or not self._front.believes(host)
+        if counted and not self.bounds.admits(host, self.connections_max):
+            self._refuse(peer, "as many of its address are open here as are allowed (connectionsPerAddressMax)")
+            return
+        if counted:
+            peer.when_closed(lambda: self.bounds.leave(host))
+        if not self._descriptors.take():
+            self._refuse_as_full(peer)
+            return
+        peer.when_closed(self._descriptors.give_back)
+        peer.bounds = self.bounds
+        self.peers.add(peer)
+
+    def _refuse_as_full(self, peer: Peer) -> None:
+        self._refuse(
+            peer,
+            f"{len(self.peers)} connections are open here, as many as are allowed ({self._descriptors.taken} in this"
+            f" process, {self.refused + 1} refused so far); raise the limit of open files (ulimit -n) if all of them"
+            " are wanted",
+        )
+
+    def _refuse(self, peer: Peer, why: str) -> None:
         peer.abort()
         self.refused += 1
-        log.warning(
-            "%s refused: %d connections are open here, as many as are allowed (%d in this process, %d refused so far);"
-            " raise the limit of open files (ulimit -n) if all of them are wanted",
-            peer.address,
-            len(self.peers),
-            self._descriptors.taken,
-            self.refused,
-        )
+        log.warning("%s refused: %s", peer.address, why)
 
     def _closed(self, peer: Peer) -> None:
         if peer not in self.peers:
@@ -142,7 +166,8 @@ class Server:
             if now_s - max(peer.last_read_s, peer.last_write_s) > self._idle_s:
                 log.info("connections idle for %.0f s are closed, such as that of %s", self._idle_s, peer.address)
                 peer.close()
-        self._sweeper = asyncio.get_running_loop().call_later(self._idle_s / 4, self._sweep)
+        self.bounds.sweep(now_s)
+        self._sweep_later()
 
     def abort(self) -> None:
         """Stop listening and end every connection at once, with nothing more said."""

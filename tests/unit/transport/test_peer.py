@@ -19,6 +19,7 @@ from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, Ser
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
+from rocketspark.transport.connection_bounds import Bounds
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -532,12 +533,14 @@ def test_an_idle_connection_is_closed_an_active_one_is_not() -> None:
     run(main())
 
 
-def test_a_server_without_an_idle_time_looks_for_nobody() -> None:
+def test_a_server_without_an_idle_time_looks_for_unfinished_frames_alone() -> None:
     async def main() -> None:
-        server = Server(Routes(), idle_s=math.inf)
+        server = Server(Routes(), idle_s=math.inf, bounds=Bounds(unfinished_s=0.02))
         await server.start("127.0.0.1", 0)
         peer = await dial(server.address)
-        assert server._sweeper is None
+        late = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, late.set)
+        await late.wait()
         assert peer.is_open
         peer.close()
         await server.close()
