@@ -1,0 +1,101 @@
+"""Changes of the rules by requests (50, 51, 53): what they make of a file's document. Pure (rule: 5.2.0).
+
+Rule: a refusal repeats no secret.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from rocketspark.broker.access.plain_acl import permissions
+from rocketspark.broker.access.plain_acl.documents import KEY_LENGTH_MIN, AccountEntry, Document, Version
+from rocketspark.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AccountChange:
+    """UPDATE_AND_CREATE_ACL_CONFIG (50). None: not said, which keeps what an account has."""
+
+    access_key: str | None
+    secret_key: str | None = field(default=None, repr=False)
+    white_address: str | None = None
+    admin: bool = False
+    default_topic: str | None = None
+    default_group: str | None = None
+    topics: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for what no account can be."""
+        if len(self.access_key or "") < KEY_LENGTH_MIN or len(self.secret_key or "") < KEY_LENGTH_MIN:
+            key = "null" if self.access_key is None else self.access_key
+            raise ConfigError(f"The accessKey={key} and secretKey=… cannot be null and length should longer than 6")
+        for text in (*(self.topics or ()), *(self.groups or ())):
+            try:
+                _, bits = permissions.resource_permission(text)
+            except ConfigError:
+                raise ConfigError(
+                    f"Parse Resource format error for {text}.\n"
+                    "The expected resource format is 'Res=Perm'. For example: topicA=SUB"
+                ) from None
+            if not permissions.is_permission(bits):
+                raise ConfigError(
+                    f"Parse resource permission error for {text}.\n"
+                    "The expected permissions are 'SUB' or 'PUB' or 'SUB|PUB' or 'PUB|SUB'."
+                )
+
+    def of(self, entry: AccountEntry | None) -> AccountEntry:
+        """Return the account after the change. Raises ConfigError if no rule can be made of it."""
+        assert self.access_key is not None
+        assert self.secret_key is not None
+        old = entry or AccountEntry(self.access_key, self.secret_key)
+        new = AccountEntry(
+            self.access_key,
+            self.secret_key,
+            old.white_address if self.white_address is None else self.white_address,
+            self.admin,
+            self.default_topic or old.default_topic,
+            self.default_group or old.default_group,
+            old.topics if self.topics is None else self.topics,
+            old.groups if self.groups is None else self.groups,
+        )
+        new.account()
+        return new
+
+
+def with_account(document: Document, change: AccountChange) -> Document:
+    """Return a document with an account changed, or added; a changed one goes last, as RocketMQ puts it."""
+    assert change.access_key is not None
+    new = change.of(document.entry(change.access_key))
+    return _next(replace(document, accounts=(*document.without(new.access_key).accounts, new)))
+
+
+def without_account(document: Document, access_key: str) -> Document:
+    """Return a document without an account."""
+    return _next(document.without(access_key))
+
+
+def with_white(document: Document, addresses: tuple[str, ...]) -> Document:
+    """Return a document with another white list. Raises ConfigError for an address that cannot be read."""
+    new = replace(document, white=addresses)
+    new.white_patterns()
+    return _next(new)
+
+
+def _next(document: Document) -> Document:
+    counter = document.version.counter if document.version else 0
+    return replace(document, version=Version(time.time_ns() // 1_000_000, counter + 1))
+
+
+def split(text: str | None) -> tuple[str, ...] | None:
+    """Return the parts of a list with commas; None for none (rule: UtilAll.split)."""
+    if text is None:
+        return None
+    if not text.strip():
+        return ()
+    parts = text.split(",")
+    while parts and not parts[-1]:
+        # Java's split leaves out what is empty at the end.
+        parts.pop()
+    return tuple(parts)

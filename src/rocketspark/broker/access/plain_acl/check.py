@@ -1,0 +1,164 @@
+"""Access control 1.0 of one broker: each request is held against the newest rules that could be read.
+
+Rule: files that are broken change nothing, and one line says so; what a request changed holds when it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from rocketspark.broker.access.decisions import Check, Decided, Decision
+from rocketspark.broker.access.plain_acl import changes, permissions
+from rocketspark.broker.access.plain_acl.addresses import plain_address
+from rocketspark.broker.access.plain_acl.changes import AccountChange
+from rocketspark.broker.access.plain_acl.documents import Document
+from rocketspark.broker.access.plain_acl.requested import resources
+from rocketspark.broker.access.plain_acl.rule_files import LoadedRules, RuleFiles, read_document
+from rocketspark.broker.access.plain_acl.rules import Asked, Verdict, decide, exception_text
+from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.transport.gate import ReceivedRequest, Refusal
+
+log = logging.getLogger("rocketspark.broker.access")
+
+T = TypeVar("T")
+
+_PARSE = "org.apache.rocketmq.acl.plain.PlainAccessResource.parse(PlainAccessResource.java:181)"
+_AUTHENTICATION_RULES = ("no access key", "unknown access key", "signature", "unreadable")
+
+
+class PlainAcl:
+    """The check of one broker. `complete`: what RocketMQ lets everybody do who can sign needs a permission too.
+
+    `decided`: gives who hears of each refusal. Made with `load`, before the broker serves; raises ConfigError.
+    """
+
+    def __init__(self, files: RuleFiles, *, complete: bool = True, decided: Callable[[], Decided]) -> None:
+        self.files = files
+        self._complete = complete
+        self._decided = decided
+        self._admin_codes = permissions.ADMIN_CODES | (permissions.MORE_ADMIN_CODES if complete else frozenset())
+        self._changing = asyncio.Lock()
+        self._stamps = files.stamps()
+        self._trouble = ""
+        self.loaded = files.load()
+        self._tell_warnings()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def refuses(self, request: ReceivedRequest) -> Refusal | None:
+        """Return the answer to a request that may not be served, or None."""
+        verdict = self._verdict(request)
+        if not verdict.remark:
+            return None
+        access_key = request.ext.get("AccessKey")
+        self._decided()(
+            Decision(
+                check=Check.AUTHENTICATION if verdict.rule in _AUTHENTICATION_RULES else Check.AUTHORIZATION,
+                subject="" if access_key is None else f"User:{access_key}",
+                source=request.peer.address,
+                code=request.code,
+                resource=_resource(verdict),
+                actions=_ACTIONS.get(verdict.needed, ()),
+                allowed=False,
+                rule=verdict.rule,
+                remark=verdict.remark,
+            )
+        )
+        return Refusal(ResponseCode.SYSTEM_ERROR, verdict.remark)
+
+    def _verdict(self, request: ReceivedRequest) -> Verdict:
+        try:
+            needed = resources(request.code, request.ext, request.body, complete=self._complete)
+        except ProtocolError as e:
+            # Before anything else, as in RocketMQ: whatever is broken goes nowhere.
+            return Verdict(exception_text(shown(e), _PARSE), "unreadable")
+        asked = Asked(
+            plain_address(request.peer.remote_host), request.code, request.version, request.ext, request.body, needed
+        )
+        return decide(self.loaded.rules, asked, self._admin_codes)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Take files that were changed, added or removed since the last time."""
+        if self._changing.locked():
+            return
+        async with self._changing:
+            try:
+                stamps = await _in_thread(self.files.stamps)
+                if stamps == self._stamps:
+                    return
+                self._stamps = stamps
+                self._take(await _in_thread(self.files.load))
+                log.info("the rules of access control 1.0 have changed: %d accounts", len(self.loaded.rules.accounts))
+            except (ConfigError, OSError) as e:
+                self._tell_trouble(f"{e}")
+
+    def _take(self, loaded: LoadedRules) -> None:
+        self.loaded = loaded
+        self._trouble = ""
+        self._tell_warnings()
+
+    def _tell_trouble(self, text: str) -> None:
+        if text != self._trouble:
+            self._trouble = text
+            log.error("the rules of access control 1.0 stay as they were: %s", shown(text, characters_max=400))
+
+    def _tell_warnings(self) -> None:
+        for warning in self.loaded.warnings[:20]:
+            log.warning("%s", warning)
+
+    # -- changes by requests -------------------------------------------------------------------------------------
+
+    async def update_account(self, change: AccountChange) -> None:
+        """Add or change an account (50). Raises ConfigError with what RocketMQ answers."""
+        change.check()
+        assert change.access_key is not None
+        path = self.loaded.owners.get(change.access_key, self.files.plain_path)
+        await self._change(path, lambda document: changes.with_account(document, change))
+
+    async def delete_account(self, access_key: str) -> bool:
+        """Remove an account (51); False if there is none."""
+        path = self.loaded.owners.get(access_key)
+        if path is None:
+            return False
+        await self._change(path, lambda document: changes.without_account(document, access_key))
+        return True
+
+    async def update_white(self, addresses: tuple[str, ...], path: str = "") -> bool:
+        """Set the white list of a file of rules (53); False for a path that is none of them."""
+        path = path or self.files.plain_path
+        if path != self.files.plain_path and path not in self.loaded.documents:
+            return False
+        await self._change(path, lambda document: changes.with_white(document, addresses))
+        return True
+
+    async def _change(self, path: str, change: Callable[[Document], Document]) -> None:
+        def act() -> tuple[LoadedRules, dict[str, tuple[int, int, int]]]:
+            # What stands in the file now, not what was read last.
+            self.files.write(path, change(read_document(path)))
+            return self.files.load(), self.files.stamps()
+
+        async with self._changing:
+            loaded, stamps = await asyncio.shield(_in_thread(act))
+            self._stamps = stamps
+            self._take(loaded)
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+_ACTIONS = {permissions.PUB: ("Pub",), permissions.SUB: ("Sub",)}
+
+
+def _resource(verdict: Verdict) -> str:
+    if not verdict.resource:
+        return ""
+    kind, _, name = permissions.told(verdict.resource).partition(":")
+    return f"{kind.capitalize()}:{name}"

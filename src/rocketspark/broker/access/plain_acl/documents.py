@@ -1,0 +1,212 @@
+"""A file of rules as a value: read, checked, written. Rule: a file with one mistake gives none of its rules.
+
+What is said of a mistake names account and field, never a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from rocketspark.broker.access.plain_acl import permissions, yaml_text
+from rocketspark.broker.access.plain_acl.addresses import Matches, address_pattern
+from rocketspark.broker.access.plain_acl.rules import Account
+from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown, whole_number
+
+KEY_LENGTH_MIN = 7
+ACCOUNTS_MAX = 10_000
+_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountEntry:
+    """One account as it is written: texts, None for what is not given."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    white_address: str | None = None
+    admin: bool = False
+    default_topic: str | None = None
+    default_group: str | None = None
+    topics: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+
+    def account(self) -> Account:
+        """Return what the rules hold of it. Raises ConfigError."""
+        if len(self.access_key) < KEY_LENGTH_MIN or len(self.secret_key) < KEY_LENGTH_MIN:
+            raise ConfigError(f"accessKey and secretKey of at least {KEY_LENGTH_MIN} characters are needed")
+        resources = {}
+        # A group's line counts before a topic's of the same name, which is the group's retry topic.
+        for texts, is_group in ((self.groups, True), (self.topics, False)):
+            for text in texts or ():
+                name, bits = permissions.resource_permission(text)
+                resources[permissions.retry_topic(name) if is_group else name] = permissions.permission(bits)
+        return Account(
+            self.access_key,
+            self.secret_key.encode(),
+            address_pattern(self.white_address),
+            self.admin,
+            permissions.permission(self.default_topic),
+            permissions.permission(self.default_group),
+            resources,
+        )
+
+
+class Version(NamedTuple):
+    """How often, and when last, a file was changed by requests."""
+
+    timestamp_ms: int = 0
+    counter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one file holds. `white`: None where nothing is written."""
+
+    white: tuple[str | None, ...] = ()
+    accounts: tuple[AccountEntry, ...] = ()
+    version: Version | None = None
+
+    def white_patterns(self) -> tuple[Matches, ...]:
+        """Return the patterns of the global white list. Raises ConfigError."""
+        return tuple(address_pattern(text) for text in self.white)
+
+    def without(self, access_key: str) -> Document:
+        """Return the same without one account."""
+        return replace(self, accounts=tuple(a for a in self.accounts if a.access_key != access_key))
+
+    def entry(self, access_key: str) -> AccountEntry | None:
+        """Return the first account of that key."""
+        return next((a for a in self.accounts if a.access_key == access_key), None)
+
+
+def read(data: bytes) -> Document:
+    """Return the document of a file. Raises ConfigError: what is wrong, in one line."""
+    table = yaml_text.parse(data)
+    if table is None:
+        return Document()
+    fields = _fields(table, ("globalWhiteRemoteAddresses", "accounts", "dataVersion"), "the file")
+    white = tuple(None if item is None else _text(item, "globalWhiteRemoteAddresses") for item in _list(fields, 0))
+    accounts = _list(fields, 1)
+    if len(accounts) > ACCOUNTS_MAX:
+        raise ConfigError(f"{len(accounts):,} accounts, {ACCOUNTS_MAX:,} may be in one file")
+    entries = tuple(_entry(item, f"account {number}") for number, item in enumerate(accounts, 1))
+    document = Document(white, entries, _version(_list(fields, 2)))
+    _check(document)
+    return document
+
+
+def _check(document: Document) -> None:
+    try:
+        document.white_patterns()
+    except ConfigError as e:
+        raise ConfigError(f"globalWhiteRemoteAddresses: {e}") from None
+    for entry in document.accounts:
+        try:
+            entry.account()
+        except ConfigError as e:
+            raise ConfigError(f"account {shown(entry.access_key, characters_max=60)!r}: {e}") from None
+
+
+def write(document: Document) -> str:
+    """Return the text of a document, in the layout of RocketMQ's own."""
+    version = document.version
+    return yaml_text.dump(
+        {
+            "accounts": [_written(entry) for entry in document.accounts],
+            "dataVersion": [{"counter": version.counter, "timestamp": version.timestamp_ms}] if version else [],
+            "globalWhiteRemoteAddresses": list(document.white),
+        }
+    )
+
+
+def _written(entry: AccountEntry) -> dict[str, Any]:
+    return {
+        "accessKey": entry.access_key,
+        "admin": entry.admin,
+        "defaultGroupPerm": entry.default_group,
+        "defaultTopicPerm": entry.default_topic,
+        "groupPerms": None if entry.groups is None else list(entry.groups),
+        "secretKey": entry.secret_key,
+        "topicPerms": None if entry.topics is None else list(entry.topics),
+        "whiteRemoteAddress": entry.white_address,
+    }
+
+
+_ENTRY = (
+    *("accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm", "defaultGroupPerm"),
+    *("topicPerms", "groupPerms"),
+)
+
+
+def _entry(value: Any, what: str) -> AccountEntry:
+    fields = _fields(value, _ENTRY, what)
+    key, secret = fields["accessKey"], fields["secretKey"]
+    if key is None or secret is None:
+        raise ConfigError(f"{what}: accessKey and secretKey are needed")
+    what = f"account {shown(_text(key, f'{what}: accessKey'), characters_max=60)!r}"
+
+    def text(name: str) -> str | None:
+        return None if fields[name] is None else _text(fields[name], f"{what}: {name}")
+
+    def texts(name: str) -> tuple[str, ...] | None:
+        if fields[name] is None:
+            return None
+        if not isinstance(fields[name], list):
+            raise ConfigError(f"{what}: {name} is no list")
+        return tuple(_text(item, f"{what}: {name}") for item in fields[name])
+
+    admin = (text("admin") or "false").lower()
+    if admin not in _TRUE + _FALSE:
+        raise ConfigError(f"{what}: admin: true or false is needed")
+    return AccountEntry(
+        _text(key, what),
+        _text(secret, f"{what}: secretKey"),
+        text("whiteRemoteAddress"),
+        admin in _TRUE,
+        text("defaultTopicPerm"),
+        text("defaultGroupPerm"),
+        texts("topicPerms"),
+        texts("groupPerms"),
+    )
+
+
+def _version(items: Iterable[Any]) -> Version | None:
+    for item in items:
+        fields = _fields(item, ("timestamp", "counter"), "dataVersion")
+        numbers = [whole_number(_text(fields[name] or "0", "dataVersion")) for name in ("timestamp", "counter")]
+        if None in numbers:
+            raise ConfigError("dataVersion: whole numbers are needed")
+        return Version(*numbers)  # type: ignore[arg-type]
+    return None
+
+
+def _fields(value: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} is no table of {', '.join(names)}")
+    unknown = value.keys() - set(names)
+    if unknown:
+        raise ConfigError(f"{what}: {shown(min(unknown), characters_max=60)!r} is not one of {', '.join(names)}")
+    return {name: value.get(name) for name in names}
+
+
+def _list(fields: dict[str, Any], number: int) -> list[Any]:
+    name = list(fields)[number]
+    value = fields[name]
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ConfigError(f"{name} is no list")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what}: a text is needed, not {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else "a list" if isinstance(value, list) else "a table"
