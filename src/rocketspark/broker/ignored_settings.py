@@ -109,7 +109,7 @@ IGNORED: dict[str, str] = dict(
     recoverConcurrently=false recoverThreadPoolNums=32 redeleteHangedFileInterval=120000
     registerBrokerTimeoutMills=24000 rejectPullConsumerEnable=false replicasPerDiskPartition=1
     replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
-    reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000 rocketmqHome=
+    reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000
     rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
     rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
     scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3

@@ -24,6 +24,7 @@ from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
 from rocketspark.broker.handlers.admin.broker_tables import BrokerTablesHandler
+from rocketspark.broker.handlers.admin.plain_acl import PlainAclHandler
 from rocketspark.broker.handlers.admin.quarantine import QuarantineHandler
 from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
@@ -96,6 +97,7 @@ damaged = LimitedLog("rocketspark.broker")
 CLIENT_SCAN_S = 10.0
 STATS_S = 1.0
 AUDIT_S = 1.0
+ACL_LOOK_S = 1.0
 QUARANTINE_SAVE_S = 1.0
 # Tables that could not be saved with the change itself.
 SAVE_AGAIN_S = 5.0
@@ -186,6 +188,8 @@ class BrokerServer:
             self._every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
             self._every("tables", SAVE_AGAIN_S, self._save_again)
             self._every("statistics", STATS_S, self._count)
+            if self.access.plain is not None:
+                self._every("rules", ACL_LOOK_S, self.access.look)
             if self._audit is not None:
                 self._every("audit", AUDIT_S, self._audit.tick)
             self._send.time_puts(TIMED_PUTS)
@@ -372,6 +376,8 @@ class BrokerServer:
             long_scans=long_scans,
         )
         yield QuarantineHandler(messages.quarantine)
+        if self.access.plain is not None:
+            yield PlainAclHandler(self.access.plain, s.broker_name, s.cluster_name, self.address)
         yield AccessHandler(self.access.users, self.access.acls, is_master=lambda: self.role.is_master)
         yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)

@@ -258,6 +258,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     identity_file: str = setting("storePathBrokerIdentity", "")
 
     acl: bool = setting("aclEnable", False)
+    # The folder of conf/ for access control 1.0, and the file below it; properties of the JVM in RocketMQ.
+    acl_home: str = setting("rocketmqHome", "")
+    acl_file: str = setting("rocketmq.acl.plain.file", "conf/plain_acl.yml")
     authentication: bool = setting("authenticationEnabled", False)
     authorization: bool = setting("authorizationEnabled", False)
     access: AccessSettings = AccessSettings()
@@ -293,6 +296,16 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         Rule: registerNameServerPeriod is kept between 10 s and a minute in 5.x; shorter times stay here, for tests.
         """
         return min(self.register_interval_ms, 60_000) if self.register_interval_ms > 0 else 10_000
+
+    def acl_home_folder(self) -> str:
+        """Return the folder whose conf/ has the rules of access control 1.0. Raises ConfigError if none is known."""
+        home = self.acl_home or os.environ.get("ROCKETMQ_HOME", "")
+        if not home:
+            raise ConfigError(
+                "aclEnable and migrateAuthFromV1Enabled need rocketmqHome (or ROCKETMQ_HOME): the folder of"
+                f" {self.acl_file} and conf/acl"
+            )
+        return home
 
     @property
     def sync_flush(self) -> bool:
@@ -356,11 +369,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         self._check_role()
         self._check_ports()
         self.access.check()
+        if self.acl:
+            self.acl_home_folder()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ConfigError(f"flushDiskType {self.flush_disk_type!r}: ASYNC_FLUSH or SYNC_FLUSH is needed")
         if self.store_type != "default":
             raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
-        for field in ("dledger", "acl"):
+        for field in ("dledger",):
             if getattr(self, field):
                 key = next(declared.key for declared in FIELDS.values() if declared.name == field)
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
@@ -476,6 +491,7 @@ _ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
 _MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default) | {
     "metricsPromExporterHost",
     "controllerAddr",
+    "rocketmqHome",
 }
 
 

@@ -94,7 +94,7 @@ WRONG: list[tuple[str, str]] = [
     ("storeType=defaultRocksDB", "storeType 'defaultRocksDB' is not supported"),
     ("enableDLegerCommitLog=true", "enableDLegerCommitLog=true is not supported yet; remove it or set it to false"),
     ("enableControllerMode=true", "enableControllerMode=true needs controllerAddr"),
-    ("aclEnable=true", "aclEnable=true is not supported yet"),
+    ("aclEnable=true", "aclEnable and migrateAuthFromV1Enabled need rocketmqHome"),
     ("authenticationEnabled=yes", "authenticationEnabled='yes': true or false is needed"),
     ("authenticationStrategy=org.example.Mine", "authenticationStrategy='org.example.Mine': known here are org.apache"),
     ("authenticationWhitelist=10,ten", "authenticationWhitelist: 'ten' is no request code"),

@@ -43,6 +43,7 @@ OURS_ALONE = {
     "maxConnections",
     "auditLogFileSize",
     "auditLogFileCount",
+    "rocketmq.acl.plain.file",
 }
 
 

@@ -5,6 +5,7 @@ Rule: a request passes if all checks let it pass; whoever `decided` is hears of 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ from rocketspark.broker.access.access_control import AccessControl
 from rocketspark.broker.access.authentication import Authentication
 from rocketspark.broker.access.authorization import Authorization
 from rocketspark.broker.access.decisions import Decided, Decision, nobody_told
+from rocketspark.broker.access.plain_acl.check import PlainAcl
+from rocketspark.broker.access.plain_acl.migration import migrated
+from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.broker.access.tables import FILE_NAME, AccessTables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal
@@ -45,7 +49,7 @@ class Access:
     """Access control of one broker. Made before it listens: until `load` everybody is refused.
 
     `gate`: None if the settings ask for no check; `users`, `acls`: the tables, each None if its provider is not
-    configured; `control`: the check of access control 2.0.
+    configured; `control`: the check of access control 2.0; `plain`: that of 1.0, which is asked first.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -59,9 +63,28 @@ class Access:
         self.gate: BrokerGate | None = None
         if s.acl or s.authentication or s.authorization:
             self.gate = BrokerGate()
+        self.plain = self._plain(self.gate) if s.acl and self.gate is not None else None
+        self._looking: asyncio.Future[None] | None = None
         if self.gate is not None and (s.authentication or s.authorization):
             self.control = self._control(self.gate)
             self.gate.checks.append(self.control)
+
+    def _plain(self, gate: BrokerGate) -> PlainAcl:
+        plain = PlainAcl(
+            self._rule_files(),
+            complete=self._settings.access.authorization_complete_enable,
+            decided=gate.tell,
+        )
+        gate.checks.append(plain)
+        return plain
+
+    def _rule_files(self) -> RuleFiles:
+        return RuleFiles(self._settings.acl_home_folder(), self._settings.acl_file)
+
+    def look(self) -> None:
+        """Take changed files of access control 1.0; called every second."""
+        if self.plain is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self.plain.look())
 
     def _control(self, gate: BrokerGate) -> AccessControl:
         s, access = self._settings, self._settings.access
@@ -95,7 +118,20 @@ class Access:
             for user in self._settings.access.first_users():
                 if user.username not in self.tables.users:
                     self.tables.put_user(user)
+            if self._settings.access.migrate_auth_from_v1_enabled:
+                self._migrate()
         if self._settings.authorization and not self._settings.authentication:
             log.warning(
                 "authorizationEnabled without authenticationEnabled: whoever names an access key is taken for its owner"
             )
+
+    def _migrate(self) -> None:
+        """Make users and rules of the accounts of access control 1.0, where the users are missing."""
+        loaded = self.plain.loaded if self.plain is not None else self._rule_files().load()
+        entries = loaded.entries()
+        users, acls, added = migrated(entries, self.tables.users, self.tables.acls)
+        self.tables.replace(users, acls if self.acls is not None else self.tables.acls)
+        if added:
+            log.info("%d accounts of access control 1.0 have become users", len(added))
+        if loaded.rules.white or any(entry.white_address for entry in entries):
+            log.warning("the white lists of access control 1.0 are not carried over: access control 2.0 has none")

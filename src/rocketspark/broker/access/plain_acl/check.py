@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from rocketspark.broker.access.audit.audited_requests import CHANGES
 from rocketspark.broker.access.decisions import Check, Decided, Decision
 from rocketspark.broker.access.plain_acl import changes, permissions
 from rocketspark.broker.access.plain_acl.addresses import plain_address
@@ -34,13 +35,15 @@ _AUTHENTICATION_RULES = ("no access key", "unknown access key", "signature", "un
 class PlainAcl:
     """The check of one broker. `complete`: what RocketMQ lets everybody do who can sign needs a permission too.
 
-    `decided`: gives who hears of each refusal. Made with `load`, before the broker serves; raises ConfigError.
+    `decided`: hears of each refusal, and of each change that is let through;
+    `allowed`: how many requests passed. The files are read at once, before the broker serves; raises ConfigError.
     """
 
-    def __init__(self, files: RuleFiles, *, complete: bool = True, decided: Callable[[], Decided]) -> None:
+    def __init__(self, files: RuleFiles, *, complete: bool = True, decided: Decided) -> None:
         self.files = files
         self._complete = complete
         self._decided = decided
+        self.allowed = 0
         self._admin_codes = permissions.ADMIN_CODES | (permissions.MORE_ADMIN_CODES if complete else frozenset())
         self._changing = asyncio.Lock()
         self._stamps = files.stamps()
@@ -54,9 +57,16 @@ class PlainAcl:
         """Return the answer to a request that may not be served, or None."""
         verdict = self._verdict(request)
         if not verdict.remark:
+            self.allowed += 1
+            if request.code in CHANGES:
+                self._tell(request, verdict)
             return None
+        self._tell(request, verdict)
+        return Refusal(ResponseCode.SYSTEM_ERROR, verdict.remark)
+
+    def _tell(self, request: ReceivedRequest, verdict: Verdict) -> None:
         access_key = request.ext.get("AccessKey")
-        self._decided()(
+        self._decided(
             Decision(
                 check=Check.AUTHENTICATION if verdict.rule in _AUTHENTICATION_RULES else Check.AUTHORIZATION,
                 subject="" if access_key is None else f"User:{access_key}",
@@ -64,12 +74,11 @@ class PlainAcl:
                 code=request.code,
                 resource=_resource(verdict),
                 actions=_ACTIONS.get(verdict.needed, ()),
-                allowed=False,
+                allowed=not verdict.remark,
                 rule=verdict.rule,
                 remark=verdict.remark,
             )
         )
-        return Refusal(ResponseCode.SYSTEM_ERROR, verdict.remark)
 
     def _verdict(self, request: ReceivedRequest) -> Verdict:
         try:

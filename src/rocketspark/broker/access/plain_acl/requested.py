@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rocketspark.broker.access.plain_acl.permissions import PUB, RETRY_PREFIX, SUB, in_java_order, retry_topic
-from rocketspark.errors import ProtocolError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import Heartbeat
 
-# Fields without which RocketMQ takes the request for broken, in the order in which it looks for them.
-_NEEDED = {
-    RequestCode.UNREGISTER_CLIENT: ("clientID",),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: ("consumerGroup",),
-    RequestCode.UPDATE_CONSUMER_OFFSET: ("consumerGroup", "topic", "queueId", "commitOffset"),
-}
 # Names of topic and group in the ext fields.
 _SENDS = {
     RequestCode.SEND_MESSAGE: ("topic", "group"),
@@ -41,13 +34,10 @@ def resources(code: int, ext: Mapping[str, str], body: bytes, *, complete: bool 
     """Return the permission that a request needs on each topic and group, groups by their retry topics.
 
     `complete`: requests that do what a checked one does, and that RocketMQ does not check, count as that one. Raises
-    ProtocolError for a request that lacks what it is decided by.
+    ProtocolError for a heartbeat that cannot be read.
     """
     if complete:
         code = _SAME.get(code, code)
-    for name in _NEEDED.get(code, ()):  # type: ignore[call-overload]
-        if name not in ext:
-            raise ProtocolError(f"the custom field <{name}> is null")
     if code == RequestCode.HEART_BEAT:
         needed = _of_heartbeat(body)
     elif code in _SENDS:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rocketspark.broker.access.plain_acl import documents, yaml_text
 from rocketspark.broker.access.plain_acl.addresses import Matches
-from rocketspark.broker.access.plain_acl.documents import Document, Version
+from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
 from rocketspark.broker.access.plain_acl.rules import Account, Rules
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
@@ -36,6 +36,15 @@ class LoadedRules:
     owners: Mapping[str, str]
     warnings: tuple[str, ...]
     loaded_ms: int
+
+    def entries(self) -> list[AccountEntry]:
+        """Return the accounts that count, as they are written."""
+        return [
+            entry
+            for path, document in self.documents.items()
+            for entry in {e.access_key: e for e in reversed(document.accounts)}.values()
+            if self.owners.get(entry.access_key) == path
+        ]
 
     def version(self, path: str) -> Version:
         """Return how often a file was changed by requests; one that does not say it is of when it was read."""

@@ -98,21 +98,18 @@ class PlainAclHandler:
     def show(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_BROKER_CLUSTER_ACL_CONFIG (54): all rules, without the secrets (5.2.0 does not serve this)."""
         loaded = self._acl.loaded
-        accounts = []
-        for path, document in loaded.documents.items():
-            for entry in document.accounts:
-                if loaded.owners.get(entry.access_key) == path:
-                    accounts.append(
-                        {
-                            "accessKey": entry.access_key,
-                            "admin": entry.admin,
-                            "defaultGroupPerm": entry.default_group,
-                            "defaultTopicPerm": entry.default_topic,
-                            "groupPerms": entry.groups,
-                            "topicPerms": entry.topics,
-                            "whiteRemoteAddress": entry.white_address,
-                        }
-                    )
+        accounts = [
+            {
+                "accessKey": entry.access_key,
+                "admin": entry.admin,
+                "defaultGroupPerm": entry.default_group,
+                "defaultTopicPerm": entry.default_topic,
+                "groupPerms": entry.groups,
+                "topicPerms": entry.topics,
+                "whiteRemoteAddress": entry.white_address,
+            }
+            for entry in loaded.entries()
+        ]
         white = [text for document in loaded.documents.values() for text in document.white]
         table = {"globalWhiteAddrs": white, "plainAccessConfigs": accounts}
         return reply(request.opaque, body=msgspec.json.encode(table))

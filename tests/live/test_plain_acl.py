@@ -1,0 +1,207 @@
+"""Access control 1.0: a table of requests is decided as by the official 5.2.0; changed files are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests import plain_acl_rows as rows
+from tests.live.support import broker, run
+from tests.plain_acl_rows import Row, outcome, send
+
+from rocketspark.broker.access.settings import AccessSettings
+from rocketspark.broker.server import BrokerServer
+from rocketspark.errors import ConfigError
+
+REFUSED = "org.apache.rocketmq.acl.common.AclException: "
+
+
+@asynccontextmanager
+async def guarded(tmp_path: Path, *, complete: bool = True) -> AsyncIterator[BrokerServer]:
+    home = tmp_path / "home"
+    if not home.exists():
+        rows.write_files(home)
+    access = AccessSettings(authorization_complete_enable=complete)
+    async with broker(tmp_path / "store", acl=True, acl_home=str(home), access=access) as server:
+        yield server
+
+
+async def asked(server: BrokerServer, row: Row) -> str:
+    """The remark of a refusal without its class and place, "" for a request that was served."""
+    answer = await asyncio.to_thread(outcome, server.address, row)
+    remark = str(answer.get("remark") or "")
+    return remark.removeprefix(REFUSED).partition(", org.apache")[0]
+
+
+def test_each_request_is_decided_as_by_5_2_0(tmp_path: Path) -> None:
+    expected = rows.remembered()
+    assert len(rows.ROWS) == len(expected) >= 130
+
+    async def main() -> None:
+        async with guarded(tmp_path, complete=False) as server:
+            found = await asyncio.to_thread(rows.outcomes, server.address, expected)
+            assert found == expected
+
+    run(main())
+
+
+def test_what_requests_change_lies_in_a_closed_file_as_5_2_0_writes_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with guarded(tmp_path) as server:
+            for row in rows.ROWS:
+                if row.code in (50, 51, 53):
+                    await asyncio.to_thread(outcome, server.address, row)
+
+    run(main())
+    path = tmp_path / "home/conf/plain_acl.yml"
+    assert path.stat().st_mode & 0o777 == 0o600
+    lines = path.read_text().splitlines()
+    written = [line for line in lines if "timestamp" not in line]
+    assert written == (Path(rows.VECTORS).parent / "plain_acl_5.2.0_written.yml").read_text().splitlines()
+    assert len(lines) == len(written) + 1
+    assert list(path.parent.glob(".acl-*")) == []
+
+
+def test_the_rules_themselves_are_for_admins_unless_rocketmqs_way_is_wanted(tmp_path: Path) -> None:
+    take_over = Row("take over", 50, {"accessKey": "openKey", "secretKey": "takenOver", "admin": "true"}, key="openKey")
+    lite = Row("lite pull", 361, rows.pull("both", "deniedGroup"))
+
+    async def main() -> None:
+        async with guarded(tmp_path) as server:
+            for code in (50, 51, 53, 54, 18, 225):
+                row = take_over._replace(code=code)
+                assert (
+                    await asked(server, row) == f"Need admin permission for request code={code}, but accessKey=openKey"
+                    " is not"
+                )
+            assert await asked(server, lite) == "No permission for group:deniedGroup"
+        async with guarded(tmp_path, complete=False) as server:
+            assert await asked(server, lite) == ""
+            assert await asked(server, take_over) == ""
+
+    run(main())
+
+
+def test_changed_added_removed_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sends = Row("send", 310, send("other"))
+    added = Row("send", 310, send("other"), key="createdKey")
+
+    async def main() -> None:
+        async with guarded(tmp_path) as server:
+            plain = server.access.plain
+            assert plain is not None
+            path = tmp_path / "home/conf/plain_acl.yml"
+            assert await asked(server, sends) == "No default permission for topic:other"
+            path.write_text(rows.PLAIN_ACL.replace("defaultTopicPerm: DENY", "defaultTopicPerm: PUB"))
+            await plain.look()
+            assert await asked(server, sends) == ""
+            path.write_text("accounts: [{accessKey: plainKey, secretKey: 'marker-sec")
+            await plain.look()
+            await plain.look()
+            assert await asked(server, sends) == ""
+            more = tmp_path / "home/conf/acl/more.yaml"
+            more.write_text("accounts: [{accessKey: createdKey, secretKey: createdSecret, defaultTopicPerm: PUB}]")
+            await plain.look()
+            assert await asked(server, added) == "No acl config for createdKey"
+            path.write_text(rows.PLAIN_ACL)
+            await plain.look()
+            assert await asked(server, sends) == "No default permission for topic:other"
+            assert await asked(server, added) == ""
+            more.unlink()
+            await plain.look()
+            assert await asked(server, added) == "No acl config for createdKey"
+            # By itself, within a second or two.
+            more.write_text("accounts: [{accessKey: createdKey, secretKey: createdSecret, defaultTopicPerm: PUB}]")
+            while await asked(server, added):
+                await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.INFO, "rocketspark"):
+        run(main())
+    troubles = [r.getMessage() for r in caplog.records if "stay as they were" in r.getMessage()]
+    assert len(troubles) == 1
+    assert "plain_acl.yml: it is no YAML" in troubles[0]
+    for secret in ("marker-sec", "plainSecret", "createdSecret", "adminSecret"):
+        assert secret not in caplog.text
+
+
+def test_a_broken_file_refuses_to_start(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    rows.write_files(home)
+    (home / "conf/acl/bad.yml").write_text("accounts:\n- accessKey: short\n  secretKey: marker-secret\n")
+
+    async def main() -> None:
+        with pytest.raises(ConfigError) as e:
+            async with guarded(tmp_path):
+                pass
+        assert "bad.yml: account 'short': accessKey and secretKey of at least 7 characters are needed" in str(e.value)
+        assert "marker" not in str(e.value)
+
+    run(main())
+
+
+def test_refusals_are_on_record_without_secrets(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with guarded(tmp_path) as server:
+            await asked(server, Row("send", 310, send("denied")))
+            await asked(server, Row("send", 310, send("both"), spoil="secret"))
+            update = {"accessKey": "createdKey", "secretKey": "createdSecret"}
+            await asked(server, Row("make", 50, update, key="adminKey"))
+
+    run(main())
+    text = (tmp_path / "store/audit.log").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    assert [(line["event"], line.get("rule")) for line in found] == [
+        ("refused", "permission"),
+        ("refused", "signature"),
+        ("changed", "admin"),
+    ], found
+    assert "Secret" not in text
+
+
+def test_without_yaml_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match=r"needs PyYAML: pip install 'rocketspark\[acl\]'"):
+            async with guarded(tmp_path):
+                pass
+
+    run(main())
+
+
+def test_accounts_become_users(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    rows.write_files(home)
+    access = AccessSettings(
+        migrate_auth_from_v1_enabled=True,
+        authentication_metadata_provider="org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider",
+        authorization_metadata_provider="org.apache.rocketmq.auth.authorization.provider.LocalAuthorizationMetadataProvider",
+    )
+
+    async def main() -> None:
+        more = {"acl_home": str(home), "access": access, "authentication": True, "authorization": True}
+        async with broker(tmp_path / "store", **more) as server:
+            users = server.access.tables.users
+            assert {name: user.user_type for name, user in users.items()} == {
+                "adminKey": "Super",
+                "plainKey": "Normal",
+                "openKey": "Normal",
+                "bareKey": "Super",
+                "secondKey": "Normal",
+            }
+            for topic, served in (("sendable", True), ("readable", False), ("odd", False), ("other", False)):
+                row = Row("send", 310, send(topic), body=b"x")
+                assert await send_code(server, row) == (0 if served else 16), topic
+            assert await send_code(server, Row("send", 310, send("sendable"), spoil="secret", body=b"x")) == 16
+            assert await send_code(server, Row("send", 310, send("any"), key="adminKey", body=b"x")) == 0
+
+    run(main())
+
+
+async def send_code(server: BrokerServer, row: Row) -> int:
+    return int((await asyncio.to_thread(rows.answer, server.address, row))["code"])
