@@ -7,7 +7,6 @@ whoever has held some for longest is the one to end. Nothing here costs anything
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +20,7 @@ log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 
 # Of all connections that may be open, so many of one address at most.
 SHARE_OF_ADDRESS = 0.75
-# Unread replies of all connections are added up at most this often.
+# Unread replies of all connections are added up so long after one began to leave them.
 LOOK_S = 0.02
 
 
@@ -51,7 +50,7 @@ class ConnectionBounds:
         self._unfinished_bytes = 0
         # Those that do not read their replies, the one that began first in front.
         self._unread: dict[Peer, None] = {}
-        self._looked_s = -math.inf
+        self._look: asyncio.TimerHandle | None = None
 
     # -- addresses -----------------------------------------------------------------------------------------------
 
@@ -107,6 +106,8 @@ class ConnectionBounds:
 
     def sweep(self, now_s: float) -> None:
         """End the connections whose frame takes too long; called a few times in `unfinished_s`."""
+        if self._unread and self._look is None:
+            self._look_at_unread()
         self._refresh()
         for peer, (_, began_s, held_bytes) in list(self._unfinished.items()):
             if now_s - began_s > self.bounds.unfinished_s:
@@ -124,10 +125,11 @@ class ConnectionBounds:
     def paused(self, peer: Peer) -> None:
         """Note a connection that does not read its replies."""
         self._unread[peer] = None
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._looked_s < LOOK_S:
-            return
-        self._looked_s = now_s
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_unread)
+
+    def _look_at_unread(self) -> None:
+        self._look = None
         total = sum(each.unread_bytes for each in self._unread)
         for each in list(self._unread):
             if total <= self.bounds.unread_bytes:
