@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rocketspark.broker.access.tables import AccessTables
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.request_modes import RequestModes
@@ -19,13 +20,14 @@ from rocketspark.broker.topics import Topics
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of topics, groups, offsets and clients."""
+    """The tables of topics, groups, offsets and clients. `access`: users and rules; None without access control 2.0."""
 
     topics: Topics
     groups: SubscriptionGroups
     offsets: ConsumerOffsets
     clients: ConnectedClients
     request_modes: RequestModes
+    access: AccessTables | None = None
 
 
 @dataclass(frozen=True, slots=True)

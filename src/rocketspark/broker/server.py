@@ -288,7 +288,8 @@ class BrokerServer:
         self._topics.unsaved.changed()
         self._groups.unsaved.changed()
         self._modes = RequestModes(self._file(REQUEST_MODES, RequestModeTable))
-        return Tables(self._topics, self._groups, self._offsets, self._clients, self._modes)
+        access = self.access.tables if self.access.users is not None and self.access.acls is not None else None
+        return Tables(self._topics, self._groups, self._offsets, self._clients, self._modes, access)
 
     def _make_messages(self, tables: Tables) -> Messages:
         s = self.settings

@@ -10,11 +10,10 @@ from typing import NoReturn
 
 import msgspec
 
-from rocketspark.broker.access.policies import CUSTOM, DEFAULT, Acl, Policy, PolicyEntry
-from rocketspark.broker.access.resources import ANY, parse_action, parse_network, parse_resource
+from rocketspark.broker.access.policies import Acl, Policy
+from rocketspark.broker.access.resources import parse_resource
 from rocketspark.broker.access.tables import AccessTables
 from rocketspark.broker.access.users import (
-    DISABLE,
     ENABLE,
     NORMAL,
     SUPER,
@@ -24,20 +23,19 @@ from rocketspark.broker.access.users import (
     user_type_of,
     username_of,
 )
+from rocketspark.broker.access.wire_forms import Unfit, acl_info, policies_of, policy_type_of, user_info
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, Request
 from rocketspark.protocol.headers.access import ListAclHeader, ListUsersHeader
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rocketspark.protocol.json.access import AclInfo, UserInfo
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
 ON_SLAVE = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
 NOT_CONFIGURED = "An system error occurred, please try again later."
-_POLICY_TYPES = {"custom": CUSTOM, "default": DEFAULT}
-_DECISIONS = {"allow": "Allow", "deny": "Deny"}
 
 
 class SignedUserHeader(Header, kw_only=True, gc=False, rename={"access_key": "AccessKey"}):
@@ -139,13 +137,13 @@ class AccessHandler:
         if not username.strip():
             raise ServerError(ResponseCode.INVALID_PARAMETER, "The username is blank")
         user = self._users_table().users.get(username)
-        return reply(request.opaque, body=msgspec.json.encode(_user_info(user)) if user is not None else b"")
+        return reply(request.opaque, body=msgspec.json.encode(user_info(user)) if user is not None else b"")
 
     def list_users(self, peer: Peer, request: Request[ListUsersHeader], body: bytes) -> bytes:
         """AUTH_LIST_USER (3005): those whose names hold the filter; no body for none."""
         part = request.ext.filter or ""
         users = self._users_table().users
-        found = [_user_info(users[name]) for name in sorted(users) if not part.strip() or part in name]
+        found = [user_info(users[name]) for name in sorted(users) if not part.strip() or part in name]
         return reply(request.opaque, body=msgspec.json.encode(found) if found else b"")
 
     def _user_told(self, request: Request[SignedUserHeader], body: bytes) -> tuple[str, UserInfo]:
@@ -178,7 +176,10 @@ class AccessHandler:
             username = username_of(request.ext.subject)
         if username is None:
             _error("The subject is null.")
-        policies = _policies(told.policies)
+        try:
+            policies = policies_of(told.policies)
+        except Unfit as e:
+            _refuse(str(e))
         users, acls = self._users_table(), self._acls_table()
         if username not in users.users:
             _refuse(f"The subject of {subject_of(username)} is not exist.")
@@ -194,7 +195,7 @@ class AccessHandler:
             _refuse("The acl is not exist.")
         resource = parse_resource(request.ext.resource)
         if resource is not None:
-            acl = acl.without(_POLICY_TYPES.get((request.ext.policy_type or "").lower(), CUSTOM), resource)
+            acl = acl.without(policy_type_of(request.ext.policy_type), resource)
         if resource is None or not acl.policies:
             acls.delete_acl(username)
         else:
@@ -205,7 +206,7 @@ class AccessHandler:
         """AUTH_GET_ACL (3009): no body if there is none."""
         username = self._subject(request)
         acl = self._acls_table().acls.get(username)
-        return reply(request.opaque, body=msgspec.json.encode(_acl_info(username, acl)) if acl is not None else b"")
+        return reply(request.opaque, body=msgspec.json.encode(acl_info(username, acl)) if acl is not None else b"")
 
     def list_acls(self, peer: Peer, request: Request[ListAclHeader], body: bytes) -> bytes:
         """AUTH_LIST_ACL (3010): the rules whose subjects and resources hold the filters; no body for none."""
@@ -219,7 +220,7 @@ class AccessHandler:
             if resource_part.strip():
                 acl = _only(acl, resource_part)
             if acl.policies:
-                found.append(_acl_info(name, acl))
+                found.append(acl_info(name, acl))
         return reply(request.opaque, body=msgspec.json.encode(found) if found else b"")
 
     def _subject(self, request: Request[SubjectHeader]) -> str:
@@ -261,68 +262,6 @@ def _name_told(username: str | None) -> str:
         _refuse("username can not be blank")
     assert username is not None
     return username
-
-
-def _policies(told: list[PolicyInfo]) -> list[Policy]:
-    """Return the rules of a body; those of the same type become one. Raises ServerError for one that says nothing."""
-    policies = []
-    for policy in told:
-        if policy.entries:
-            kind = _POLICY_TYPES.get((policy.policy_type or "").lower(), CUSTOM)
-            policies.append(Policy(kind, tuple(_entry(entry) for entry in policy.entries)))
-    if not policies:
-        _refuse("The policies is empty.")
-    return policies
-
-
-def _entry(told: PolicyEntryInfo) -> PolicyEntry:
-    resource = parse_resource(told.resource)
-    if resource is None:
-        _refuse("The resource is null.")
-    actions = tuple(action for action in map(parse_action, told.actions or ()) if action is not None)
-    if not actions:
-        _refuse("The actions is empty.")
-    if ANY in actions:
-        _refuse("The actions can not be Any.")
-    for source_ip in told.source_ips or ():
-        if not source_ip.strip():
-            _refuse("The source ip is empty.")
-        if parse_network(source_ip) is None:
-            _refuse("The source ip is invalid.")
-    decision = _DECISIONS.get((told.decision or "").lower())
-    if decision is None:
-        _refuse("The decision is null or illegal.")
-    return PolicyEntry(resource, actions, decision, tuple(told.source_ips or ()))
-
-
-def _user_info(user: User) -> UserInfo:
-    return UserInfo(
-        username=user.username,
-        password=user.password,
-        user_type=user.user_type,
-        user_status=ENABLE if user.is_enabled else DISABLE,
-    )
-
-
-def _acl_info(username: str, acl: Acl) -> AclInfo:
-    return AclInfo(
-        subject=subject_of(username),
-        policies=[
-            PolicyInfo(
-                policy_type=policy.type,
-                entries=[
-                    PolicyEntryInfo(
-                        resource=entry.resource.key,
-                        actions=list(entry.actions),
-                        source_ips=list(entry.source_ips) or None,
-                        decision=entry.decision,
-                    )
-                    for entry in policy.entries
-                ],
-            )
-            for policy in acl.policies
-        ],
-    )
 
 
 def _only(acl: Acl, part: str) -> Acl:

@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
+from rocketspark.broker.access.policies import Acl
+from rocketspark.broker.access.users import User
+from rocketspark.broker.access.wire_forms import acls_from, users_from
 from rocketspark.broker.replication.tables.table_fetch import TableFetch
 from rocketspark.errors import NoReply, ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -24,6 +27,7 @@ from rocketspark.protocol.headers.metadata import (
     TopicPageReply,
 )
 from rocketspark.protocol.json import java_json, metadata
+from rocketspark.protocol.json.access import AclInfo, UserInfo
 from rocketspark.protocol.json.bodies import Body, DataVersion, GroupConfig, TopicConfig
 from rocketspark.protocol.json.metadata import (
     BrokerState,
@@ -158,6 +162,14 @@ class MasterApi:
                 return None
             raise
 
+    async def users(self) -> dict[str, User]:
+        """Return the users that may sign requests."""
+        return users_from(_listed((await self._ask(RequestCode.AUTH_LIST_USER)).body, list[UserInfo]))
+
+    async def acls(self) -> dict[str, Acl]:
+        """Return what they may do."""
+        return acls_from(_listed((await self._ask(RequestCode.AUTH_LIST_ACL)).body, list[AclInfo]))
+
     async def log_end(self) -> int:
         """Return the end of the broker's log."""
         reply = await self._ask(RequestCode.GET_BROKER_HA_STATUS)
@@ -170,6 +182,11 @@ class MasterApi:
         peer = await self._connections.get(self.address)
         reply = await peer.request(code, header, timeout_ms=timeout_ms)
         return reply.raise_for_code(f"ask {self.address} for {code.name}")
+
+
+def _listed(body: bytes, kind: type[list[T]]) -> list[T]:
+    """Return a list; without rows it comes without a body."""
+    return java_json.decode(body, kind) if body else []
 
 
 async def _decode(body: bytes, kind: type[T]) -> T:

@@ -174,6 +174,7 @@ class SlaveSynchronize:
         items: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("connection", lambda: self._connect(api)),
             ("state", lambda: self._state(api)),
+            ("users", lambda: self._users(api)),
             ("topics", lambda: self._topics(api)),
             ("groups", lambda: self._groups(api)),
             ("request modes", lambda: self._request_modes(api)),
@@ -266,6 +267,15 @@ class SlaveSynchronize:
             self._whole.add(name)
         else:
             self._whole.discard(name)
+
+    async def _users(self, api: MasterApi) -> None:
+        """Take users and rules; a RocketMQ master tells them too, its own slaves do not ask."""
+        access = self._tables.access
+        if access is None:
+            return
+        users, acls = await api.users(), await api.acls()
+        if self._is_master(api):
+            access.replace(users, acls)
 
     async def _request_modes(self, api: MasterApi) -> None:
         found = await api.request_modes()
