@@ -61,11 +61,22 @@ class Acl(msgspec.Struct, frozen=True):
                     return wanted, min(matching, key=lambda entry: entry.order)
         return None
 
+    @classmethod
+    def of(cls, policies: Iterable[Policy]) -> Acl:
+        """Return these rules, all of them: of several for one resource the evaluation's order picks."""
+        table: dict[str, tuple[PolicyEntry, ...]] = {}
+        for policy in policies:
+            table[policy.type] = table.get(policy.type, ()) + policy.entries
+        return cls(tuple(Policy(kind, entries) for kind, entries in table.items()))
+
     def updated(self, policies: Iterable[Policy]) -> Acl:
         """Return it with these rules: one for the same resource is replaced where it stands, others are added."""
         table = {policy.type: list(policy.entries) for policy in self.policies}
-        for policy in policies:
-            entries = table.setdefault(policy.type, [])
+        for policy in Acl.of(policies).policies:
+            if policy.type not in table:
+                table[policy.type] = list(policy.entries)
+                continue
+            entries = table[policy.type]
             for entry in policy.entries:
                 at = next((i for i, old in enumerate(entries) if old.resource == entry.resource), None)
                 if at is None:

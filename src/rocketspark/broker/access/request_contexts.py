@@ -66,13 +66,6 @@ class NotReadable(Exception):
     """The request lacks what says which resource it is about."""
 
 
-def _needed(ext: Ext, field: str) -> str:
-    value = ext.get(field)
-    if value is None:
-        raise NotReadable(f"no {field}")
-    return value
-
-
 def _group(name: str, *actions: str) -> Context:
     return Context(GROUP, bare_group(name), actions)
 
@@ -135,13 +128,6 @@ def _send(field: str) -> Contexts:
     return contexts
 
 
-def _pull(ext: Ext, body: bytes) -> Iterator[Context]:
-    topic = ext.get("topic", _UNSAID)
-    if not is_retry_topic(topic):
-        yield Context(TOPIC, topic, (SUB,))
-    yield _group(ext.get("consumerGroup", _UNSAID), SUB)
-
-
 def _send_back(ext: Ext, body: bytes) -> Iterator[Context]:
     yield _group(ext.get("group", _UNSAID), SUB)
 
@@ -159,10 +145,10 @@ def _subscribed(*actions: str) -> Contexts:
     """Return the contexts of a queue that a group reads: the topic, unless it holds retries, and the group."""
 
     def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
-        topic = _needed(ext, "topic")
+        topic = ext.get("topic", _UNSAID)
         if not is_retry_topic(topic):
             yield Context(TOPIC, topic, actions)
-        yield _group(_needed(ext, "consumerGroup"), *actions)
+        yield _group(ext.get("consumerGroup", _UNSAID), *actions)
 
     return contexts
 
@@ -182,7 +168,7 @@ def _unregister(ext: Ext, body: bytes) -> Iterator[Context]:
 
 def _group_field(field: str, *actions: str) -> Contexts:
     def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
-        yield _group(_needed(ext, field), *actions)
+        yield _group(ext.get(field, _UNSAID), *actions)
 
     return contexts
 
@@ -260,7 +246,7 @@ CHECKED: dict[int, Contexts] = {
     Code.RECALL_MESSAGE: _exact_topic(PUB),
     Code.END_TRANSACTION: _end_transaction,
     Code.CONSUMER_SEND_MSG_BACK: _send_back,
-    Code.PULL_MESSAGE: _pull,
+    Code.PULL_MESSAGE: _subscribed(SUB),
     Code.QUERY_MESSAGE: _exact_topic(SUB, GET),
     Code.HEART_BEAT: _heartbeat,
     Code.UNREGISTER_CLIENT: _unregister,
@@ -324,7 +310,7 @@ CHECKED: dict[int, Contexts] = {
 # What RocketMQ lets anybody do who has a signature.
 FORGOTTEN: dict[int, Contexts] = {
     Code.VIEW_MESSAGE_BY_ID: _view,
-    Code.LITE_PULL_MESSAGE: _pull,
+    Code.LITE_PULL_MESSAGE: _subscribed(SUB),
     Code.CHECK_CLIENT_CONFIG: _check_client,
     Code.SEND_REPLY_MESSAGE: _send("topic"),
     Code.SEND_REPLY_MESSAGE_V2: _send("b"),

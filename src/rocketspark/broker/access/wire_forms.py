@@ -111,7 +111,7 @@ def acls_from(infos: list[AclInfo]) -> dict[str, Acl]:
         if username is None:
             raise ProtocolError("rules came without a user")
         try:
-            acls[username] = Acl().updated(policies_of(info.policies or []))
+            acls[username] = Acl.of(policies_of(info.policies or []))
         except Unfit as e:
             raise ProtocolError(f"rules of {username!r}: {e}") from e
     return acls

@@ -183,7 +183,8 @@ class AccessHandler:
         users, acls = self._users_table(), self._acls_table()
         if username not in users.users:
             _refuse(f"The subject of {subject_of(username)} is not exist.")
-        acls.put_acl(username, acls.acls.get(username, Acl()).updated(policies))
+        old = acls.acls.get(username)
+        acls.put_acl(username, Acl.of(policies) if old is None else old.updated(policies))
         return reply(request.opaque)
 
     def delete_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
