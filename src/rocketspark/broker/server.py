@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rocketspark.broker.access.audit.audit_log import Audit, audit_of
-from rocketspark.broker.access.gate import Access, BrokerGate
+from rocketspark.broker.access.audit.audited_requests import CHANGES
+from rocketspark.broker.access.gate import Access
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
@@ -387,8 +388,7 @@ class BrokerServer:
         audit = audit_of(self.settings)
         if audit is not None:
             audit.watch(routes)
-            if isinstance(routes.gate, BrokerGate):
-                routes.gate.decided = audit.decided
+            self.access.observe(audit.decided, CHANGES)
         return audit
 
     def _make_metrics(self, routes: Routes, tables: Tables, messages: Messages) -> Metrics:
@@ -404,6 +404,7 @@ class BrokerServer:
             replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
             audit=self._audit,
+            passed=self.access.passed,
         )
         metrics.times.watch(routes)
         return metrics

@@ -20,7 +20,7 @@ def how_to_enter(door: SecureFolder, namesrv: str) -> str:
     base = f"export ROCKETMQ_NAMESRV_ADDR={shlex.quote(namesrv)} ROCKETMQ_TLS_CA={shlex.quote(str(door.ca))}"
     if not door.is_new:
         known = f"export ROCKETMQ_ACCESS_KEY={ADMIN} ROCKETMQ_SECRET_KEY_FILE={_quoted(door, ADMIN_SECRET)}"
-        lines = [base, known if door.admin_password else "", f"# a new password for {ADMIN}:", reset]
+        lines = [base, known if door.admin_password else "", f"# a new password for {ADMIN}:", f"# {reset}"]
         return _framed("secured: TLS and signed requests alone, as before", lines)
     lines = [
         f"# a certificate was made, {door.ca},",
@@ -36,7 +36,7 @@ def how_to_enter(door: SecureFolder, namesrv: str) -> str:
         "rocketspark user create shop --generate",
         "rocketspark acl create shop -r Topic:orders -a Pub",
         f"# should the password of {ADMIN} be lost, a new one:",
-        reset,
+        f"# {reset}",
     ]
     return _framed("secured: TLS and signed requests alone. In another terminal:", lines)
 
@@ -46,4 +46,4 @@ def _quoted(door: SecureFolder, name: str) -> str:
 
 
 def _framed(title: str, lines: list[str]) -> str:
-    return "\n".join([title, "", *(f"    {line}".rstrip() for line in lines if line is not None), ""])
+    return "\n".join([title, "", *(f"    {line}".rstrip() for line in lines), ""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rocketspark.broker.access.authentication import Authentication
 from rocketspark.broker.access.authorization import FAILED, Authorization
 from rocketspark.broker.access.decisions import Check, Decided, Decision
@@ -20,7 +22,8 @@ class AccessControl:
     """The check of one broker. Either half may be off.
 
     `complete`: requests that RocketMQ does not check are checked too; `whitelists`: the codes that pass each half
-    unchecked; `decided`: hears of each refusal. `authenticated`, `authorized`: how many requests were let through.
+    unchecked; `decided`: hears of each refusal, and of what passes of the codes `told`. `authenticated`, `authorized`:
+    how many requests were let through.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class AccessControl:
         self._complete = complete
         self._unauthenticated, self._unauthorized = whitelists
         self._decided = decided
+        self.told: Collection[int] = ()
         self.authenticated = self.authorized = 0
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
@@ -49,6 +53,9 @@ class AccessControl:
                 return self._refuse(Check.AUTHENTICATION, request, None, "signature", remark)
             self.authenticated += 1
         if self._authorization is None or request.code in self._unauthorized:
+            if request.code in self.told:
+                check = Check.AUTHENTICATION if self._authorization is None else Check.AUTHORIZATION
+                self._tell(check, request, None, "signature" if self._authorization is None else "whitelist")
             return None
         try:
             contexts = contexts_of(request.code, request.ext, request.body, complete=self._complete)
@@ -58,18 +65,29 @@ class AccessControl:
         if not contexts and username is None and self._complete and request.code not in self._unauthenticated:
             # A heartbeat of producers, say: nothing in particular is needed, but a name.
             return self._refuse(Check.AUTHORIZATION, request, None, "unsigned", FAILED)
+        asked: Context | None = None
+        rule = "nothing to check"
         for context in contexts:
             if context.kind == CLUSTER:
                 context = context._replace(name=self._cluster_name)
             verdict = self._authorization.verdict(username, context, request.peer.remote_host)
             if verdict.remark is not None:
                 return self._refuse(Check.AUTHORIZATION, request, context, verdict.rule, verdict.remark)
+            asked, rule = context, verdict.rule
         self.authorized += 1
+        if request.code in self.told:
+            self._tell(Check.AUTHORIZATION, request, asked, rule)
         return None
 
     def _refuse(
         self, check: Check, request: ReceivedRequest, context: Context | None, rule: str, remark: str
     ) -> Refusal:
+        self._tell(check, request, context, rule, remark)
+        return Refusal(ResponseCode.NO_PERMISSION, remark)
+
+    def _tell(
+        self, check: Check, request: ReceivedRequest, context: Context | None, rule: str, remark: str = ""
+    ) -> None:
         username = request.ext.get(ACCESS_KEY)
         self._decided(
             Decision(
@@ -79,9 +97,8 @@ class AccessControl:
                 code=request.code,
                 resource="" if context is None else context.key,
                 actions=() if context is None else context.actions,
-                allowed=False,
+                allowed=not remark,
                 rule=rule,
                 remark=remark,
             )
         )
-        return Refusal(ResponseCode.NO_PERMISSION, remark)

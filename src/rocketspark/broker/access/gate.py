@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from rocketspark.broker.access.access_control import AccessControl
 from rocketspark.broker.access.authentication import Authentication
 from rocketspark.broker.access.authorization import Authorization
-from rocketspark.broker.access.decisions import Decided, Decision, nobody_told
+from rocketspark.broker.access.decisions import Check, Decided, Decision, nobody_told
 from rocketspark.broker.access.plain_acl.check import PlainAcl
 from rocketspark.broker.access.plain_acl.migration import migrated
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
@@ -101,6 +102,23 @@ class Access:
             whitelists=access.whitelists(),
             decided=gate.tell,
         )
+
+    def observe(self, decided: Decided, told: Collection[int]) -> None:
+        """Tell `decided` of each refusal, and of what passes of the codes `told`."""
+        if self.gate is not None:
+            self.gate.decided = decided
+        if self.control is not None:
+            self.control.told = told
+
+    def passed(self) -> dict[Check, int]:
+        """Return how many requests each check let through."""
+        passed = dict.fromkeys(Check, 0)
+        if self.plain is not None:
+            passed[Check.AUTHORIZATION] += self.plain.allowed
+        if self.control is not None:
+            passed[Check.AUTHENTICATION] += self.control.authenticated
+            passed[Check.AUTHORIZATION] += self.control.authorized
+        return {check: count for check, count in passed.items() if count}
 
     def load(self) -> None:
         """Read the tables, and make the users that the settings name, where they are missing.

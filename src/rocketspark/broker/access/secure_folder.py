@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocketspark.broker.settings import FIELDS, BrokerSettings
+import msgspec
+
+from rocketspark.broker.access.settings import CLASSES
+from rocketspark.broker.access.tables import FILE_NAME as ACCESS_FILE
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.transport.tls import self_signed
 from rocketspark.transport.tls.settings import TlsSettings, from_values
 
-ACCESS_FILE = "accessControl.json"
 ADMIN, INNER = "admin", "rocketspark-inner"
 CERTIFICATE, KEY = "cert.pem", "key.pem"
 ADMIN_SECRET, INNER_SECRET = "admin.secret", "inner.secret"
@@ -63,16 +66,19 @@ class SecureFolder:
         if not settings.tls.cert_path:
             settings.tls = from_values({**settings.tls.given, **self.tls_values()})
         settings.authentication = settings.authorization = True
-        self._default(settings, "innerClientAuthenticationCredentials", accessKey=INNER, secretKey=self.inner_secret)
+        access = settings.access
+        inner = json.dumps({"accessKey": INNER, "secretKey": self.inner_secret})
+        admin = ""
         # A store that has users keeps them: one that was deleted does not come back.
         if self.admin_password and not Path(settings.store_root, "config", ACCESS_FILE).exists():
-            self._default(settings, "initAuthenticationUser", username=ADMIN, password=self.admin_password)
-
-    @staticmethod
-    def _default(settings: BrokerSettings, key: str, **values: str) -> None:
-        name = FIELDS[key].name
-        if not getattr(settings, name):
-            setattr(settings, name, json.dumps(values))
+            admin = json.dumps({"username": ADMIN, "password": self.admin_password})
+        settings.access = msgspec.structs.replace(
+            access,
+            authentication_metadata_provider=CLASSES["authenticationMetadataProvider"][0],
+            authorization_metadata_provider=CLASSES["authorizationMetadataProvider"][0],
+            inner_client_authentication_credentials=access.inner_client_authentication_credentials or inner,
+            init_authentication_user=access.init_authentication_user or admin,
+        )
 
     def client_options(self) -> dict[str, Any]:
         """Return what a client of ours needs as its administrator, as arguments."""

@@ -4,12 +4,13 @@ own state; a scrape reads it. Only loaded when metricsExporterType=PROM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.access.audit.audit_log import Audit
 from rocketspark.broker.access.audit.audited_requests import request_name
+from rocketspark.broker.access.decisions import Check
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
@@ -61,6 +62,7 @@ class Metrics:
         refused: Callable[[], dict[str, int]],
         replication: Callable[[], ReplicationFigures],
         audit: Audit | None = None,
+        passed: Callable[[], Mapping[Check, int]] = dict,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -76,6 +78,7 @@ class Metrics:
         self._refused = refused
         self._replication = replication
         self._audit = audit
+        self._passed = passed
         self.sizes = MessageSizes(store)
         self.times = RequestTimes()
         self._labels = {
@@ -179,11 +182,13 @@ class Metrics:
         """Yield what access control decided, and what became of the audit's lines."""
         if self._audit is None:
             return
-        decisions: list[Row] = [
-            ({"check": check, "decision": "allow" if allowed else "deny", "request_code": request_name(code)}, count)
-            for (check, allowed, code), count in self._audit.decisions.items()
+        passed: list[Row] = [({"check": check, "decision": "allow"}, count) for check, count in self._passed().items()]
+        refused: list[Row] = [
+            ({"check": check, "decision": "deny", "request_code": request_name(code)}, count)
+            for (check, code), count in self._audit.refusals.items()
         ]
-        yield COUNTER, "rocketspark_access_decisions", "Requests that access control let pass or refused.", decisions
+        decisions = "Requests that access control let pass or refused."
+        yield COUNTER, "rocketspark_access_decisions", decisions, passed + refused
         changes: list[Row] = [
             ({"request_code": request_name(code), "outcome": "done" if done else "failed"}, count)
             for (code, done), count in self._audit.changes.items()

@@ -85,7 +85,7 @@ def test_a_refusal_is_one_line(tmp_path: Path) -> None:
         }
     ]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert audit.decisions == {(Check.AUTHORIZATION, False, 310): 1, (Check.AUTHORIZATION, True, 17): 1}
+    assert audit.refusals == {(Check.AUTHORIZATION, 310): 1}
     assert audit.lines == {"written": 1, "left_out": 0, "lost": 0}
 
 
@@ -266,7 +266,7 @@ def test_a_flood_is_counted_and_summed_up_and_hides_nobody_else(tmp_path: Path) 
     left_out = 10_000 - LINES_OF_HOST_MAX
     assert (found[-2]["refusals"], found[-2]["from"]) == (left_out, {"10.0.0.7": left_out})
     assert audit.left_out == left_out
-    assert audit.decisions[Check.AUTHORIZATION, False, 310] == 10_002
+    assert audit.refusals[Check.AUTHORIZATION, 310] == 10_002
 
 
 def test_a_flood_from_everywhere_is_bounded_too(tmp_path: Path) -> None:

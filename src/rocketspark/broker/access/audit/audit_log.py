@@ -75,8 +75,8 @@ class Audit:
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        # By check, outcome and request; and outcomes of changes by request.
-        self.decisions: Counter[tuple[Check, bool, int]] = Counter()
+        # By check and request; and outcomes of changes by request.
+        self.refusals: Counter[tuple[Check, int]] = Counter()
         self.changes: Counter[tuple[int, bool]] = Counter()
         self.left_out = 0
         self._broker_name = broker_name
@@ -109,11 +109,11 @@ class Audit:
         """Hear of a decision; one that refuses is put on record."""
         if decision.check is Check.ADMINISTRATION:
             return  # Written by `watch`, with its outcome.
-        self.decisions[decision.check, decision.allowed, decision.code] += 1
         if decision.allowed:
             self._last = decision
             return
         self._last = None
+        self.refusals[decision.check, decision.code] += 1
         host = decision.source.rpartition(":")[0]
         if self._has_room(host):
             self._put("refused", {**_who(decision), **_asked(decision), "outcome": "refused"}, remark=decision.remark)
