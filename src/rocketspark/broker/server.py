@@ -155,6 +155,7 @@ class BrokerServer:
             on_close=self._peer_closed,
             idle_s=s.client_idle_ms / 1000 if s.client_idle_ms > 0 else math.inf,
             connections_max=self._fast_failure.connections_max(),
+            bounds=self._fast_failure.bounds(),
             tls=s.tls,
             tls_names=[s.host],
         )
@@ -426,6 +427,7 @@ class BrokerServer:
             self._fast_failure.configure()
             self._flush_service.waiting_max = s.waiting_sends_max
             self._server.connections_max = self._fast_failure.connections_max()
+            self._server.bounds.bounds = self._fast_failure.bounds()
 
         def messages() -> None:
             self.store.limit_bodies(s.message_bytes_max)

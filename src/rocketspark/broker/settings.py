@@ -184,6 +184,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     lock_expiry_ms: int = 60_000
     # Ours alone. 0: what the limit of open files leaves beside the store's.
     connections_max: Whole = setting("maxConnections", 0, live=(Hearer.FAST_FAILURE,))
+    # What connections may hold, each and together; 0 connections of an address: three quarters of all.
+    connections_per_address_max: Whole = setting("connectionsPerAddressMax", 0, live=(Hearer.FAST_FAILURE,))
+    unfinished_frame_ms: Interval = setting("unfinishedFrameTimeout", 60_000, unit="ms", live=(Hearer.FAST_FAILURE,))
+    unfinished_bytes_max: Limit = setting(
+        "unfinishedFrameBytesMax", 256 << 20, unit="bytes", live=(Hearer.FAST_FAILURE,)
+    )
+    unread_bytes_max: Limit = setting("unreadReplyBytesMax", 512 << 20, unit="bytes", live=(Hearer.FAST_FAILURE,))
 
     # Fast failure: its limits, and the time that a request may have waited.
     refuse_when_behind: bool = setting("brokerFastFailureEnable", True, live=(Hearer.FAST_FAILURE,))

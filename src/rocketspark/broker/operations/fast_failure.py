@@ -10,6 +10,7 @@ import asyncio
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport import descriptors
+from rocketspark.transport.connection_bounds import Bounds
 from rocketspark.transport.overload import Overload
 from rocketspark.transport.request_frames import reply
 
@@ -71,6 +72,16 @@ class FastFailure:
         if self._settings.connections_max > 0:
             return self._settings.connections_max
         return descriptors.connections_max()
+
+    def bounds(self) -> Bounds:
+        """Return what the connections may hold."""
+        s = self._settings
+        return Bounds(
+            per_address=s.connections_per_address_max,
+            unfinished_s=s.unfinished_frame_ms / 1000,
+            unfinished_bytes=s.unfinished_bytes_max,
+            unread_bytes=s.unread_bytes_max,
+        )
 
     def close(self) -> None:
         """Cancel the timer."""
