@@ -75,12 +75,13 @@ class JavaDriver(Commanded):
         version: "5.5.0" or "4.9.7".
         folder: for its logs and home; stderr goes to driver.log there.
         serialization: header form the client writes, "JSON" or "ROCKETMQ".
+        flags: more options of the JVM.
     """
 
-    def __init__(self, version: str, folder: Path, serialization: str = "JSON") -> None:
+    def __init__(self, version: str, folder: Path, serialization: str = "JSON", flags: tuple[str, ...] = ()) -> None:
         classes = compiled_classes(version)
         argv = [java_tool("java"), "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         argv += [f"-Duser.home={folder}", f"-Drocketmq.client.logRoot={folder}", "-Drocketmq.client.logLevel=WARN"]
-        argv += [f"-Drocketmq.serialize.type={serialization}", "-Dfile.encoding=UTF-8"]
+        argv += [f"-Drocketmq.serialize.type={serialization}", "-Dfile.encoding=UTF-8", *flags]
         argv += ["-cp", f"{classes}{os.pathsep}{JARS / f'client-{version}' / '*'}", "Driver"]
         super().__init__(version, argv, folder)

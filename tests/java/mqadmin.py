@@ -43,14 +43,14 @@ _PLACEHOLDERS = {
 class MqAdmin:
     """mqadmin commands on one NameServer. `home`: folder for what they write."""
 
-    def __init__(self, home: Path, namesrv: str, broker: str) -> None:
+    def __init__(self, home: Path, namesrv: str, broker: str, flags: tuple[str, ...] = ()) -> None:
         started("mqadmin")
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self._namesrv = namesrv
         self._names = ((broker, "BROKER"), (namesrv, "NAMESRV"), (str(home), "HOME"))
         call = [java_tool("java"), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-Dfile.encoding=UTF-8"]
-        call += [f"-Drocketmq.home.dir={home}", f"-Duser.home={home}", "-cp", str(SERVER_JARS / "*"), str(LOOP)]
+        call += [*flags, f"-Drocketmq.home.dir={home}", f"-Duser.home={home}", "-cp", str(SERVER_JARS / "*"), str(LOOP)]
         environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
         pipe = subprocess.PIPE
         self._jvm = subprocess.Popen(call, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=home)

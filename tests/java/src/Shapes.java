@@ -136,6 +136,9 @@ final class Shapes {
         if (args.containsKey("vip_channel")) {
             client.setVipChannelEnabled(args.getBooleanValue("vip_channel"));
         }
+        if (args.containsKey("use_tls")) {
+            client.setUseTLS(args.getBooleanValue("use_tls"));
+        }
         if (args.containsKey("namespace")) {
             client.setNamespace(args.getString("namespace"));
         }

@@ -6,6 +6,7 @@ import os
 import ssl
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown
 
 Stamp = tuple[int, int, int]
 
@@ -27,7 +28,7 @@ def trust(context: ssl.SSLContext, path: str, name: str) -> None:
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, OSError, ValueError) as e:
-        raise ConfigError(f"{name}={path}: no certificates in PEM are in it ({_reason(e)})") from None
+        raise ConfigError(f"{name}={shown(path)}: no certificates in PEM are in it ({_reason(e)})") from None
 
 
 def load_pair(
@@ -44,17 +45,17 @@ def load_pair(
         asked.append(True)
         return password
 
-    holder = f"{names[1]}={key}" if key else f"{names[0]}={cert}"
+    holder = f"{names[1]}={shown(key)}" if key else f"{names[0]}={shown(cert)}"
     try:
         context.load_cert_chain(cert, key or None, password=give)
     except (ssl.SSLError, OSError, ValueError) as e:
         if getattr(e, "reason", None) == "KEY_VALUES_MISMATCH":
-            raise ConfigError(f"{holder} does not belong to the certificate in {cert}: give the pair") from None
+            raise ConfigError(f"{holder} does not belong to the certificate in {shown(cert)}: give the pair") from None
         if asked:
             what = "its password is wrong" if password else "it is encrypted, and no password is given"
             raise ConfigError(f"{holder}: {what}") from None
         raise ConfigError(
-            f"{names[0]}={cert}, {holder}: a certificate and its key in PEM are needed ({_reason(e)})"
+            f"{names[0]}={shown(cert)}, {holder}: a certificate and its key in PEM are needed ({_reason(e)})"
         ) from None
 
 
@@ -64,7 +65,7 @@ def check_readable(path: str, name: str) -> None:
         with open(path, "rb") as file:
             file.read(1)
     except (OSError, ValueError) as e:
-        raise ConfigError(f"{name}={path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        raise ConfigError(f"{name}={shown(path)} cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -243,7 +243,7 @@ def _file(path: str) -> tuple[dict[str, str], list[str]]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{FILE_KEY}={path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    values = parse_properties(text, path)
-    unknown = [f"{path}: unknown key {shown(key)!r} is ignored" for key in values if key not in _FIELDS]
+        raise ConfigError(f"{FILE_KEY}={shown(path)} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    values = parse_properties(text, shown(path))
+    unknown = [f"{shown(path)}: unknown key {shown(key)!r} is ignored" for key in values if key not in _FIELDS]
     return {key: value for key, value in values.items() if key in _FIELDS}, unknown
