@@ -1,0 +1,86 @@
+"""Each connection that our own code makes is made where keys and TLS are handed on: no other place opens one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "rocketspark"
+# What opens connections, and who may: the place that knows keys and TLS, for a package.
+OPENERS = {
+    "create_connection": {
+        "transport/connections.py": "dial itself",
+        "transport/tls/dial.py": "what dial calls",
+        "broker/replication/link/ha_client.py": "the HA link, which is plain in RocketMQ",
+        "spark/read/pipelined_connection.py": "takes an Access",
+    },
+    "dial": {"transport/connections.py": "Connections", "namesrv/min_id_notices.py": "the NameServer's settings"},
+    "Connections": {
+        "client/connection/instance.py": "a client's options",
+        "client/connection/topic_routes.py": "handed on by the instance, or by Access",
+        "broker/inner_connections.py": "a broker's settings",
+        "controller/server.py": "the controller's settings",
+        "spark/client_access.py": "Access",
+    },
+    "RouteCache": {"client/connection/instance.py": "a client's options", "spark/client_access.py": "Access"},
+}
+# Parts of a broker that take connections; without any they make plain ones, which only tests do.
+TAKE_CONNECTIONS = ("ControllerClient", "SlaveSynchronize")
+DEFAULTS = {
+    "broker/replication/controller_client.py": "Connections",
+    "broker/replication/tables/slave_synchronize.py": "Connections",
+}
+# Clients and operations, which must be given the keys and TLS of whoever makes them.
+CLIENTS = ("AsyncProducer", "AsyncPullConsumer", "AsyncPushConsumer", "Producer", "Operations", "SyncOperations")
+HANDED_ON = ("client_options", "credentials", "options", "access", "kwargs")
+MAKERS = ("cli", "spark", "recipes", "testing")
+
+NAMED = re.compile(r"\b(" + "|".join((*OPENERS, *TAKE_CONNECTIONS, *CLIENTS)) + r")\(")
+
+
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """(file, name, call) of each call in the sources."""
+    found = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if NAMED.search(text) else ():
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                found.append((path.relative_to(SOURCES).as_posix(), name, node))
+    return found
+
+
+CALLS = calls()
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_connections_are_opened_in_few_places(opener: str) -> None:
+    allowed = OPENERS[opener].keys() | {file for file, name in DEFAULTS.items() if name == opener}
+    assert {file for file, name, _ in CALLS if name == opener} == allowed
+
+
+def test_each_hands_on_keys_and_tls() -> None:
+    makers = {"dial", "Connections", "RouteCache"}
+    for file, name, call in CALLS:
+        if name in makers and file not in DEFAULTS:
+            given = {keyword.arg for keyword in call.keywords}
+            assert {"hooks", "tls"} <= given, (file, call.lineno)
+
+
+def test_parts_of_a_broker_get_its_connections() -> None:
+    for file, name, call in CALLS:
+        if name in TAKE_CONNECTIONS:
+            assert "connections" in {keyword.arg for keyword in call.keywords}, (file, call.lineno)
+
+
+def test_clients_get_the_keys_of_their_makers() -> None:
+    checked = 0
+    for file, name, call in CALLS:
+        if name in CLIENTS and file.split("/")[0] in MAKERS:
+            spread = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg is None]
+            assert any(word in text for text in spread for word in HANDED_ON), (file, call.lineno)
+            checked += 1
+    assert checked >= 8
