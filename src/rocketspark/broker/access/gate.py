@@ -138,6 +138,11 @@ class Access:
                     self.tables.put_user(user)
             if self._settings.access.migrate_auth_from_v1_enabled:
                 self._migrate()
+        if self._settings.authentication and not self._settings.access.inner_client_authentication_credentials:
+            log.warning(
+                "innerClientAuthenticationCredentials is not set: this broker's own requests to others are not"
+                " signed, and they refuse them; set it, the same for all"
+            )
         if self._settings.authorization and not self._settings.authentication:
             log.warning(
                 "authorizationEnabled without authenticationEnabled: whoever names an access key is taken for its owner"
