@@ -14,7 +14,7 @@ from tests.java.mqadmin import MqAdmin
 from tests.patience import LIMIT_MS
 
 from rocketspark.client import Producer, PullConsumer
-from rocketspark.errors import NoNameServer
+from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.testing.process import run_server_process
 
@@ -106,7 +106,8 @@ def test_our_client_on_the_official_servers(
         with PullConsumer(cluster.namesrv, "look", auto_commit=False, **trust) as puller:
             for n, result in enumerate(sent):
                 assert body_at(puller, result.queue, result.queue_offset) == b"%d" % n * 100_000
-        with pytest.raises(NoNameServer, match="its certificate is not trusted"):
-            Producer(cluster.namesrv, "g", use_tls=True).start()
+        told = pytest.raises(RocketSparkError, match="its certificate is not trusted")
+        with Producer(cluster.namesrv, "g", use_tls=True) as producer, told:
+            producer.send("T", b"x")
     finally:
         cluster.close()

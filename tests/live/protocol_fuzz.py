@@ -8,9 +8,11 @@ messages come in order, nothing fails in the server but what is answered, and it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
+import ssl
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +20,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.certificates import Issuer
 from tests.live.support import broker, connected, create, pull, records, sent
+from tests.raw_tls import raw_tls
 from tests.unit.protocol import golden
 
 from rocketspark.broker.settings import FIELDS
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import Frame
+from rocketspark.transport.tls import ClientTls, TlsSettings
 
 HONEST = "HONEST"
 # An operator's word, which a broker obeys: these end topics, groups or permissions of others on purpose.
@@ -197,8 +202,8 @@ class Honest:
         self.sent = 0
         self.read = 0
 
-    async def act(self, address: str, go_on: Callable[[], bool]) -> None:
-        async with connected(address) as peer:
+    async def act(self, address: str, go_on: Callable[[], bool], arguments: dict[str, Any]) -> None:
+        async with connected(address, **arguments) as peer:
             while go_on():
                 assert await sent(peer, b"%d" % self.sent, HONEST) == self.sent
                 self.sent += 1
@@ -230,16 +235,86 @@ async def _feed(address: str, pieces: list[bytes]) -> None:
         writer.close()
 
 
-async def run_fuzz(root: Path, seed: int, count: int, caplog: pytest.LogCaptureFixture, side_by_side: int = 8) -> str:
-    """Feed `count` cases; fails if the honest client notices, or something in the server failed. Returns a summary."""
-    fuzz, honest = Fuzz(seed), Honest()
-    changes = {"property_filter": True, "recall_enabled": True}
+def _hello(chance: random.Random) -> bytes:
+    """The first bytes of a TLS connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    inside, outside = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(inside, outside, server_hostname=f"h{chance.randrange(9)}").do_handshake()
+    return outside.read()
+
+
+async def _feed_secure(address: str, pieces: list[bytes], chance: random.Random) -> None:
+    """The same over TLS, with an end that is said or not; sometimes bytes between the records that are none."""
+    host, _, port = address.rpartition(":")
+    try:
+        raw = await raw_tls(host, int(port))
+    except OSError:
+        return
+    try:
+        await raw.shake()
+        for piece in pieces:
+            await raw.send(piece, chance.choice((0, 0, 0, 100)))
+        end = chance.randrange(3)
+        if end == 0:
+            with contextlib.suppress(ssl.SSLError):
+                raw.tls.unwrap()
+            await raw.flush()
+        elif end == 1:
+            raw.writer.write(chance.randbytes(chance.choice((1, 5, 40))))
+        raw.writer.write_eof()
+        await raw.rest()
+    except (OSError, EOFError, ssl.SSLError):
+        pass
+    finally:
+        raw.writer.close()
+
+
+class Way:
+    """How cases reach a broker: plain, or by a seed over TLS, plain, and as a broken beginning of TLS."""
+
+    def __init__(self, seed: int, issuer: Issuer | None) -> None:
+        self._chance = random.Random(seed)
+        self._trust = ClientTls(ca=issuer.ca) if issuer else None
+        self.tls = TlsSettings()
+        if issuer is not None:
+            cert, key = issuer.pair()
+            self.tls = TlsSettings(cert_path=cert, key_path=key, proxy_networks="127.0.0.1")
+        self.arguments = {"tls": self._trust} if issuer else {}
+
+    async def feed(self, address: str, pieces: list[bytes], fuzz: Fuzz) -> None:
+        chance = self._chance
+        kind = chance.randrange(6) if self._trust else 5
+        if kind <= 2:
+            await _feed_secure(address, pieces, chance)
+        elif kind == 3:
+            await _feed(address, [fuzz._mutated(_hello(chance)), *pieces[:1]])
+        elif kind == 4:
+            await _feed(address, [fuzz._mutated(b"PROXY TCP4 10.1.2.3 127.0.0.1 77 88\r\n"), *pieces])
+        else:
+            await _feed(address, pieces)
+
+
+async def run_fuzz(
+    root: Path,
+    seed: int,
+    count: int,
+    caplog: pytest.LogCaptureFixture,
+    side_by_side: int = 8,
+    issuer: Issuer | None = None,
+) -> str:
+    """Feed `count` cases; fails if the honest client notices, or something in the server failed. Returns a summary.
+
+    `issuer`: of certificates, for TLS; None for plain alone.
+    """
+    fuzz, honest, way = Fuzz(seed), Honest(), Way(seed, issuer)
+    changes = {"property_filter": True, "recall_enabled": True, "tls": way.tls}
     left = count
     with caplog.at_level(logging.INFO):
         async with broker(root, **changes) as server:
             async with connected(server.address) as peer:
                 await create(peer, HONEST, 1)
-            client = asyncio.create_task(honest.act(server.address, lambda: left > 0))
+            client = asyncio.create_task(honest.act(server.address, lambda: left > 0, way.arguments))
 
             async def feed() -> None:
                 nonlocal left
@@ -247,7 +322,7 @@ async def run_fuzz(root: Path, seed: int, count: int, caplog: pytest.LogCaptureF
                     left -= 1
                     pieces = fuzz.case()
                     try:
-                        await asyncio.wait_for(_feed(server.address, pieces), 30)
+                        await asyncio.wait_for(way.feed(server.address, pieces, fuzz), 30)
                     except TimeoutError:
                         raise AssertionError(f"seed {seed}: no end after {b''.join(pieces)[:2000]!r}") from None
 

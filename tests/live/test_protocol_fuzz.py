@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.certificates import Issuer
 from tests.live.protocol_fuzz import run_fuzz
 from tests.live.support import run
 
@@ -18,3 +19,10 @@ def test_who_behaves_notices_nothing_of_hostile_requests(
 ) -> None:
     seed = int(os.environ.get("FUZZ_SEED", seed))
     print(run(run_fuzz(tmp_path, seed, CASES, caplog), 120))
+
+
+def test_who_behaves_over_tls_notices_nothing_of_hostile_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seed = int(os.environ.get("FUZZ_SEED", 3))
+    print(run(run_fuzz(tmp_path, seed, CASES // 2, caplog, issuer=Issuer(tmp_path)), 120))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.certificates import Issuer
 from tests.live.support import run, until
-from tests.unit.transport.tls.tls_support import ECHO, raw_tls, serving, settings
+from tests.raw_tls import ECHO, place, raw_tls, serving, settings
 
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
@@ -32,7 +32,7 @@ def bounded(server: Server, **bounds: Any) -> Handshakes:
 
 async def begun(server: Server) -> asyncio.StreamWriter:
     """A client that says hello and nothing more."""
-    raw = await raw_tls(server)
+    raw = await raw_tls(*place(server))
     with pytest.raises(ssl.SSLWantReadError):
         raw.tls.do_handshake()
     await raw.flush()
@@ -172,7 +172,7 @@ def test_work_on_handshakes_leaves_time_for_others_and_all_come_through(
 def test_a_server_that_ends_ends_handshakes_too(issuer: Issuer) -> None:
     async def main() -> None:
         async with serving(settings(issuer)) as server:
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             with pytest.raises(ssl.SSLWantReadError):
                 raw.tls.do_handshake()
             await raw.flush()

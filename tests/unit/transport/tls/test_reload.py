@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.certificates import Issuer
 from tests.live.support import run, until
-from tests.unit.transport.tls.tls_support import ECHO, raw_tls, serving
+from tests.raw_tls import ECHO, place, raw_tls, serving
 
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
@@ -23,7 +23,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def shown(server: Server) -> bytes | None:
-    raw = await raw_tls(server)
+    raw = await raw_tls(*place(server))
     await raw.shake()
     raw.writer.close()
     return raw.tls.getpeercert(binary_form=True)

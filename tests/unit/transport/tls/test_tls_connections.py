@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.certificates import Issuer
 from tests.live.support import run, until
-from tests.unit.transport.tls.tls_support import ECHO, LATER, WHO, bodies, raw_tls, request, serving, settings
+from tests.raw_tls import ECHO, LATER, WHO, bodies, place, raw_tls, request, serving, settings
 
 from rocketspark.errors import ConfigError, NotSent, TransportError
 from rocketspark.transport.connections import Connections, dial
@@ -77,7 +77,7 @@ def test_permissive_without_a_certificate_is_the_plain_way(caplog: pytest.LogCap
 def test_a_certificate_made_for_a_try_has_the_names_in_it_and_warns(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving(TlsSettings(test_mode=True), tls_names=["broker.example", "10.1.2.3"]) as server:
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             await raw.shake()
             shown = raw.tls.getpeercert(binary_form=True)
             assert shown is not None
@@ -207,7 +207,7 @@ def test_old_versions_of_tls_are_refused(issuer: Issuer) -> None:
         async with serving(settings(issuer)) as server:
             with pytest.warns(DeprecationWarning, match="TLSv1_1"):
                 old = await raw_tls(
-                    server, maximum_version=ssl.TLSVersion.TLSv1_1, minimum_version=ssl.TLSVersion.TLSv1_1
+                    *place(server), maximum_version=ssl.TLSVersion.TLSv1_1, minimum_version=ssl.TLSVersion.TLSv1_1
                 )
             with pytest.raises((ssl.SSLError, EOFError)):
                 await old.shake()
@@ -221,7 +221,7 @@ def test_old_versions_of_tls_are_refused(issuer: Issuer) -> None:
 def test_any_pieces_and_many_frames_in_one_record(issuer: Issuer, step: int) -> None:
     async def main() -> None:
         async with serving(settings(issuer)) as server:
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             await raw.shake()
             many = b"".join(request(ECHO, b"%d" % n, n + 1) for n in range(40))
             await raw.send(many, step)
@@ -241,7 +241,7 @@ def test_any_pieces_and_many_frames_in_one_record(issuer: Issuer, step: int) -> 
 def test_an_end_without_a_word_still_gets_its_answers(issuer: Issuer) -> None:
     async def main() -> None:
         async with serving(settings(issuer)) as server:
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             await raw.shake()
             await raw.send(request(LATER, b"last"))
             raw.writer.write_eof()
@@ -255,7 +255,7 @@ def test_an_end_without_a_word_still_gets_its_answers(issuer: Issuer) -> None:
 def test_a_peer_that_does_not_read_is_paused_and_goes_on(issuer: Issuer) -> None:
     async def main() -> None:
         async with serving(settings(issuer)) as server:
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             await raw.shake()
             body = bytes(range(256)) * 4096
             count = 24
@@ -297,7 +297,7 @@ def test_broken_records_end_their_connection_alone(issuer: Issuer, caplog: pytes
                 except ConnectionResetError:
                     pass
                 writer.close()
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             await raw.shake()
             raw.writer.write(b"\x17\x03\x03\x00\x20" + b"\0" * 32)
             with pytest.raises((ssl.SSLError, EOFError, ConnectionResetError)):
@@ -335,7 +335,7 @@ def proxied(host: str, port: int) -> bytes:
 def test_a_trusted_proxy_names_its_client(issuer: Issuer, secure: bool, step: int) -> None:
     async def main() -> None:
         async with serving(settings(issuer, proxy_networks="10.0.0.0/8;127.0.0.0/8")) as server:
-            raw = await raw_tls(server)
+            raw = await raw_tls(*place(server))
             header = proxied("10.7.8.9", 4321)
             for at in range(0, len(header), step or len(header)):
                 raw.writer.write(header[at : at + (step or len(header))])

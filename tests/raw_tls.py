@@ -47,6 +47,10 @@ async def serving(tls: TlsSettings | None, **more: Any) -> AsyncIterator[Server]
         await server.close()
 
 
+def place(server: Server) -> tuple[str, int]:
+    return server.host, server.port
+
+
 def request(code: int, body: bytes = b"", opaque: int = 1) -> bytes:
     return frames.encode(Frame(code=code, opaque=opaque, body=body))
 
@@ -107,12 +111,12 @@ class RawTls:
                 return found
 
 
-async def raw_tls(server: Server, **more: Any) -> RawTls:
+async def raw_tls(host: str, port: int, **more: Any) -> RawTls:
     """Connected, and not shaken yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     for name, value in more.items():
         setattr(context, name, value)
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await asyncio.open_connection(host, port)
     return RawTls(reader, writer, context)
