@@ -14,13 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.live.support import GROUP, TOPIC, beat, broker, connected, create, pull, pulled, run, send, sent, until
 from tests.live.test_replication import pair, producer
 
+from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.broker.consumers import long_polling
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import EndTransactionHeader, SendReply, UpdateConsumerOffsetHeader
+from rocketspark.protocol.headers import EndTransactionHeader, SendReply, TopicHeader, UpdateConsumerOffsetHeader
+from rocketspark.transport.request_signer import inner_signer
 
 BROKER = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 STORAGE = {"storage_medium": "disk", "storage_type": "local"}
@@ -111,6 +113,42 @@ def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: p
             assert found.value("rocketspark_refused_total", kind="connection") == 3
             LimitedLog.left_out_count = 7
             assert (await scrape(server)).value("rocketspark_log_lines_left_out_total") == 7
+
+    run(main())
+
+
+def test_what_access_control_decided_is_counted(tmp_path: Path) -> None:
+    credentials = json.dumps({"accessKey": "root", "secretKey": "secret-of-root"})
+    access = AccessSettings(
+        authentication_metadata_provider=CLASSES["authenticationMetadataProvider"][0],
+        inner_client_authentication_credentials=credentials,
+    )
+
+    async def main() -> None:
+        async with (
+            broker(
+                tmp_path,
+                metrics_exporter="PROM",
+                metrics_port=0,
+                authentication=True,
+                authorization=True,
+                access=access,
+            ) as server,
+            connected(server.address) as stranger,
+            connected(server.address, hooks=inner_signer(credentials)) as peer,
+        ):
+            await create(peer, queues=1)
+            for _ in range(2):
+                topic = TopicHeader(topic=TOPIC)
+                assert (await stranger.request(RequestCode.DELETE_TOPIC_IN_BROKER, topic)).code == 16
+            found = await scrape(server)
+            name, denied = "rocketspark_access_decisions_total", {"check": "authentication", "decision": "deny"}
+            assert found.value(name, **denied, request_code="DELETE_TOPIC_IN_BROKER") == 2
+            for check in ("authentication", "authorization"):
+                assert (found.value(name, check=check, decision="allow", request_code="") or 0) >= 1
+            done = {"request_code": "UPDATE_AND_CREATE_TOPIC", "outcome": "done"}
+            assert found.value("rocketspark_admin_changes_total", **done) == 1
+            assert found.value("rocketspark_audit_lines_total", outcome="lost") == 0
 
     run(main())
 

@@ -25,6 +25,8 @@ Starter = Callable[[AsyncExitStack], Awaitable[str]]
 def serve(start: Starter, *, log_level: str = "info") -> None:
     """Start, print the line that `start` returns, and close what it put on the stack when a signal asks for it."""
     logging.basicConfig(stream=sys.stderr, level=log_level.upper(), format=LOG_FORMAT)
+    # It has a file of its own.
+    logging.getLogger("rocketspark.audit").propagate = False
     # As the JVM does: every connection and every mapped file takes a descriptor.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rocketspark.transport.peer import Peer
 
 logger = logging.getLogger("rocketspark.audit")
+log = logging.getLogger("rocketspark.broker")
 
 PERIOD_S = 10.0
 # Refusals that are written in each period.
@@ -59,6 +60,7 @@ def audit_of(settings: BrokerSettings) -> Audit | None:
         return None
     audit = Audit(settings.broker_name, path, bytes_max=settings.audit_file_bytes, files_max=settings.audit_file_count)
     audit.check()
+    log.info("the audit goes to %s", path)
     return audit
 
 

@@ -22,13 +22,14 @@ VALUE_CHARACTERS_MAX = 200
 BODY_BYTES_MAX = 64 << 10
 
 _NAMES = {int(code): code.name for code in RequestCode}
-# Of access control 1.0.
+# Of access control 1.0; those of accounts, whose name is their access key.
+_ACCOUNTS = (50, 51)
 _NAMES |= {50: "UPDATE_AND_CREATE_ACL_CONFIG", 51: "DELETE_ACL_CONFIG", 53: "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG"}
 
 # Fields of headers, by their names here.
 _SAFE = frozenset(
     (
-        *("topic", "group", "source", "target", "name", "username", "subject", "policy_type", "resource", "access_key"),
+        *("topic", "group", "source", "target", "name", "username", "subject", "policy_type", "resource"),
         *("read_queue_count", "write_queue_count", "perm", "order", "attributes", "readable", "mode", "engine"),
         *("message_id", "timestamp", "timestamp_ms", "queue_id", "offset", "force", "clean_offsets", "offline"),
         *("broker_name", "broker_id", "master_address", "master_epoch", "master_flush_offset", "admin"),
@@ -55,11 +56,11 @@ def request_name(code: int) -> str:
 
 def what(code: int, header: Header, body: bytes) -> dict[str, Any]:
     """Return what a change is about, for one line; nothing of it is longer than some hundred characters."""
-    found: dict[str, Any] = {
-        name: shown(value, characters_max=VALUE_CHARACTERS_MAX) if isinstance(value, str) else value
-        for name in header.__struct_fields__
-        if name in _SAFE and (value := getattr(header, name)) is not None and isinstance(value, str | int | bool)
-    }
+    found: dict[str, Any] = {}
+    for name in header.__struct_fields__:
+        value = getattr(header, name)
+        if isinstance(value, str | int) and (name in _SAFE or (name == "access_key" and code in _ACCOUNTS)):
+            found[name] = shown(value, characters_max=VALUE_CHARACTERS_MAX) if isinstance(value, str) else value
     reader = _BODIES.get(code)
     if reader is None or not body:
         return found
