@@ -58,6 +58,7 @@ class NameServer:
         self.registry = Registry(self.settings, self._notices.send)
         kv = KvConfig(Path(self.settings.kv_path) if self.settings.kv_path else None)
         routes = Routes()
+        routes.gate = self.settings.gate
         NameServerHandlers(self.registry, kv, self.settings).routes(routes)
         AdminHandlers(self.registry, self.settings).routes(routes)
         self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s, tls=self.settings.tls)

@@ -17,9 +17,11 @@ from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, shown, whole_number
+from rocketspark.namesrv import write_gate
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
+from rocketspark.transport.gate import Gate
 from rocketspark.transport.request_signer import INNER_KEY, RequestSigner, inner_signer
 from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
 
@@ -80,6 +82,8 @@ class Settings:
         self.tls = TlsSettings()
         # Signs what brokers are told; not among the keys that are shown.
         self.signer: RequestSigner | None = None
+        # Who may write; None: everybody, as in RocketMQ.
+        self.gate: Gate | None = None
         self.host = host
         self.port = port
         self.kv_path = kv_path
@@ -132,6 +136,7 @@ class Settings:
         self._table |= known
         self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
         self.signer = inner_signer(values.get(INNER_KEY, ""))
+        self.gate = write_gate.gate_of(values, self.signer.credentials if self.signer else None)
         self.controller = {key: value for key, value in values.items() if key in (*CONTROLLER_KEYS, INNER_KEY)}
         return unknown
 
@@ -152,7 +157,9 @@ class Settings:
         changed = {key: value for key, value in values.items() if now.get(key) != value}
         try:
             taken, known, unknown = _converted(changed)
-            for key in (key for key in changed if key in _FIXED or key == INNER_KEY or is_key(key)):
+            for key in (
+                key for key in changed if key in _FIXED or key == INNER_KEY or key in write_gate.KEYS or is_key(key)
+            ):
                 raise ConfigError(f"{key} cannot change while the NameServer runs")
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
@@ -192,7 +199,7 @@ def _converted(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], 
         if key in _UNKEPT_PROMISES and value.lower() != "false":
             raise ConfigError(f"{key}={shown(value, characters_max=40)!r}: not available here, remove it")
         if key not in _FIELDS and key not in DEFAULTS:
-            if key not in KNOWN_UNSET and key != INNER_KEY and not is_key(key):
+            if key not in KNOWN_UNSET and key != INNER_KEY and key not in write_gate.KEYS and not is_key(key):
                 unknown.append(key)
             continue
         if shown(value, characters_max=VALUE_CHARACTERS_MAX) != value:

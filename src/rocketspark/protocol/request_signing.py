@@ -1,7 +1,8 @@
 """The signature of a request: what is signed, and with what (rule: AclClientRPCHook; the same in both generations).
 
 Signed are the values of all ext fields in the order of their names, then the body, as they are on the wire: whoever
-checks a signature does so before anything is normalised. Nothing in it tells one sending from its repetition.
+checks a signature does so before anything is normalised. Nothing in it tells one sending from its repetition; our own
+servers put the time beside it, which is signed too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import FrameError
+from rocketspark.model.text import LONG_MAX, whole_number
 
 ACCESS_KEY, SECURITY_TOKEN, SIGNATURE = "AccessKey", "SecurityToken", "Signature"
 # Clients up to 4.9.3 add this field to a query of messages after they signed it.
 UNSIGNED_QUERY_FIELD = "_UNIQUE_KEY_QUERY"
 UNSIGNED_QUERY_VERSION_MAX = 399
+
+# Ours alone: when a request was signed, in ms.
+SIGNED_TIME = "SignedTime"
+# Clocks differ.
+AHEAD_MS_MAX = 5 * 60_000
 
 _texts = msgspec.json.Decoder(dict[str, str])
 _values = msgspec.json.Decoder(dict[str, Any])
@@ -58,6 +65,18 @@ def is_signed_with(secret: bytes, ext: Mapping[str, str], body: bytes, version: 
         return False
     expected = signature(secret, signed_bytes(ext, body, version))
     return hmac.compare_digest(expected.encode(), told.encode("utf-8", "replace"))
+
+
+def is_too_old(ext: Mapping[str, str], now_ms: int, age_max_ms: int) -> bool:
+    """Return whether a signed request tells a time that is longer ago, or further ahead than clocks differ.
+
+    One that tells none is of no age; 0 for `age_max_ms` takes any.
+    """
+    told = ext.get(SIGNED_TIME)
+    if told is None or not age_max_ms:
+        return False
+    signed_ms = whole_number(told, low=0, high=LONG_MAX)
+    return signed_ms is None or not -AHEAD_MS_MAX <= now_ms - signed_ms <= age_max_ms
 
 
 def ext_texts(ext: bytes | msgspec.Raw) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from rocketspark.errors import ConfigError
@@ -25,11 +27,17 @@ class RequestSigner:
         self._secret = secret_key.encode()
         self._token = security_token or None
 
+    @property
+    def credentials(self) -> tuple[str, str]:
+        """Return access key and secret."""
+        return self._access_key, self._secret.decode()
+
     def __repr__(self) -> str:
         return f"RequestSigner({self._access_key!r})"
 
     def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
-        """Sign a request."""
+        """Sign a request, and the time with it."""
+        ext[request_signing.SIGNED_TIME] = str(time.time_ns() // 1_000_000)
         request_signing.sign(ext, body, self._access_key, self._secret, self._token)
 
     def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:

@@ -6,13 +6,14 @@ time; it ends at once if the user changes. A bad one, and one that was let throu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from rocketspark.broker.access.tables import AccessTables
 from rocketspark.broker.access.users import User
-from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with
+from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
 from rocketspark.transport.gate import ReceivedRequest
 
 # Users of one connection; more are checked each time.
@@ -29,13 +30,24 @@ class Remembered(msgspec.Struct, frozen=True):
 class Authentication:
     """Checks signatures by the users' tables; without tables it refuses everybody.
 
-    `remember_s`: for how long a good signature counts on its connection, 0 to check each; `now_s`: a clock.
+    `remember_s`: for how long a good signature counts on its connection, 0 to check each; `age_max_ms`: of a
+    signature that tells its time, 0 for any; `now_s`, `now_ms`: the clocks.
     """
 
-    def __init__(self, tables: AccessTables | None, *, remember_s: float, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tables: AccessTables | None,
+        *,
+        remember_s: float,
+        now_s: Callable[[], float],
+        age_max_ms: int = 0,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
         self._tables = tables
         self._remember_s = remember_s
         self._now_s = now_s
+        self._age_max_ms = age_max_ms
+        self._now_ms = now_ms
 
     def refusal(self, request: ReceivedRequest) -> str | None:
         """Return why the sender is not known to be who he says; None if he is."""
@@ -53,6 +65,8 @@ class Authentication:
             return None
         if not is_signed_with(user.password.encode(), request.ext, request.body, request.version):
             return "check signature failed."
+        if is_too_old(request.ext, self._now_ms(), self._age_max_ms):
+            return "the signature is too old."
         if self._remember_s:
             self._remember(request, user)
         return None

@@ -94,8 +94,14 @@ class Access:
             self.users, self.acls, kept_max=max(access.stateful_authorization_cache_max_num, 1)
         )
         self.tables.changed = authorization.forget
+        authentication = Authentication(
+            self.users,
+            remember_s=remember_s,
+            now_s=time.monotonic,
+            age_max_ms=access.signature_age_minutes_max * 60_000,
+        )
         return AccessControl(
-            Authentication(self.users, remember_s=remember_s, now_s=time.monotonic) if s.authentication else None,
+            authentication if s.authentication else None,
             authorization if s.authorization else None,
             cluster_name=s.cluster_name,
             complete=access.authorization_complete_enable,

@@ -34,7 +34,8 @@ class AccessSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """What RocketMQ's keys say, as text and numbers. The two switches are the broker's own settings.
 
     Those of the caches are known and without effect: users and rules are all in memory. `authorization_complete_enable`
-    is ours: false leaves the requests unchecked that RocketMQ does not check.
+    is ours: false leaves the requests unchecked that RocketMQ does not check; so is `signature_age_minutes_max`: of a
+    request that tells when it was signed, 0 for any.
     """
 
     authentication_provider: str = ""
@@ -59,6 +60,7 @@ class AccessSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     stateful_authentication_cache_expired_second: int = 60
     stateful_authorization_cache_max_num: int = 10_000
     stateful_authorization_cache_expired_second: int = 60
+    signature_age_minutes_max: int = 0
 
     def __repr__(self) -> str:
         return "AccessSettings(…)"

@@ -1,0 +1,121 @@
+"""Who may change what a NameServer knows. RocketMQ's lets everybody; so does ours, unless `signedWritesEnable=true`.
+
+Then every request but those that only read needs the signature of a name in `writeCredentials`, or of the credentials
+with which servers sign their own requests. Rule: a request that is not known to read only counts as one that writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import INT_MAX, shown, whole_number
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
+from rocketspark.transport.gate import ReceivedRequest, Refusal
+
+log = LimitedLog("rocketspark.namesrv")
+
+SWITCH, CREDENTIALS, AGE = "signedWritesEnable", "writeCredentials", "signatureAgeMinutesMax"
+KEYS = frozenset((SWITCH, CREDENTIALS, AGE))
+
+READS = frozenset(
+    (
+        RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        RequestCode.GET_UNIT_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        RequestCode.GET_NAMESRV_CONFIG,
+        RequestCode.GET_BROKER_MEMBER_GROUP,
+    )
+)
+
+
+class _Credentials(msgspec.Struct, rename="camel"):
+    access_key: str
+    secret_key: str
+
+
+class WriteGate:
+    """Lets those write who sign.
+
+    `secrets`: of each name; `age_max_ms`: of a signature that tells its time, 0 for any.
+    """
+
+    def __init__(
+        self,
+        secrets: dict[str, str],
+        *,
+        age_max_ms: int = 0,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._secrets = {name: secret.encode() for name, secret in secrets.items()}
+        self._age_max_ms = age_max_ms
+        self._now_ms = now_ms
+
+    def __repr__(self) -> str:
+        return f"WriteGate({sorted(self._secrets)})"
+
+    def refuses(self, request: ReceivedRequest) -> Refusal | None:
+        """Return the answer to a request that writes without the right signature."""
+        if request.code in READS:
+            return None
+        remark = self._remark(request)
+        if remark is None:
+            return None
+        log.warning("request %d of %s refused: %s", request.code, request.peer.address, shown(remark))
+        return Refusal(ResponseCode.NO_PERMISSION, remark)
+
+    def _remark(self, request: ReceivedRequest) -> str | None:
+        name = request.ext.get(ACCESS_KEY)
+        if not name:
+            return "username cannot be null."
+        secret = self._secrets.get(name)
+        if secret is None:
+            return f"User:{name} is not found."
+        if not is_signed_with(secret, request.ext, request.body, request.version):
+            return "check signature failed."
+        if is_too_old(request.ext, self._now_ms(), self._age_max_ms):
+            return "the signature is too old."
+        return None
+
+
+def gate_of(values: dict[str, str], inner: tuple[str, str] | None) -> WriteGate | None:
+    """Return the gate of a namesrv.conf; None where everybody may write. Raises ConfigError.
+
+    `inner`: access key and secret with which servers sign.
+    """
+    switch = values.get(SWITCH, "false").lower()
+    if switch not in ("true", "false"):
+        raise ConfigError(f"{SWITCH}={shown(switch)!r}: true or false is needed")
+    minutes = whole_number(values.get(AGE, "0"), low=0, high=INT_MAX)
+    if minutes is None:
+        raise ConfigError(f"{AGE}={shown(values[AGE])!r}: a whole number of minutes is needed, 0 for any age")
+    secrets = dict([inner] if inner else []) | _secrets(values.get(CREDENTIALS, ""))
+    if switch == "false":
+        return None
+    if not secrets:
+        raise ConfigError(f"{SWITCH}=true needs {CREDENTIALS} or innerClientAuthenticationCredentials: who may write?")
+    return WriteGate(secrets, age_max_ms=minutes * 60_000)
+
+
+def _secrets(text: str) -> dict[str, str]:
+    if not text.strip():
+        return {}
+    try:
+        found = msgspec.json.decode(text, type=list[_Credentials])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        found = []
+    if not found or any(not each.access_key.strip() or not each.secret_key.strip() for each in found):
+        raise ConfigError(f'{CREDENTIALS} needs [{{"accessKey":"…","secretKey":"…"}}, …]')
+    return {each.access_key: each.secret_key for each in found}
