@@ -30,6 +30,7 @@ PARTS = {
     "backlog": "10 M messages: written, then pulled at the start, in the middle, at the end, beside a fresh broker",
     "route": "route queries to the NameServer, beside the Java NameServer",
     "brokers": "sends to one and two broker processes, processor time of each",
+    "security": "sends and connections over TLS, beside the Java broker",
     "growth": "how cost grows with body size, queues, connections and batches",
     "embedded": "time until the embedded server is ready, and its idle memory",
     "client": "our client and broker beside the Java client and broker",

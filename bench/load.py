@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import time
 from collections.abc import Iterable
 from itertools import accumulate
@@ -91,20 +92,28 @@ class Stream:
         return self._data[self._ends[first] : self._ends[min(first + count, self.count)]]
 
 
-def connect(address: str) -> socket.socket:
-    """A connection for load."""
+def connect(address: str, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """A connection for load; `tls`: None for plain."""
     s = socket.create_connection(parse_address(address), 10)
     s.settimeout(REPLY_TIMEOUT_S)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return s
+    return tls.wrap_socket(s) if tls else s
 
 
-def pump(address: str, stream: Stream, *, window: int, seconds: float = 3600.0, count_max: int = COUNT_MAX) -> Load:
+def pump(
+    address: str,
+    stream: Stream,
+    *,
+    window: int,
+    seconds: float = 3600.0,
+    count_max: int = COUNT_MAX,
+    tls: ssl.SSLContext | None = None,
+) -> Load:
     """Send for about `seconds`, at most `count_max` requests, again from the first frame after the last.
 
     Raises Refused, or OSError if the server closes the connection or is silent for 30 s.
     """
-    with connect(address) as s:
+    with connect(address, tls) as s:
         replies = Replies()
         at = sent = 0
         free = window

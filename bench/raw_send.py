@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import ssl
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -65,9 +66,11 @@ def batches(topic: str, body_bytes: int, batch_count: int, queues: int) -> Strea
     return Stream(one(i) for i in range(queues * min(rounds, 64)))
 
 
-def run(address: str, topic: str, *, window: int, body_bytes: int, seconds: float) -> Load:
+def run(
+    address: str, topic: str, *, window: int, body_bytes: int, seconds: float, tls: ssl.SSLContext | None = None
+) -> Load:
     """Send for about `seconds` with `window` in flight. Raises ConnectionError if a reply is no success."""
-    return pump(address, stream(topic, body_bytes), window=window, seconds=seconds)
+    return pump(address, stream(topic, body_bytes), window=window, seconds=seconds, tls=tls)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
