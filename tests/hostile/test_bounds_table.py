@@ -20,9 +20,7 @@ def rows() -> list[list[str]]:
     """The cells of each row under "Bounds"."""
     text = PAGE.read_text("utf-8").split("\n## Bounds\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
-    return [
-        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if not line.startswith("| what |")
-    ]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| what |")]
 
 
 ROWS = rows()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tests.live.golden_replay import CAPTURED_MS, now_ms
 from tests.live.golden_values import ABSENT, Seen
+from tests.unit.broker.test_settings_table import OURS_ALONE
 
 DAY_MS = 86_400_000
 
@@ -232,7 +233,10 @@ ROWS: list[Row] = [
         number,
         "RocketMQ computes it for files that we do not use",
     ),
-    Row("*", "GET_BROKER_CONFIG", "body.maxConnections", ours_alone, "a setting of ours"),
+    *(
+        Row("*", "GET_BROKER_CONFIG", f"body.{name}", ours_alone, "a setting of ours")
+        for name in sorted(OURS_ALONE - {"brokerIP1", "brokerIP2", "brokerName", "storePathRootDir"})
+    ),
     *(
         Row("*", "GET_NAMESRV_CONFIG", f"body.{name}", anything, "how the servers were started")
         for name in ("bindAddress", "configStorePath", "kvConfigPath", "listenPort", "rocketmqHome")

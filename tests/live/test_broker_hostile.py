@@ -28,7 +28,6 @@ from tests.live.support import (
 from tests.patience import LIMIT_S, in_time
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers import long_polling
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames, headers
@@ -194,12 +193,10 @@ def test_large_replies_to_held_pulls_wait_until_they_are_read(tmp_path: Path) ->
 
 
 def test_what_is_held_for_a_connection_is_bounded_and_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(long_polling, "OWNER_WEIGHT_MAX", 50)
-
     async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+        async with broker(tmp_path, held_pulls_of_connection_max=50) as server, connected(server.address) as peer:
             await create(peer, queues=1)
             await sent(peer)
             reader, writer = await asyncio.open_connection("127.0.0.1", int(server.address.rpartition(":")[2]))

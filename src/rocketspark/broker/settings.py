@@ -190,6 +190,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     unfinished_bytes_max: Limit = setting(
         "unfinishedFrameBytesMax", 256 << 20, unit="bytes", live=(Hearer.FAST_FAILURE,)
     )
+    held_pulls_max: Positive = setting("heldPullsMax", 200_000, live=(Hearer.FAST_FAILURE,))
+    held_pulls_of_connection_max: Positive = setting("heldPullsPerConnectionMax", 10_000, live=(Hearer.FAST_FAILURE,))
     unread_bytes_max: Limit = setting("unreadReplyBytesMax", 512 << 20, unit="bytes", live=(Hearer.FAST_FAILURE,))
 
     # Fast failure: its limits, and the time that a request may have waited.

@@ -29,6 +29,8 @@ _CHUNK_BYTES_MIN = 4096
 HEADER_BYTES_MAX = 1 << 20
 # No header of RocketMQ's nests; how deep a decoder goes before it gives up differs between versions of Python.
 NESTING_MAX = 100
+# RocketMQ's longest header has some 30.
+FIELDS_MAX = 1024
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _OPENED = frozenset(b"[{")
 _CLOSED = frozenset(b"]}")
@@ -133,9 +135,11 @@ def check_length(total: int) -> None:
 
 
 def check_header(header: bytes) -> None:
-    """Raise FrameError for a JSON header of more than 1 MiB, or nested deeper than 100 levels."""
+    """Raise FrameError for a JSON header of more than 1 MiB, nested deeper than 100 levels, or of over 1024 fields."""
     if len(header) > HEADER_BYTES_MAX:
         raise FrameError(f"a header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
+    if header.count(b":") > FIELDS_MAX and (count := _STRING.sub(b"", header).count(b":")) > FIELDS_MAX:
+        raise FrameError(f"a header of {count} fields is over the limit of {FIELDS_MAX}")
     if header.count(b"[") + header.count(b"{") <= NESTING_MAX:
         return
     depth = 0
@@ -193,6 +197,8 @@ class _Head(msgspec.Struct):
 
 
 def _decode_binary(header: bytes) -> Frame:
+    if len(header) > HEADER_BYTES_MAX:
+        raise FrameError(f"a header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
     try:
         code, language, version, opaque, flag, remark_length = struct.unpack_from(">hbhiii", header, 0)
         at = 17 + remark_length
@@ -211,6 +217,8 @@ def _decode_binary(header: bytes) -> Frame:
                 raise FrameError(f"an ext field reaches beyond the header at byte {at}")
             pairs.append((header[at + 2 : key_end].decode(), header[key_end + 4 : value_end].decode()))
             at = value_end
+            if len(pairs) > FIELDS_MAX:
+                raise FrameError(f"a binary header has more than {FIELDS_MAX} fields")
     except (struct.error, UnicodeDecodeError) as e:
         raise FrameError(f"the binary header is broken: {e}") from e
     ext = dict(pairs)

@@ -7,6 +7,7 @@ whoever has held some for longest is the one to end. Nothing here costs anything
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,11 @@ SHARE_OF_ADDRESS = 0.75
 LOOK_S = 0.02
 
 
+# A connection counts as one that does not read from so many waiting bytes on: the less the more connections there are,
+# so that those that do not count stay within the bound too.
+WAITING_BYTES_MIN, WAITING_BYTES_MAX = 64 << 10, 4 << 20
+
+
 class Bounds(msgspec.Struct, kw_only=True):
     """The bounds; they may change while the server runs.
 
@@ -36,6 +42,19 @@ class Bounds(msgspec.Struct, kw_only=True):
     unfinished_s: float = 60.0
     unfinished_bytes: int = 256 << 20
     unread_bytes: int = 512 << 20
+
+
+def place_of(host: str) -> str:
+    """Return what counts as one address: an IPv4 address, or the network of 64 bits of an IPv6 one."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address.packed[:8] + bytes(8), 64)))
 
 
 class ConnectionBounds:
@@ -57,6 +76,7 @@ class ConnectionBounds:
     def admits(self, host: str, connections_max: float) -> bool:
         """Count a connection of an address; False if it has as many as it may, of `connections_max` in all."""
         allowed = self.bounds.per_address or max(1.0, connections_max * SHARE_OF_ADDRESS)
+        host = place_of(host)
         count = self._by_host.get(host, 0)
         if count >= allowed:
             return False
@@ -65,6 +85,7 @@ class ConnectionBounds:
 
     def leave(self, host: str) -> None:
         """Count a connection of an address no more."""
+        host = place_of(host)
         count = self._by_host.get(host, 0)
         if count > 1:
             self._by_host[host] = count - 1
@@ -144,6 +165,10 @@ class ConnectionBounds:
                 left,
                 self.bounds.unread_bytes,
             )
+
+    def waiting_bytes_max(self, connections: int) -> int:
+        """Return how many bytes may wait for each of so many connections before it counts as one that does not read."""
+        return min(max(self.bounds.unread_bytes // max(connections, 1), WAITING_BYTES_MIN), WAITING_BYTES_MAX)
 
     def resumed(self, peer: Peer) -> None:
         """Note a connection that reads again."""

@@ -544,6 +544,11 @@ class Peer(PendingRequests):
         """Bytes written that the other side has not read yet, as far as they lie in this process."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    def limit_waiting(self, bytes_max: int) -> None:
+        """Set how many bytes may wait for the other side before it counts as one that does not read."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=bytes_max)
+
     @property
     def is_writable(self) -> bool:
         """False while the other side does not read: then await `writable`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.connection_bounds import Bounds, ConnectionBounds
+from rocketspark.transport.connection_bounds import WAITING_BYTES_MAX, Bounds, ConnectionBounds
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -56,6 +56,7 @@ class Server:
         self.connections_max = connections_max
         self._descriptors = descriptors
         self.bounds = ConnectionBounds(bounds)
+        self._waiting_bytes_max = WAITING_BYTES_MAX
         self.refused = 0
         self._contexts = ServerContexts(tls or TlsSettings(), names=tls_names)
         # None where no connection has to be looked at: plain, and no proxy is believed.
@@ -137,6 +138,16 @@ class Server:
         peer.when_closed(self._descriptors.give_back)
         peer.bounds = self.bounds
         self.peers.add(peer)
+        self._limit_waiting(peer)
+
+    def _limit_waiting(self, peer: Peer) -> None:
+        wanted = self.bounds.waiting_bytes_max(len(self.peers))
+        if not self._waiting_bytes_max // 2 < wanted < 2 * self._waiting_bytes_max:
+            self._waiting_bytes_max = wanted
+            for each in self.peers:
+                each.limit_waiting(wanted)
+        elif self._waiting_bytes_max < WAITING_BYTES_MAX:
+            peer.limit_waiting(self._waiting_bytes_max)
 
     def _refuse_as_full(self, peer: Peer) -> None:
         self._refuse(

@@ -45,6 +45,8 @@ OURS_ALONE = {
     "unfinishedFrameTimeout",
     "unfinishedFrameBytesMax",
     "unreadReplyBytesMax",
+    "heldPullsMax",
+    "heldPullsPerConnectionMax",
     "auditLogFileSize",
     "auditLogFileCount",
     "rocketmq.acl.plain.file",

@@ -11,7 +11,7 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.transport import peer as peers
-from rocketspark.transport.connection_bounds import Bounds
+from rocketspark.transport.connection_bounds import Bounds, place_of
 from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
@@ -183,5 +183,26 @@ def test_requests_worked_on_in_tasks_are_bounded_and_the_others_wait(monkeypatch
             assert [r.code for r in await asyncio.gather(*asked)] == [0] * 60
             assert made.waiting == 60
             peer.close()
+
+    run(main())
+
+
+def test_a_network_of_ipv6_counts_as_one_address() -> None:
+    assert place_of("10.0.0.1") == "10.0.0.1"
+    assert place_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert place_of("2001:db8::1") == place_of("2001:db8::ffff:2%eth0") == "2001:db8::/64"
+    assert place_of("2001:db8:0:1::1") == "2001:db8:0:1::/64"
+    assert place_of("odd:") == "odd:"
+
+
+def test_what_may_wait_for_each_shrinks_as_connections_become_many() -> None:
+    async def main() -> None:
+        async with Made(Bounds(unread_bytes=8 << 20)) as made:
+            strangers = [made.stranger() for _ in range(64)]
+            await until(lambda: len(made.server.peers) == 64)
+            limits = {p._transport.get_write_buffer_limits()[1] for p in made.server.peers if p._transport}
+            assert limits == {128 << 10}
+            for stranger in strangers:
+                stranger.close()
 
     run(main())

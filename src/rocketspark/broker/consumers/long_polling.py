@@ -44,11 +44,14 @@ class HeldRequest:
 class LongPolling:
     """The held requests of one broker, by queue and by owner.
 
-    `awaited`: the queues that they wait for, only to be read; `refused`: how many found no room.
+    `awaited`: the queues that they wait for, only to be read; `refused`: how many found no room; `weight_max`: of all,
+    `owner_weight_max`: of one owner.
     """
 
     def __init__(self) -> None:
         self.refused = 0
+        self.weight_max = WEIGHT_MAX
+        self.owner_weight_max = OWNER_WEIGHT_MAX
         self._waiting: dict[QueueKey, dict[HeldRequest, None]] = {}
         self.awaited: Collection[QueueKey] = self._waiting
         self._owned: dict[Hashable, dict[HeldRequest, None]] = {}
@@ -70,7 +73,7 @@ class LongPolling:
     def has_room(self, owner: Hashable, weight: int = 1) -> bool:
         """Tell whether an owner may hold one more pull."""
         held = self._weights.get(owner, 0)
-        return held + weight <= OWNER_WEIGHT_MAX and self._weight + weight <= WEIGHT_MAX
+        return held + weight <= self.owner_weight_max and self._weight + weight <= self.weight_max
 
     def wait(
         self,
