@@ -17,7 +17,7 @@ from tests.ports import free_ports
 from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.broker.operations import registration as registration_loop
-from rocketspark.errors import ConfigError, ConnectionLost, FrameError, ProtocolError
+from rocketspark.errors import ConfigError, ConnectionLost, FrameError
 from rocketspark.model.route import TopicRoute
 from rocketspark.namesrv import handlers as namesrv
 from rocketspark.namesrv import registry
@@ -238,7 +238,7 @@ def test_registrations_compressed_plain_and_broken() -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_static_topic_s_mapping_reaches_clients_which_refuse_it_by_name(compressed: bool) -> None:
+def test_a_static_topic_s_mapping_reaches_clients(compressed: bool) -> None:
     """As a Java broker registers it: numbers that are keys without quotes."""
 
     async def main() -> None:
@@ -266,8 +266,8 @@ def test_a_static_topic_s_mapping_reaches_clients_which_refuse_it_by_name(compre
                     "currIdMap": {"0": 0, "2": 1},
                 }
             }
-            with pytest.raises(ProtocolError, match="'S' is a static topic"):
-                await route(peer, "S")
+            led = {queue.queue_id: leader for queue, leader in (await route(peer, "S")).leaders.items()}
+            assert led == {0: "a", 1: "__syslo__none__", 2: "a", 3: "__syslo__none__"}
             assert b"topicQueueMappingByBroker" not in (await route_reply(peer, TOPIC)).body
             assert queue_count(await route(peer, TOPIC)) == 3
 

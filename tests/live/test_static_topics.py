@@ -75,12 +75,12 @@ async def put_mapping(
 
 
 @asynccontextmanager
-async def pair(root: Path) -> AsyncIterator[tuple[BrokerServer, BrokerServer, Peer, Peer, str]]:
+async def pair(root: Path, **changes: Any) -> AsyncIterator[tuple[BrokerServer, BrokerServer, Peer, Peer, str]]:
     """Two brokers of one cluster behind a NameServer, and connections to them."""
     async with (
         name_server() as names,
-        broker(root / "a", broker_name="a", namesrv_addresses=names.address) as a,
-        broker(root / "b", broker_name="b", namesrv_addresses=names.address) as b,
+        broker(root / "a", broker_name="a", namesrv_addresses=names.address, **changes) as a,
+        broker(root / "b", broker_name="b", namesrv_addresses=names.address, **changes) as b,
         connected(a.address) as to_a,
         connected(b.address) as to_b,
     ):

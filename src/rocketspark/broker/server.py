@@ -246,7 +246,11 @@ class BrokerServer:
         self._logical_queues = LogicalQueues(
             s.broker_name, self._topics.statics, self.store, self._offsets, OtherBrokers(s)
         )
-        self._logical_queues.begin(routes, lambda: messages.put_message.rules.configure(MessageSettings.of(s)))
+        self._logical_queues.begin(
+            routes,
+            lambda: messages.put_message.rules.configure(MessageSettings.of(s)),
+            self._long_polling.answer_all,
+        )
         self._services = SpecialServices(self._delays, self._wheel, self._transactions, self._deliver)
         self.replication = Replication(
             s,

@@ -5,7 +5,7 @@ Start with message.
 
 from rocketspark.model.message import Message, MessageFields, ReceivedMessage
 from rocketspark.model.queue import MessageQueue
-from rocketspark.model.route import BrokerData, QueueData, TopicRoute
+from rocketspark.model.route import BrokerData, QueueData, TopicRoute, is_logical
 from rocketspark.model.subscription import Subscription, subscribe
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "ReceivedMessage",
     "Subscription",
     "TopicRoute",
+    "is_logical",
     "subscribe",
 ]

@@ -182,6 +182,11 @@ class ReceivedMessage:
             self._late = None
         return object.__getattribute__(self, name)
 
+    def settle(self) -> None:
+        """Set every field now, so that one may be set to something else."""
+        if self._late is not None:
+            self._values()
+
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ReceivedMessage.__slots__ if name != "_late"}
 

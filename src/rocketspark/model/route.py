@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from rocketspark.model.queue import MessageQueue
@@ -13,6 +15,9 @@ PERM_INHERIT = 1
 MASTER_ID = 0
 # The limit of queues in a route.
 ORDERED_QUEUES_MAX = 1 << 18
+# Stand for the broker of a logical queue (rule: MixAll, 5.x): some broker leads it; none does.
+LOGICAL_PREFIX = "__syslo__"
+NO_LEADER = "__syslo__none__"
 
 
 class BrokerData(msgspec.Struct, frozen=True):
@@ -39,19 +44,27 @@ class QueueData(msgspec.Struct, frozen=True):
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
-    """The brokers and queues of a topic. `order_conf` is "broker:queues;…" for topics with a set order, else None."""
+    """The brokers and queues of a topic. `order_conf` is "broker:queues;…" for topics with a set order, else None.
+
+    `leaders`: of a static topic, the broker that leads each logical queue now, or NO_LEADER; others have none.
+    """
 
     topic: str
     brokers: tuple[BrokerData, ...]
     queues: tuple[QueueData, ...]
     order_conf: str | None = None
+    leaders: Mapping[MessageQueue, str] = {}
 
     def broker(self, broker_name: str) -> BrokerData | None:
         """Return the broker of that name, or None."""
         return next((b for b in self.brokers if b.broker_name == broker_name), None)
 
     def write_queues(self) -> tuple[MessageQueue, ...]:
-        """Queues to send to: brokers with WRITE and a live master, ordered by broker and queue id."""
+        """Queues to send to: brokers with WRITE and a live master, ordered by broker and queue id; of a static topic
+        its logical queues, so that a key's queue never changes (rule: topicRouteData2TopicPublishInfo, 5.x).
+        """
+        if self.leaders:
+            return tuple(self.leaders)
         masters = {b.broker_name for b in self.brokers if b.master is not None}
         return tuple(
             MessageQueue(self.topic, q.broker_name, i)
@@ -68,13 +81,20 @@ class TopicRoute(msgspec.Struct, frozen=True):
         return (self.order_conf and _ordered_queues(self.topic, self.order_conf)) or self.write_queues()
 
     def read_queues(self) -> tuple[MessageQueue, ...]:
-        """Queues to read from: brokers with READ, ordered by broker and queue id."""
+        """Queues to read from: brokers with READ, ordered by broker and id; of a static topic its logical ones."""
+        if self.leaders:
+            return tuple(self.leaders)
         return tuple(
             MessageQueue(self.topic, q.broker_name, i)
             for q in sorted(self.queues, key=lambda q: q.broker_name)
             if q.perm & PERM_READ
             for i in range(q.read_queue_count)
         )
+
+
+def is_logical(queue: MessageQueue) -> bool:
+    """Tell whether it is a logical queue: its broker is the one that leads it at the moment."""
+    return queue.broker_name.startswith(LOGICAL_PREFIX)
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:

@@ -321,7 +321,7 @@ RESPONSES: dict[int, Verdict] = {
     212: Verdict("dispatch to indexes not complete yet"),
     213: Verdict("operation not allowed for broadcast groups"),
     215: Verdict("flow control"),
-    501: Verdict("static topic: this broker does not lead the queue"),
+    501: Verdict("static topic: this broker does not lead the queue", refresh_route=True),
     604: Verdict("illegal operation, e.g. recall not possible"),
     1500: Verdict("server asks the client to reconnect elsewhere", retriable=True, refresh_route=True),
     2000: Verdict("controller: fenced master epoch"),

@@ -273,6 +273,7 @@ class World:
         instance.routes = SimpleNamespace(
             get=get, known=lambda _: route, refresh=answer, find_readable=address, find_master=address, addresses=[],
             master=lambda _: "address", readable=lambda _: "address", find_write_queues=answer,
+            master_of=lambda _: "address", leader=lambda queue: queue.broker_name,
         )  # fmt: skip
 
     def _register(self, name: str) -> None:

@@ -41,7 +41,7 @@ def test_every_response_code_has_a_verdict() -> None:
     assert codes.RESPONSES.keys() == {int(code) for code in ResponseCode}
     # Rule: DefaultMQProducer 5.x, its set of codes to retry at.
     assert {code for code, row in codes.RESPONSES.items() if row.retriable} == {1, 2, 14, 16, 17, 204, 205, 1500}
-    assert {code for code, row in codes.RESPONSES.items() if row.refresh_route} == {16, 17, 1500}
+    assert {code for code, row in codes.RESPONSES.items() if row.refresh_route} == {16, 17, 501, 1500}
     assert codes.verdict(4711) == codes.UNKNOWN
     assert not codes.verdict(4711).retriable
     assert {0, 10, 11, 12} == codes.SEND_STORED

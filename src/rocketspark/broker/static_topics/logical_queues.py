@@ -65,14 +65,17 @@ class LogicalQueues:
         self._others = others
         self._installed = False
 
-    def begin(self, routes: Routes, forget_sends: Callable[[], None]) -> None:
-        """Serve static topics from the first one on; `forget_sends`: quick ways of sends are to be found again."""
+    def begin(self, routes: Routes, forget_sends: Callable[[], None], answer_held: Callable[[], None]) -> None:
+        """Serve static topics from the first one on; `forget_sends`: quick ways of sends are to be found again;
+        `answer_held`: held pulls are answered, so that who reads a queue that moved asks for its route again.
+        """
 
         def changed() -> None:
             if self._statics.table and not self._installed:
                 self._installed = True
                 self.install(routes)
             forget_sends()
+            answer_held()
 
         self._statics.on_change = changed
         if self._statics.table:
@@ -138,9 +141,14 @@ class LogicalQueues:
             led = (q for q, items in detail.hosted_queues.items() if items and self._own(items[-1]))
             queue_id = next(led, queue_id)
         leader = self._led(detail, queue_id)[-1]
+        # A half message's offset is that of the half messages, by which its end is asked for.
+        is_half = bool(h.sys_flag & sysflags.TRANSACTION_PREPARED)
 
         def to_logical(code: int, ext: dict[str, str]) -> int:
             if "queueOffset" in ext:
+                if is_half:
+                    ext["queueId"] = str(queue_id)
+                    return code
                 ext["queueOffset"] = str(leader.to_logical_loosely(int(ext["queueOffset"])))
                 ext["queueId"] = str(queue_id)
             return code

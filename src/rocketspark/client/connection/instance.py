@@ -327,7 +327,7 @@ class Instance:
 
     def peer_in_use(self, queue: MessageQueue) -> Peer | None:
         """Return the connection that `peer_of` returns, if it is open already."""
-        address = self.routes.readable(queue.broker_name)
+        address = self.routes.readable(self.routes.leader(queue))
         return self.open_broker(address) if address else None
 
     async def peer_of(self, queue: MessageQueue, *, master_first: bool = False) -> Peer:
@@ -335,7 +335,7 @@ class Instance:
 
         `master_first`: a slave only if the route still names no master once it is fetched anew.
         """
-        if master_first and self.routes.master(queue.broker_name) is None:
+        if master_first and self.routes.master_of(queue) is None:
             with contextlib.suppress(RocketSparkError):
                 await self.routes.refresh(queue.topic)
         return await self._reach(queue, self.routes.find_readable)

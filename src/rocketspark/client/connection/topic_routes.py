@@ -25,7 +25,8 @@ from rocketspark.errors import (
     RouteNotFound,
     TransportError,
 )
-from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute
+from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute, is_logical
+from rocketspark.model.route import NO_LEADER
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
@@ -239,18 +240,39 @@ class RouteCache:
         found = addresses.get(broker_id) or (addresses.get(broker_id + 1) if broker_id else None)
         return found or addresses[min(addresses)]
 
+    def leader(self, queue: MessageQueue) -> str:
+        """Return the name of a queue's broker: of a logical queue the one that leads it, as far as known."""
+        if not is_logical(queue):
+            return queue.broker_name
+        route = self._routes.get(queue.topic)
+        return NO_LEADER if route is None else route.leaders.get(queue, NO_LEADER)
+
+    def broker_of(self, queue: MessageQueue) -> BrokerData | None:
+        """Return the addresses of a queue's broker, if they are known."""
+        return self._brokers.get(queue.broker_name) or (
+            self._brokers.get(self.leader(queue)) if is_logical(queue) else None
+        )
+
+    def master_of(self, queue: MessageQueue) -> str | None:
+        """Return "host:port" of the master of a queue's broker, if known."""
+        broker = self.broker_of(queue)
+        return broker.master if broker else None
+
     async def find_master(self, queue: MessageQueue) -> str:
         """Return "host:port" of the master of a queue's broker. Raises RouteNotFound."""
-        return self.master(queue.broker_name) or await self._find(queue, self.master)
+        return self.master_of(queue) or await self._find(queue, self.master)
 
     async def find_readable(self, queue: MessageQueue, broker_id: int = 0) -> str:
         """Return "host:port" to read a queue from, as `readable` finds it. Raises RouteNotFound."""
-        found = self.readable(queue.broker_name, broker_id)
+        found = self.readable(self.leader(queue), broker_id)
         return found or await self._find(queue, lambda name: self.readable(name, broker_id))
 
     async def _find(self, queue: MessageQueue, look: Callable[[str], str | None]) -> str:
         await self.refresh(queue.topic)
-        address = look(queue.broker_name)
+        address = look(self.leader(queue))
+        if address is None and self.leader(queue) == NO_LEADER:
+            text = f"no broker leads queue {queue.queue_id} of the static topic {queue.topic!r}: start it, or remap it"
+            raise BrokerNotFound(queue.topic, remark=text)
         if address is None:
             text = f"no broker {queue.broker_name!r} is known for topic {queue.topic!r}: check the name, or start it"
             raise BrokerNotFound(queue.topic, remark=text)

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
-from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.errors import ConfigError, ProtocolError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.queue_offsets import decode_offsets, encode_offsets
 
 FOLDER = "~/.rocketmq_offsets"
@@ -84,6 +85,10 @@ class BrokerOffsets:
                 await client_api.update_consumer_offset(peer, queue, self._group, offset, oneway=oneway)
             except Exception as e:
                 failed[queue] = e
+                if isinstance(e, ServerError) and e.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
+                    # It moved; the next commit goes to who leads it now.
+                    with contextlib.suppress(RocketSparkError):
+                        await self._instance.routes.refresh(queue.topic)
                 return False
             return True
 
@@ -104,7 +109,7 @@ class BrokerOffsets:
 
         tables: dict[tuple[str, str], list[MessageQueue]] = {}
         for queue in offsets:
-            tables.setdefault((queue.broker_name, queue.topic), []).append(queue)
+            tables.setdefault((self._instance.routes.leader(queue), queue.topic), []).append(queue)
         await asyncio.gather(*(tell_topic(*table) for table in tables.items()))
         return failed
 

@@ -16,7 +16,7 @@ from rocketspark.client.consumer.process_queue import ProcessQueue
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
-from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
+from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, is_logical
 from rocketspark.model.subscription import TAG
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
@@ -183,7 +183,7 @@ class Puller:
         # As it is when the request leaves: an older offset would undo a commit made meanwhile.
         commit = process_queue.lowest if how.send_commits else 0
         # Offsets are the master's (rule: PullAPIWrapper, 5.x).
-        if commit > 0 and address == self._instance.routes.master(self.queue.broker_name):
+        if commit > 0 and address == self._instance.routes.master_of(self.queue):
             sys_flag |= sysflags.PULL_COMMIT_OFFSET
         header = PullHeader(
             group=self.group,
@@ -211,6 +211,8 @@ class Puller:
         inflation = record.Inflation(INFLATED_BYTES, check_crc=self._broken_replies < BROKEN_REPLIES_MAX)
         while True:
             messages = record.decode_messages(pulled.records, self.queue.broker_name, inflation)
+            if is_logical(self.queue):
+                _make_logical(messages, self.queue, pulled.header.offset_delta)
             whole = inflation.at >= len(pulled.records)
             last = messages[-1].queue_offset + 1 if messages else self.process_queue.next_offset
             self._hand_on(messages, inflation, pulled.header.next_offset if whole else last)
@@ -266,6 +268,12 @@ class Puller:
         if isinstance(error, ServerError) and error.code in GROUP_UNKNOWN:
             log.info("%s: the broker does not know group %s yet: %s", self.queue, self.group, error)
             await self._introduce(error.address)
+        elif isinstance(error, ServerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
+            log.info("%s: %s", self.queue, error)
+            before = self._instance.routes.leader(self.queue)
+            await self._look_again()
+            if self._instance.routes.leader(self.queue) != before:
+                return
         elif isinstance(error, ServerError) and not isinstance(error, RouteNotFound):
             log.warning("%s: pull refused: %s", self.queue, error)
             pause_s = REFUSED_PAUSE_S
@@ -298,3 +306,11 @@ class Puller:
             await self._instance.routes.refresh(self.queue.topic)
         except RocketSparkError as e:
             log.info("no new route of topic %s: %s", self.queue.topic, e)
+
+
+def _make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: int | None) -> None:
+    """Place messages in the logical queue that they were pulled from (rule: PullAPIWrapper, 5.x)."""
+    for message in messages:
+        message.settle()
+        message.queue_id = queue.queue_id
+        message.queue_offset += delta or 0

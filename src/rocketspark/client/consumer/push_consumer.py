@@ -33,7 +33,7 @@ from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import ConfigError, ServerError, StateError, UsageError
 from rocketspark.filters import sql92
-from rocketspark.model import MessageQueue, ReceivedMessage, namespace
+from rocketspark.model import MessageQueue, ReceivedMessage, is_logical, namespace
 from rocketspark.model.subscription import SQL92
 from rocketspark.model.text import INT_MAX
 from rocketspark.protocol.headers import SendHeader
@@ -337,7 +337,7 @@ class AsyncPushConsumer(ConsumerLife):
         refused = 0
         while self._state == "started" and not puller.dropped:
             try:
-                peer = await self._instance.master_of(puller.queue)
+                peer = await self._holder(puller.queue, message)
                 await self._send_back(peer, self._wrapped(message), delay_level=-1)
             except Exception as e:
                 text = "offset %d of %s is not taken as a dead letter: %s"
@@ -397,13 +397,19 @@ class AsyncPushConsumer(ConsumerLife):
         them.
         """
         try:
-            peer = await self._instance.master_of(puller.queue)
             for message in messages:
+                peer = await self._holder(puller.queue, message)
                 await self._send_back(peer, self._wrapped(message), delay_level=-1)
         except Exception as e:
             log.warning("messages of %s are not taken as dead letters, they are tried again: %s", puller.queue, e)
             return False
         return True
+
+    async def _holder(self, queue: MessageQueue, message: ReceivedMessage) -> Peer:
+        """Return the connection to the broker in whose log a message is: one of a logical queue says it itself."""
+        return await (
+            self._instance.broker(message.store_host) if is_logical(queue) else self._instance.master_of(queue)
+        )
 
     async def _send_back(self, peer: Peer, message: ReceivedMessage, *, delay_level: int = 0) -> None:
         await client_api.send_back(
@@ -419,7 +425,10 @@ class AsyncPushConsumer(ConsumerLife):
         """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
         full = self._wrapped(message)
         try:
-            peer = await self._instance.peer_of(puller.queue)
+            if is_logical(puller.queue):
+                peer = await self._holder(puller.queue, message)
+            else:
+                peer = await self._instance.peer_of(puller.queue)
             await self._send_back(peer, full)
         except Exception as e:
             log.info("message %s was not taken back, it is sent anew: %s", message.message_id, e)

@@ -60,7 +60,7 @@ class QueueLocks:
 
     async def _lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         locked: set[MessageQueue] = set()
-        for name, of_broker in _by_broker(queues).items():
+        for name, of_broker in self._by_broker(queues).items():
             async with self._turns[name]:
                 of_broker = [q for q in of_broker if q in self.wanted]
                 if of_broker:
@@ -73,7 +73,9 @@ class QueueLocks:
             peer = await self._instance.master_of(queues[0])
             got = await client_api.lock(peer, self._group, self._instance.client_id, queues)
         except RocketSparkError as e:
-            log.info("group %s: queues of %s are not locked: %s", self._group, queues[0].broker_name, e)
+            log.info(
+                "group %s: queues of %s are not locked: %s", self._group, self._instance.routes.leader(queues[0]), e
+            )
             return set()
         for queue in queues:
             if queue in got:
@@ -90,7 +92,7 @@ class QueueLocks:
         self.wanted.difference_update(given_up)
         for queue in given_up:
             self._until_s.pop(queue, None)
-        for name, of_broker in _by_broker(given_up).items():
+        for name, of_broker in self._by_broker(given_up).items():
             async with self._turns[name]:
                 for queue in of_broker:
                     # Once more: a renewal that was on its way may have come in between.
@@ -117,11 +119,10 @@ class QueueLocks:
             await self._told.wait()
             self._told.clear()
             moved, self._moved = self._moved, set()
-            await self._lock([queue for queue in queues() if queue.broker_name in moved])
+            await self._lock([queue for queue in queues() if self._instance.routes.leader(queue) in moved])
 
-
-def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    found: defaultdict[str, list[MessageQueue]] = defaultdict(list)
-    for queue in queues:
-        found[queue.broker_name].append(queue)
-    return found
+    def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+        found: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+        for queue in queues:
+            found[self._instance.routes.leader(queue)].append(queue)
+        return found

@@ -134,7 +134,7 @@ class SendAttempts:
             queue = queue_of_key(sharding_key, queues) if sharding_key else self._choose(out.topic, queues)
         key = (queue, out.code, waiting is None)
         target = self._targets.get(key) or self._target(key)
-        broker = self._routes.broker(queue.broker_name)
+        broker = self._routes.broker_of(queue)
         if target.broker is not broker or target.peer is None:
             target.broker, target.peer = broker, self.open_peer(queue)
         if target.peer is not None and target.peer.is_writable:
@@ -170,11 +170,13 @@ class SendAttempts:
             if self._faults is not None:
                 now_s = time.monotonic()
                 unreachable = isinstance(e, TransportError)
-                self._faults.failed(queue.broker_name, (now_s - began_s) * 1000, now_s, unreachable=unreachable)
+                self._faults.failed(
+                    self._routes.leader(queue), (now_s - began_s) * 1000, now_s, unreachable=unreachable
+                )
             raise
         if self._faults is not None:
             now_s = time.monotonic()
-            self._faults.sent(queue.broker_name, (now_s - began_s) * 1000, now_s)
+            self._faults.sent(self._routes.leader(queue), (now_s - began_s) * 1000, now_s)
         return result
 
     async def _attempt_hooked(self, send: Attempted, queue: MessageQueue) -> SendResult:
@@ -213,10 +215,12 @@ class SendAttempts:
         else:
             peer.ask_for(waiting, opaque, frame, out.code, max((end_s - time.monotonic()) * 1000, 1))
 
-    def may_retry(self, cause: RocketSparkError | None, codes: Collection[int] | None) -> bool:
-        """Tell whether a send may be tried again after `cause`; None: it is stored, but not safely."""
+    def may_retry(self, cause: RocketSparkError | None, codes: Collection[int] | None, last: MessageQueue) -> bool:
+        """Tell whether a send to `last` may be tried again after `cause`; None: it is stored, but not safely."""
         if isinstance(cause, ServerError):
-            return cause.code in (self._rules.retry_codes if codes is None else codes)
+            # Nothing was stored, and the route names who leads it now.
+            moved = cause.code == ResponseCode.NOT_LEADER_FOR_QUEUE and is_logical(last)
+            return moved or cause.code in (self._rules.retry_codes if codes is None else codes)
         return cause is None or cause.retriable
 
     def _begin(self, out: PreparedMessage, queue: MessageQueue, peer: Peer, *, oneway: bool = False) -> Sending:
@@ -303,12 +307,12 @@ class SendAttempts:
 
         Raises BrokerNotFound, NotSent: without a broker nothing can be tried.
         """
-        if self._routes.master(queue.broker_name) is None and not fixed:
+        if self._routes.master_of(queue) is None and not fixed:
             # A queue of an order topic, whose broker is away: others take its turn.
             queues = self._routes.write_queues(queue.topic)
-            others = tuple(q for q in queues if self._routes.master(q.broker_name) is not None)
+            others = tuple(q for q in queues if self._routes.master_of(q) is not None)
             queue = self._choose(queue.topic, others) if others else queue
-        if self._routes.master(queue.broker_name) is None:
+        if self._routes.master_of(queue) is None:
             await self.within(end_s, self._routes.find_master(queue), f"route of topic {queue.topic!r}")
         return queue
 
@@ -325,16 +329,16 @@ class SendAttempts:
         spare: MessageQueue | None = None
         for step in range(1, len(queues) + 1):
             queue = queues[(turn + step) % len(queues)]
-            if faults is not None and not faults.is_available(queue.broker_name, now_s):
+            if faults is not None and not faults.is_available(self._routes.leader(queue), now_s):
                 continue
-            if queue.broker_name != avoid:
+            if self._routes.leader(queue) != avoid:
                 self._turns[topic] = turn + step
                 return queue
             spare = spare or queue
         self._turns[topic] = turn = turn + 1
         if spare is None and faults is not None:
-            name = faults.least_bad((q.broker_name for q in queues), now_s)
-            of_it = [q for q in queues if q.broker_name == name]
+            name = faults.least_bad(map(self._routes.leader, queues), now_s)
+            of_it = [q for q in queues if self._routes.leader(q) == name]
             if of_it:
                 return of_it[turn % len(of_it)]
         return spare or queues[turn % len(queues)]
@@ -350,6 +354,7 @@ class SendAttempts:
     ) -> MessageQueue:
         """Return the queue of the next attempt, after a pause if it is at the same broker; `fixed`: the only one."""
         code = cause.code if isinstance(cause, ServerError) else None
+        asked = self._routes.leader(last)
         if isinstance(cause, TransportError) or (code is not None and self._may_be_old(topic, code)):
             try:
                 # Half of the time left, so that one attempt more is possible even if no NameServer answers.
@@ -360,8 +365,8 @@ class SendAttempts:
         queue = fixed
         if queue is None:
             queues = self._routes.write_queues(topic)
-            queue = self._choose(topic, queues, avoid=last.broker_name) if queues else last
-        if queue.broker_name == last.broker_name and code != ResponseCode.TOPIC_NOT_EXIST:
+            queue = self._choose(topic, queues, avoid=asked) if queues else last
+        if self._routes.leader(queue) == asked and code != ResponseCode.TOPIC_NOT_EXIST:
             await self.pause(attempt, end_s)
         return queue
 
@@ -389,8 +394,8 @@ class SendAttempts:
 
     # -- connections ---------------------------------------------------------------------------------------------
 
-    def _address(self, broker_name: str) -> str | None:
-        address = self._routes.master(broker_name)
+    def _address(self, queue: MessageQueue) -> str | None:
+        address = self._routes.master_of(queue)
         if address is not None and self._rules.vip_channel:
             host, _, port = address.rpartition(":")
             return f"{host}:{int(port) - 2}"
@@ -398,7 +403,7 @@ class SendAttempts:
 
     def open_peer(self, queue: MessageQueue) -> Peer | None:
         """Return the connection to a queue's broker, if it is open."""
-        address = self._address(queue.broker_name)
+        address = self._address(queue)
         return None if address is None else self._instance.open_broker(address)
 
     async def is_ready(self, queue: MessageQueue, end_s: float) -> bool:
@@ -413,9 +418,9 @@ class SendAttempts:
 
     async def connect(self, queue: MessageQueue, end_s: float) -> Peer:
         """Return the connection to a queue's broker. Raises BrokerNotFound, NotSent."""
-        if self._routes.master(queue.broker_name) is None:
+        if self._routes.master_of(queue) is None:
             await self.within(end_s, self._routes.find_master(queue), f"route of topic {queue.topic!r}")
-        address = self._address(queue.broker_name)
+        address = self._address(queue)
         assert address is not None
         return await self.within(end_s, self._instance.broker(address), f"connection to {address}")
 

@@ -26,7 +26,7 @@ from rocketspark.client.producer.producer import GROUP, AsyncProducer
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError
-from rocketspark.model import Message, MessageFields, ReceivedMessage
+from rocketspark.model import Message, MessageFields, ReceivedMessage, is_logical
 from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
@@ -200,7 +200,12 @@ class AsyncTransactionProducer(AsyncProducer):
             broker_name=sent.queue.broker_name,
         )
         try:
-            peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
+            if is_logical(sent.queue):
+                # Its queue may move to another broker; the half message stays where it is.
+                host, port, _ = parse_offset_message_id(sent.offset_message_id)
+                peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            else:
+                peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
             client_api.end_transaction(peer, header)
             self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
         except RocketSparkError as e:

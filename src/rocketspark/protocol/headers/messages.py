@@ -160,9 +160,12 @@ class PullReply(
         "max_offset": "maxOffset",
         "topic_sys_flag": "topicSysFlag",
         "group_sys_flag": "groupSysFlag",
+        "offset_delta": "offsetDelta",
     },
 ):
-    """Reply to a pull: where to read on, and the queue's bounds."""
+    """Reply to a pull: where to read on, and the queue's bounds. `offset_delta`: of a logical queue, what the offsets
+    in the records lack.
+    """
 
     suggested_broker_id: Long = 0
     next_offset: Long = 0
@@ -170,6 +173,7 @@ class PullReply(
     max_offset: Long = 0
     topic_sys_flag: Long | None = None
     group_sys_flag: Long | None = None
+    offset_delta: Long | None = None
 
 
 class SendBackHeader(

@@ -11,6 +11,7 @@ import msgspec
 
 from rocketspark.errors import FilterIllegal, ProtocolError
 from rocketspark.model import BrokerData, MessageQueue, QueueData, Subscription, TopicRoute
+from rocketspark.model.route import LOGICAL_PREFIX, NO_LEADER
 from rocketspark.model.subscription import EXPRESSION_LENGTH_MAX
 from rocketspark.model.text import INT_MAX, LONG_MAX
 from rocketspark.protocol.json import java_json
@@ -101,7 +102,7 @@ class RouteBody(Body, omit_defaults=True):
     queue_datas: list[QueueDataBody] = []
     filter_server_table: dict[str, list[str]] = {}
     order_topic_conf: str | None = None
-    topic_queue_mapping_by_broker: dict[str, Any] | None = None
+    topic_queue_mapping_by_broker: dict[str, QueueMapping] | None = None
 
 
 # More than any broker has of one topic, few enough to hold one value for each.
@@ -112,17 +113,12 @@ QUEUES_OF_ROUTE_MAX = 1 << 18
 def decode_route(topic: str, body: bytes) -> TopicRoute:
     """Return the route in a reply's body.
 
-    Raises ProtocolError, also for more queues than there can be and for a static topic, whose queues are not those of
-    its brokers.
+    Raises ProtocolError, also for more queues than there can be.
     """
     route = java_json.decode(body, RouteBody)
-    if route.topic_queue_mapping_by_broker:
-        raise ProtocolError(
-            f"topic {topic!r} is a static topic, its queues are mapped to brokers'"
-            f" ({', '.join(sorted(route.topic_queue_mapping_by_broker))}): this version does not read such a mapping;"
-            " use a topic without one"
-        )
+    mappings = route.topic_queue_mapping_by_broker or {}
     counts = [max(q.read_queue_nums, q.write_queue_nums) for q in route.queue_datas]
+    counts += [m.total_queues for m in mappings.values()]
     if max(counts, default=0) > QUEUES_OF_BROKER_MAX or sum(counts) > QUEUES_OF_ROUTE_MAX:
         raise ProtocolError(
             f"the route of topic {topic!r} names {sum(counts)} queues, {max(counts)} of one broker; at most"
@@ -136,7 +132,23 @@ def decode_route(topic: str, body: bytes) -> TopicRoute:
             for q in route.queue_datas
         ),
         route.order_topic_conf,
+        _leaders(topic, mappings),
     )
+
+
+def _leaders(topic: str, mappings: dict[str, QueueMapping]) -> dict[MessageQueue, str]:
+    """Return who leads each logical queue of a static topic: of several that say they do, the one of the latest epoch.
+
+    A queue that nobody leads is there all the same (rule: topicRouteData2EndpointsForStaticTopic, 5.x).
+    """
+    found: dict[MessageQueue, str] = {}
+    for scope in sorted({m.scope for m in mappings.values()}):
+        of_scope = sorted((m for m in mappings.values() if m.scope == scope), key=lambda m: m.epoch)
+        leads = {queue_id: m.bname for m in of_scope for queue_id in m.curr_id_map}
+        name = LOGICAL_PREFIX + (scope[2:] if scope == "__global__" else scope)
+        for queue_id in range(max(m.total_queues for m in of_scope)):
+            found[MessageQueue(topic, name, queue_id)] = leads.get(queue_id, NO_LEADER)
+    return found
 
 
 def encode_route(

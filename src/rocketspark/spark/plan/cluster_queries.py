@@ -145,6 +145,11 @@ class ClusterQueries:
             space = f" in namespace {self._access.namespace!r}" if self._access.namespace else ""
             text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
             raise RouteNotFound(topic, remark=text) from None
+        if route.leaders:
+            raise ConfigError(
+                f"topic {topic!r} is a static topic: its offsets have gaps where queues were moved, which this"
+                " source does not tell from loss; read it with a consumer, or read a topic without a mapping"
+            )
         for broker in route.brokers:
             self._learn(broker)
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rocketspark.errors import ProtocolError
@@ -92,11 +94,34 @@ def test_group_and_topic_defaults_are_rocketmq_s() -> None:
     )
 
 
-def test_a_static_topic_is_refused_by_name() -> None:
+def _mapping(bname: str, epoch: int, queues: dict[int, int], total: int = 4, scope: str = "__global__") -> Any:
+    return bodies.QueueMapping("T", scope, total, bname, epoch, curr_id_map=queues)
+
+
+def test_a_static_topic_has_logical_queues_led_by_the_latest_epoch() -> None:
+    mappings = {
+        "b-1": _mapping("b-1", 7, {0: 3, 1: 1, 9: 9}),
+        "b-2": _mapping("b-2", 8, {1: 0, 2: 5}),
+        "b-3": _mapping("b-3", 1, {2: 0, 0: 0}, total=2),
+    }
+    route = bodies.decode_route("T", bodies.encode_route(BROKERS, QUEUES, mappings=mappings))
+    queues = [MessageQueue("T", "__syslo__global__", n) for n in range(4)]
+    assert list(route.leaders.items()) == list(zip(queues, ["b-1", "b-2", "b-2", "__syslo__none__"], strict=True))
+    assert route.producer_queues() == route.read_queues() == tuple(queues)
+    # Another scope is another set of queues.
+    more = {"b-1": _mapping("b-1", 1, {0: 0}, 1), "b-2": _mapping("b-2", 1, {0: 4}, 1, scope="unit")}
+    route = bodies.decode_route("T", bodies.encode_route(BROKERS, QUEUES, mappings=more))
+    assert {(q.broker_name, q.queue_id): name for q, name in route.leaders.items()} == {
+        ("__syslo__global__", 0): "b-1",
+        ("__syslo__unit", 0): "b-2",
+    }
+    huge = {"b-1": _mapping("b-1", 1, {}, 2**31 - 1)}
+    with pytest.raises(ProtocolError, match="at most"):
+        bodies.decode_route("T", bodies.encode_route(BROKERS, QUEUES, mappings=huge))
+
+
+def test_a_route_without_mappings_is_plain() -> None:
     body = bodies.encode_route(BROKERS, QUEUES)
-    static = body[:-1] + b',"topicQueueMappingByBroker":{"b-2":{"bname":"b-2","totalQueues":4}}}'
-    with pytest.raises(ProtocolError, match="'T' is a static topic"):
-        bodies.decode_route("T", static)
     plain = bodies.decode_route("T", body)
     for none in (b"null", b"{}"):
         assert bodies.decode_route("T", body[:-1] + b',"topicQueueMappingByBroker":' + none + b"}") == plain
