@@ -21,7 +21,7 @@ from rocketspark.client.producer.prepared_message import PreparedMessage, queue_
 from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE, State
 from rocketspark.client.results import STATUS, SendResult
 from rocketspark.errors import FrameError, NotSent, RocketSparkError, ServerError, TransportError, UsageError
-from rocketspark.model import BrokerData, MessageQueue
+from rocketspark.model import BrokerData, MessageQueue, is_logical
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import SendHeader, SendReply, decode_ext
 from rocketspark.protocol.message import batch, properties
