@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import zlib
 
 import lz4.frame
 import zstandard
 
 from rocketspark.errors import RecordError
+from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.message import sysflags
+
+log = logging.getLogger("rocketspark")
 
 KINDS = {
     "zlib": sysflags.COMPRESSION_ZLIB,
     "lz4": sysflags.COMPRESSION_LZ4,
     "zstd": sysflags.COMPRESSION_ZSTD,
 }
-INFLATED_BYTES_MAX = 64 << 20
+# The environment sets what one body may inflate to, for this process: also for Spark's (spark.executorEnv).
+LIMIT_NAME = "ROCKETMQ_INFLATED_BYTES_MAX"
+
+
+def limit_of(text: str | None) -> int:
+    """Return the limit that the environment sets, 64 MiB by default; a text that is no number from 1 on is passed over,
+    with a warning.
+    """
+    number = whole_number(text, low=1, high=INT_MAX) if text else None
+    if text and number is None:
+        log.warning("%s=%s is no number of bytes: 64 MiB stay the limit", LIMIT_NAME, shown(text))
+    return number or 64 << 20
+
+
+INFLATED_BYTES_MAX = limit_of(os.environ.get(LIMIT_NAME))
+# Beyond it the window alone would be larger than the limit is by default.
+_ZSTD_WINDOW_BYTES_MAX = 64 << 20
 _ZSTD_SLICE_BYTES = 1024
 
 
@@ -34,7 +55,7 @@ def deflate(body: bytes, kind: str = "zlib", level: int = 5) -> tuple[bytes, int
 
 
 def inflate(body: bytes, sys_flag: int) -> bytes:
-    """Return the body as sent. Raises RecordError if it does not inflate, is cut off, or is over 64 MiB."""
+    """Return the body as sent. Raises RecordError if it does not inflate, is cut off, or is over the limit."""
     kind = sys_flag & sysflags.COMPRESSION_MASK
     try:
         if kind == sysflags.COMPRESSION_LZ4:
@@ -50,15 +71,18 @@ def inflate(body: bytes, sys_flag: int) -> bytes:
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as e:
         raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: {e}") from e
     if len(inflated) > INFLATED_BYTES_MAX:
-        raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) inflates to more than {INFLATED_BYTES_MAX} bytes")
+        raise RecordError(
+            f"compressed body (sysFlag {sys_flag:#x}) inflates to more than {INFLATED_BYTES_MAX} bytes"
+            f" ({LIMIT_NAME} sets the limit)"
+        )
     if not whole:
         raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: it is cut off")
     return inflated
 
 
 def _inflate_zstd(body: bytes) -> tuple[bytes, bool]:
-    """Return (the inflated body, whether the frame is complete), stopping soon after 64 MiB."""
-    inflater = zstandard.ZstdDecompressor().decompressobj()
+    """Return (the inflated body, whether the frame is complete), stopping soon after the limit."""
+    inflater = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
     # The decompressor takes no bound for its output, so the input is fed in small slices.
     parts: list[bytes] = []
     size = at = 0

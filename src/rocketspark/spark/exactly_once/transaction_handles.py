@@ -61,9 +61,11 @@ def decode(body: bytes) -> HandleManifest:
     try:
         (size,) = _LENGTH.unpack_from(body)
         head = msgspec.json.decode(body[4 : 4 + size], type=HandleHead)
-        columns = zlib.decompress(body[4 + size :])
         rows = head.rows
-        if not 0 <= rows <= ROWS_MAX or len(columns) != rows * 20:
+        if not 0 <= rows <= ROWS_MAX:
+            raise ValueError(f"{rows} rows")
+        columns = zlib.decompressobj().decompress(body[4 + size :], rows * 20 + 1)
+        if len(columns) != rows * 20:
             raise ValueError(f"{len(columns)} bytes for {rows} rows")
         targets = np.cumsum(np.frombuffer(columns, "<i4", rows), dtype=np.int32)
         half_offsets = np.cumsum(np.frombuffer(columns, "<i8", rows, rows * 4), dtype=np.int64)
