@@ -15,8 +15,9 @@ from functools import lru_cache
 
 from bench.load import Load, Stream, pump
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.headers import SendHeader, to_ext
 from rocketspark.protocol.message import batch
+from rocketspark.protocol.request_signing import sign
 from rocketspark.transport.request_frames import request
 
 FRAME_COUNT = 8192
@@ -25,8 +26,17 @@ QUEUE_COUNT = 4
 TOPIC = "BenchmarkTest"
 
 
-def frame(topic: str, queue_id: int, body: bytes, unique_id: str, opaque: int, *, batched: bool = False) -> bytes:
-    """One request as the Java client writes it."""
+def frame(
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    unique_id: str,
+    opaque: int,
+    *,
+    batched: bool = False,
+    key: tuple[str, str] | None = None,
+) -> bytes:
+    """One request as the Java client writes it; `key`: access key and secret to sign it with."""
     header = SendHeader(
         producer_group="bench",
         topic=topic,
@@ -39,16 +49,20 @@ def frame(topic: str, queue_id: int, body: bytes, unique_id: str, opaque: int, *
         broker_name="broker-a",
     )
     code = RequestCode.SEND_BATCH_MESSAGE if batched else RequestCode.SEND_MESSAGE_V2
-    return request(code, header, body, opaque=opaque, language="JAVA")
+    if key is None:
+        return request(code, header, body, opaque=opaque, language="JAVA")
+    ext = to_ext(header)
+    sign(ext, body, key[0], key[1].encode())
+    return request(code, ext, body, opaque=opaque, language="JAVA")
 
 
 @lru_cache(maxsize=4)
-def stream(topic: str, body_bytes: int, queues: int = QUEUE_COUNT) -> Stream:
+def stream(topic: str, body_bytes: int, queues: int = QUEUE_COUNT, key: tuple[str, str] | None = None) -> Stream:
     """Messages with a unique id each, the queues in turn."""
     prefix = secrets.token_hex(12).upper()
     body = secrets.token_hex(body_bytes // 2 + 1).encode()[:body_bytes]
     count = max(min(FRAME_COUNT, STREAM_BYTES_MAX // (body_bytes + 300)), 64)
-    return Stream(frame(topic, i % queues, body, f"{prefix}{i:08X}", 100_000 + i) for i in range(count))
+    return Stream(frame(topic, i % queues, body, f"{prefix}{i:08X}", 100_000 + i, key=key) for i in range(count))
 
 
 def batches(topic: str, body_bytes: int, batch_count: int, queues: int) -> Stream:
