@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.clients.scene import Inbox
-from tests.patience import LIMIT_S
+from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer
@@ -109,8 +109,16 @@ def test_replicas_copy_and_take_over_behind_the_door(tmp_path: Path) -> None:
             operations.create_topic("orders", queue_count=1)
             operations.create_user("shop", "secret-of-shop")
             operations.create_acl("shop", ["Topic:orders"], ["Pub"])
-        with Producer(cluster.namesrv, retries=0, **keys(cluster, "shop", "secret-of-shop")) as producer:
+            (slave,) = set(cluster.brokers) - {cluster.master()}
+            deadline = time.monotonic() + LIMIT_S
+            while not operations.list_acls("shop", brokers=[slave]):
+                assert time.monotonic() < deadline, "the slave does not take the rules"
+                time.sleep(0.05)
+        with Producer(cluster.namesrv, **keys(cluster, "shop", "secret-of-shop")) as producer:
             assert producer.send("orders", b"before").status == "SEND_OK"
+            cluster.kill_master()
+            assert cluster.wait_in_sync(1) == slave
+            assert producer.send("orders", b"after", timeout_ms=LIMIT_MS).status == "SEND_OK"
 
 
 COMMAND = [sys.executable, "-m", "rocketspark.cli.main"]

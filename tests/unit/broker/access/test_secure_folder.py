@@ -1,0 +1,99 @@
+"""What `server --secure` keeps: made once, whole whenever a kill came, closed to others, and shown to nobody."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from rocketspark.broker.access import secure_folder
+from rocketspark.broker.access.secure_folder import ADMIN_SECRET, CERTIFICATE, INNER, INNER_SECRET, KEY, load, prepare
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.transport.tls import self_signed
+
+pytest.importorskip("cryptography")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_it_is_made_once_and_closed(tmp_path: Path) -> None:
+    made = prepare(tmp_path / "secure", ["127.0.0.1"])
+    assert made.is_new
+    before = contents(made.folder)
+    assert set(before) == {CERTIFICATE, KEY, ADMIN_SECRET, INNER_SECRET}
+    assert stat.S_IMODE(made.folder.stat().st_mode) == 0o700
+    for name in (KEY, ADMIN_SECRET, INNER_SECRET):
+        assert stat.S_IMODE((made.folder / name).stat().st_mode) == 0o600
+    again = prepare(tmp_path / "secure", ["127.0.0.1"])
+    assert not again.is_new
+    assert contents(made.folder) == before
+    assert load(made.folder).inner_secret == made.inner_secret
+    assert made.admin_password not in repr(made)
+    assert made.inner_secret not in repr(made)
+
+
+@pytest.mark.parametrize("lost", [CERTIFICATE, KEY, INNER_SECRET])
+def test_what_a_kill_left_half_is_made_whole(tmp_path: Path, lost: str) -> None:
+    made = prepare(tmp_path)
+    (made.folder / lost).unlink()
+    again = prepare(tmp_path)
+    assert again.is_new == (lost == INNER_SECRET)
+    settings = BrokerSettings(store_root=str(tmp_path / "store"))
+    again.apply(settings)
+    settings.check()
+
+
+def test_a_pair_is_made_anew_when_it_does_not_serve_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepare(tmp_path, ["127.0.0.1", "0.0.0.0"])
+    first = made.ca.read_bytes()
+    prepare(tmp_path, ["localhost"])
+    assert made.ca.read_bytes() == first
+    prepare(tmp_path, ["broker.example"])
+    second = made.ca.read_bytes()
+    assert second != first
+    (tmp_path / KEY).write_bytes(self_signed.make().key)
+    prepare(tmp_path, ["broker.example"])
+    third = made.ca.read_bytes()
+    assert third != second
+    monkeypatch.setattr(secure_folder, "DAYS_LEFT_MIN", 400)
+    prepare(tmp_path, ["broker.example"])
+    assert made.ca.read_bytes() != third
+
+
+def test_a_store_that_has_users_gets_no_administrator_again(tmp_path: Path) -> None:
+    made = prepare(tmp_path / "secure")
+    new = BrokerSettings(store_root=str(tmp_path / "new"))
+    made.apply(new)
+    assert [user.username for user in new.access.first_users()] == ["admin", INNER]
+    (tmp_path / "old/config").mkdir(parents=True)
+    (tmp_path / "old/config/accessControl.json").write_text("{}")
+    old = BrokerSettings(store_root=str(tmp_path / "old"))
+    made.apply(old)
+    assert [user.username for user in old.access.first_users()] == [INNER]
+    assert (old.authentication, old.authorization, old.tls.mode) == (True, True, "enforcing")
+
+
+def test_a_removed_first_password_is_not_needed(tmp_path: Path) -> None:
+    made = prepare(tmp_path)
+    (tmp_path / ADMIN_SECRET).unlink()
+    again = prepare(tmp_path)
+    assert (again.is_new, again.admin_password, again.inner_secret) == (False, "", made.inner_secret)
+
+
+def test_what_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no cert.pem: name the folder `secure`"):
+        load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnwritable, match="cannot be written"):
+        prepare(tmp_path / "file" / "secure")
+    prepare(tmp_path / "a")
+    (tmp_path / "a" / INNER_SECRET).write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="no UTF-8 text"):
+        load(tmp_path / "a")
+    (tmp_path / "a" / INNER_SECRET).write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        load(tmp_path / "a")
