@@ -26,6 +26,7 @@ PARTS = {
     "consume": "1 M messages through the Java client, from our broker and from the Java broker",
     "waiting": "2,000 waiting pulls: idle processor time, and send to answer, beside the Java broker",
     "connections": "1,000 connections that send and pull, beside the Java broker",
+    "hostile": "a client that sends and pulls beside attackers, 200 attacks a second of 11 kinds",
     "queues": "10,000 queues: creation, sends, disk, memory, restart",
     "backlog": "10 M messages: written, then pulled at the start, in the middle, at the end, beside a fresh broker",
     "route": "route queries to the NameServer, beside the Java NameServer",

@@ -1,0 +1,136 @@
+"""A client that sends and pulls 200 times a second while attackers of a stated rate, kinds mixed, work beside it.
+
+Quiet and attacked stretches take turns on one broker; the ratio is that of the p99, aim: within 2.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import raw_send
+from bench.attackers import TOPIC
+from bench.fill import create_topic
+from bench.load import connect
+from bench.peers import Servers, cpu_seconds, end_rows, ours, stop
+from bench.plan import Plan
+from bench.report import Row, percentile, progress, show
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.message import sysflags
+from rocketspark.transport.request_frames import request
+
+ROOT = Path(__file__).resolve().parents[1]
+ATTACKS_PER_S = 200
+ROUNDS_PER_S = 200
+LIMIT_S = 30.0
+QUEUE = 1
+
+
+class Normal:
+    """The other client: one connection, one message sent and pulled again in each round."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._socket = connect(servers.broker)
+        self._socket.settimeout(LIMIT_S)
+        self._offset = 0
+
+    def stretch(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Rounds for so long: us of each send and of each pull."""
+        sends, pulls = [], []
+        began = time.perf_counter()
+        while (now := time.perf_counter()) - began < seconds:
+            sends.append(self._ask(raw_send.frame(TOPIC, QUEUE, b"x" * 128, f"{time.time_ns():032X}", 1)))
+            pulls.append(self._ask(pull_frame(self._offset)))
+            self._offset += 1
+            time.sleep(max(now + 1 / ROUNDS_PER_S - time.perf_counter(), 0.0))
+        return sends, pulls
+
+    def _ask(self, frame: bytes) -> float:
+        began = time.perf_counter()
+        self._socket.sendall(frame)
+        head = self._received(4)
+        if b'"code":0,' not in self._received(int.from_bytes(head, "big")):
+            raise ConnectionError("the broker refused a request of the client beside the attackers")
+        return (time.perf_counter() - began) * 1e6
+
+    def _received(self, size: int) -> bytes:
+        data = self._socket.recv(size, socket.MSG_WAITALL)
+        if len(data) < size:
+            raise ConnectionError("the broker closed the connection of the client beside the attackers")
+        return data
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+
+def pull_frame(offset: int) -> bytes:
+    """A pull of the message that was just sent."""
+    header = PullHeader(
+        group="bench-normal",
+        topic=TOPIC,
+        queue_id=QUEUE,
+        queue_offset=offset,
+        count_max=1,
+        sys_flag=sysflags.PULL_SUBSCRIPTION,
+        commit_offset=0,
+        suspend_ms=0,
+        subscription="*",
+        subscription_version=0,
+    )
+    return request(RequestCode.PULL_MESSAGE, header, opaque=1, language="JAVA")
+
+
+@contextmanager
+def attackers(servers: Servers, rate: float) -> Iterator[subprocess.Popen[str]]:
+    """The process of the attackers."""
+    command = [sys.executable, "-m", "bench.attackers", servers.broker, str(rate)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield process
+    finally:
+        stop(process)
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def run(plan: Plan) -> list[Row]:
+    """The p99 of sends and pulls, quiet and attacked, and how far apart they are."""
+    seconds, rounds = plan.of(3.0, 1.0, 0.1), plan.rounds(5)
+    rate = plan.of(ATTACKS_PER_S, ATTACKS_PER_S, 50)
+    quiet: tuple[list[float], list[float]] = ([], [])
+    attacked: tuple[list[float], list[float]] = ([], [])
+    made, cpu_s, rows = 0, 0.0, []
+    with ours(config=plan.config) as mine, attackers(mine, rate) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        create_topic(mine.broker, TOPIC, 4)
+        normal = Normal(mine)
+        normal.stretch(min(seconds, 1.0))
+        for number in range(rounds):
+            progress(f"round {number + 1} of {rounds}")
+            for kept, taken in zip(quiet, normal.stretch(seconds), strict=True):
+                kept += taken
+            before_s = cpu_seconds(mine.pid)
+            print(seconds, file=process.stdin, flush=True)
+            for kept, taken in zip(attacked, normal.stretch(seconds), strict=True):
+                kept += taken
+            made += int(process.stdout.readline())
+            cpu_s += cpu_seconds(mine.pid) - before_s
+        for what, q, a in zip(("send", "pull"), quiet, attacked, strict=True):
+            for share, name in ((0.5, "median"), (0.99, "p99")):
+                pair = percentile(a, share), percentile(q, share)
+                rows.append(Row(f"{what}, {name}: attacked, and quiet", *pair, "us", pair[1] / pair[0]))
+        rows.append(Row("attacks, 11 kinds mixed", made / (rounds * seconds), None, "/s"))
+        rows.append(Row("  processor time under attack", cpu_s / (rounds * seconds) * 1000, None, "ms/s"))
+        normal.close()
+        rows += end_rows(mine, None)
+    show(rows, peer="quiet")
+    return rows
