@@ -13,7 +13,7 @@ from rocketspark.transport.tls.stream import TlsStream
 
 
 async def secured(peer: Peer, host: str, port: int, tls: ClientTls) -> None:
-    """Connect a peer by TLS. Raises OSError if nobody answers, NotSent if the handshake fails, ConfigError."""
+    """Connect a peer by TLS. Raises OSError if nobody answers, NotSent if the handshake fails."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -30,6 +30,9 @@ async def secured(peer: Peer, host: str, port: int, tls: ClientTls) -> None:
     name = tls.name_of(host)
     try:
         stream = TlsStream(peer, tls.context(), server_side=False, server_name=name, shaken=shaken)
+    except ConfigError as e:
+        # Files that were good when the client was made: they may be being replaced.
+        raise NotSent(str(e), address=peer.address) from None
     except ValueError:
         raise ConfigError(f"{shown(name)!r} is no name that a certificate can be for: set tls_server_name") from None
     try:

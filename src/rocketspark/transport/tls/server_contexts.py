@@ -90,10 +90,12 @@ class ServerContexts:
     async def _reload(self) -> None:
         try:
             context = await asyncio.to_thread(_context, self.settings)
-        except ConfigError as e:
-            if str(e) != self._complaint:
-                self._complaint = str(e)
-                log.warning("the new certificate cannot be used, the one before stays: %s", e)
+        except Exception as e:
+            # Whatever it is: later files are looked at too.
+            text = str(e) if isinstance(e, ConfigError) else f"{type(e).__name__}: {e}"
+            if text != self._complaint:
+                self._complaint = text
+                log.warning("the new certificate cannot be used, the one before stays: %s", text)
             return
         self._complaint = ""
         self.context = context

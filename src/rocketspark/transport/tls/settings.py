@@ -227,6 +227,14 @@ def gathered(
     given = {**conf, **named, **{key: value for key, value in options.items() if value is not None}}
     values, unknown = _file(given.get(FILE_KEY, ""))
     settings = from_values({**values, **given})
+    own = (
+        settings.client(True) if settings.client() or settings.client_trust_path or settings.client_cert_path else None
+    )
+    if own is not None:
+        try:
+            own.context()
+        except ConfigError as e:
+            raise ConfigError(f"tls.client: {e}") from None
     return settings, [*unknown, *settings.warnings()]
 
 

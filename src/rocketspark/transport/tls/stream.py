@@ -84,7 +84,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def shake(self) -> None:
         """Make one step of the handshake, with what came in."""
-        if self._ready or self._below is None:
+        if self._ready or self.is_closing():
             return
         try:
             self._object.do_handshake()
@@ -222,12 +222,14 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Take no more from the other side; nothing that was decrypted is held back here."""
-        if self._below is not None:
+        if not self.is_closing():
+            assert self._below is not None
             self._below.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on with it."""
-        if self._below is not None:
+        if not self.is_closing():
+            assert self._below is not None
             self._below.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

@@ -12,6 +12,7 @@ from tests.certificates import Issuer
 from tests.live.support import run, until
 from tests.raw_tls import ECHO, place, raw_tls, serving
 
+from rocketspark.errors import NotSent
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
 from rocketspark.transport.tls import ClientTls, TlsSettings, server_contexts
@@ -97,6 +98,21 @@ def test_who_is_trusted_changes_too(tmp_path: Path) -> None:
             shutil.copy(other.ca, trust)
             while not await accepted(server):
                 await asyncio.sleep(0.005)
+
+    run(main())
+
+
+def test_a_client_whose_files_are_away_for_a_while_tries_again(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    pair, ca = issuer.pair(), tmp_path / "mine.pem"
+    client = ClientTls(ca=str(ca))
+
+    async def main() -> None:
+        async with serving(TlsSettings(cert_path=pair.cert, key_path=pair.key)) as server:
+            with pytest.raises(NotSent, match=r"tls_ca=.*mine.pem cannot be read"):
+                await dial(server.address, tls=client)
+            shutil.copy(issuer.ca, ca)
+            (await dial(server.address, tls=client)).close()
 
     run(main())
 

@@ -9,6 +9,7 @@ import pytest
 from tests.certificates import Issuer
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown
 from rocketspark.transport.tls import ClientTls, TlsSettings, client_tls
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import KEYS, from_values, gathered, variable
@@ -19,21 +20,26 @@ MARKER = "s3cr3t-marker"
 def test_options_win_over_the_environment_that_over_a_conf_that_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "tls.properties"
     file.write_text(
-        "tls.server.mode=disabled\ntls.server.certPath=1\ntls.server.keyPath=1\ntls.client.trustCertPath=1\nodd=1\n"
+        "tls.server.mode=disabled\ntls.server.certPath=1\ntls.server.keyPath=1\ntls.protocols=TLSv1.3\nodd=1\n"
     )
     conf = {"tls.server.mode": "permissive", "tls.server.certPath": "2", "tls.server.keyPath": "2"}
     environ = {"ROCKETMQ_TLS_SERVER_CERTPATH": "3", "ROCKETMQ_TLS_SERVER_KEYPATH": "3"}
     options = {"tls.config.file": str(file), "tls.server.keyPath": "4", "tls.server.mode": None}
     found, warnings = gathered(conf, options, environ)
-    assert (found.mode, found.cert_path, found.key_path, found.client_trust_path) == ("permissive", "3", "4", "1")
-    assert warnings == [f"{file}: unknown key 'odd' is ignored" if "'odd'" in warnings[0] else warnings[0]]
-    assert "unknown key" in warnings[0]
+    assert (found.mode, found.cert_path, found.key_path, found.protocols) == ("permissive", "3", "4", "TLSv1.3")
+    assert warnings == [f"{file}: unknown key {shown('odd')!r} is ignored"]
 
 
 def test_a_file_that_is_named_must_be_there_and_the_default_one_need_not(tmp_path: Path) -> None:
     assert gathered({}, {}, {}) == (TlsSettings(), [])
     with pytest.raises(ConfigError, match=r"tls.config.file=.*absent cannot be read: No such file"):
         gathered({"tls.config.file": str(tmp_path / "absent")}, {}, {})
+
+
+def test_files_for_own_connections_must_be_there_at_the_start(tmp_path: Path) -> None:
+    for key in ("tls.client.trustCertPath", "tls.client.certPath"):
+        with pytest.raises(ConfigError, match=r"tls.client: tls_.*=/absent cannot be read"):
+            gathered({key: "/absent"}, {}, {})
 
 
 def test_names_of_the_environment_are_no_two_keys() -> None:
