@@ -6,6 +6,8 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -33,7 +35,11 @@ final class Producers {
 
     private Object start(JSONObject args) throws Exception {
         String traceTopic = args.getString("trace_topic");
-        DefaultMQProducer producer = new DefaultMQProducer(args.getString("group"), traceTopic != null, traceTopic);
+        AclClientRPCHook signer = args.containsKey("access_key")
+            ? new AclClientRPCHook(new SessionCredentials(args.getString("access_key"), args.getString("secret_key")))
+            : null;
+        DefaultMQProducer producer =
+            new DefaultMQProducer(args.getString("group"), signer, traceTopic != null, traceTopic);
         Shapes.configure(producer, args);
         if (args.containsKey("compression")) {
             compress(producer, args.getString("compression"));
