@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.options import AtTime, parse_columns, parse_read, parse_write
+from rocketspark.spark.options import AtTime, over, parse_columns, parse_read, parse_write
 
 BASE = {"namesrv": "127.0.0.1:9876", "topic": "orders"}
 
@@ -286,3 +288,51 @@ def test_columns_are_parted_by_commas() -> None:
         assert parse_columns({"no": "topic", **given}) == ("body", "tag", "queueOffset")
     with pytest.raises(ConfigError, match="did you mean 'columns'"):
         parse_read({**BASE, "column": "body"}, streaming=False)
+
+
+def test_secrets_may_stand_in_files(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("hide-4\nmore\n")
+    taken = parse_write({"namesrv": "a:1", "accessKey": "k", "secretKeyFile": str(file)})
+    assert taken.access.secret_key == "hide-4"
+    assert "hide" not in repr(taken)
+    for change, says in (
+        ({"secretKey": "x", "secretKeyFile": str(file)}, "options secretKey and secretKeyFile are both given"),
+        ({"secretKeyFile": "/nowhere/key"}, "option secretKeyFile=/nowhere/key cannot be read: No such file"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            parse_write({"namesrv": "a:1", "accessKey": "k", **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"useTls": "yes"}, "option useTls is 'yes'"),
+        ({"tlsCa": "/x"}, "option tlsCa is given, but useTls is not: set useTls=true"),
+        ({"useTls": "true", "tlsVerify": "some"}, "option tlsVerify='some': full, ca, none are known"),
+        ({"useTls": "true", "tlsCa": "/nowhere/ca.pem"}, r"option tlsCa=/nowhere/ca\.pem cannot be read"),
+        ({"useTls": "true", "tlsKey": "/x"}, "option tlsKey is given without tlsCert"),
+        ({"useTSL": "true"}, "did you mean 'useTls'"),
+    ],
+)
+def test_wrong_options_of_tls_are_named(change: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_write({"namesrv": "a:1", **change})
+
+
+def test_keys_and_tls_over_others_are_taken_whole() -> None:
+    base = {"namesrv": "a:1", "accessKey": "one", "secretKey": "1", "useTls": "true", "tlsCa": "/one"}
+    assert over(base, {"SecretKeyFile": "/two", "accesskey": "two"}) == {
+        "namesrv": "a:1",
+        "useTls": "true",
+        "tlsCa": "/one",
+        "SecretKeyFile": "/two",
+        "accesskey": "two",
+    }
+    assert over(base, {"useTls": "false", "topic": "t"}).keys() == {
+        "namesrv",
+        "accessKey",
+        "secretKey",
+        "useTls",
+        "topic",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -11,6 +12,7 @@ from pyspark.logger import PySparkLogger
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines.connection import Connection, connection, pairs
 from rocketspark.spark.pipelines.session import SessionOptions, check_installed, one_line, quiet_errors
+from rocketspark.transport.tls.client_tls import ClientTls
 
 IN_PYTHON = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -69,6 +71,28 @@ def test_connection_leaves_unset_options_out() -> None:
         "x": "a=b",
     }
     assert connection(made) is made
+
+
+def test_keys_among_the_options_are_the_connection_s_own(tmp_path: Path) -> None:
+    """What topics are made with is what they are read with."""
+    file = tmp_path / "key"
+    file.write_text("hide-1\n")
+    options = {"AccessKey": "two", "secretKeyFile": str(file), "useTls": "true", "tlsVerify": "none", "tags": "A"}
+    made = connection(Connection("a:1", "ns", "one", "hide-2", options=options))
+    assert made == Connection("a:1", "ns", "two", "hide-1", options={"tags": "A"}, tls=ClientTls(verify="none"))
+    assert made.access.credentials()["secret_key"] == "hide-1"
+    assert "hide" not in f"{made!r} {made}"
+    assert made.spark_options() == {
+        "namesrv": "a:1",
+        "namespace": "ns",
+        "accessKey": "two",
+        "secretKey": "hide-1",
+        "useTls": "true",
+        "tlsVerify": "none",
+        "tags": "A",
+    }
+    with pytest.raises(ConfigError, match="belong together"):
+        connection(made._replace(options={"accessKey": "three"}))
 
 
 @pytest.mark.parametrize("text", ["x", "=1", " =1"])
