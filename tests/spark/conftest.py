@@ -66,6 +66,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.compress", "false")
         .config("spark.eventLog.dir", f"file:{tmp_path_factory.mktemp('events')}")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.stopTimeout", "30s")
