@@ -223,6 +223,7 @@ def test_times_take_effect_at_once(tmp_path: Path) -> None:
         ("listenPort=1", ResponseCode.INVALID_PARAMETER, "listenPort cannot change while the broker runs"),
         ("flushDiskType=SYNC_FLUSH", ResponseCode.INVALID_PARAMETER, "flushDiskType cannot change"),
         ("brokerRole=SYNC_MASTER", ResponseCode.INVALID_PARAMETER, "brokerRole"),
+        ("tls.server.mode=disabled", ResponseCode.INVALID_PARAMETER, "tls.server.mode cannot change while the broker"),
         ("useTLS=true", ResponseCode.INVALID_PARAMETER, "useTLS cannot change while the broker runs"),
         ("nothing", ResponseCode.INVALID_PARAMETER, "line 3: 'nothing' is no key=value"),
     ],

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from tests.certificates import Issuer
 
-from rocketspark.errors import ConfigError
+from rocketspark.broker.settings import settings_from
+from rocketspark.controller.settings import ControllerSettings
+from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.text import shown
+from rocketspark.namesrv.settings import Settings as NameServerSettings
 from rocketspark.transport.tls import ClientTls, TlsSettings, client_tls
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import KEYS, from_values, gathered, variable
@@ -107,6 +110,22 @@ def test_passwords_stand_in_no_text_of_the_settings() -> None:
     assert own is not None
     assert own.key_password == MARKER
     assert MARKER not in repr(found) + str(found) + repr(own)
+
+
+def test_no_server_shows_or_changes_them(tmp_path: Path) -> None:
+    values = {"tls.server.keyPassword": MARKER, "tls.server.mode": "disabled", "useTLS": "true"}
+    names, controller = NameServerSettings(), ControllerSettings(values)
+    assert names.take(values) == controller.unknown == []
+    broker, unknown = settings_from(values)
+    assert unknown == []
+    assert (names.tls.mode, controller.tls.mode, broker.tls.mode) == ("disabled",) * 3
+    assert (names.tls.enable, controller.tls.enable, broker.use_tls) == (True,) * 3
+    for shown_to_all in (names.document(), controller.document(), str(broker.properties()), repr(broker)):
+        assert MARKER not in shown_to_all
+        assert "tls.server" not in shown_to_all.replace("TlsSettings(mode='disabled'", "")
+    for server in (names, controller):
+        with pytest.raises(ServerError, match=r"tls\.server\.mode cannot change while"):
+            server.update("tls.server.mode=permissive")
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
