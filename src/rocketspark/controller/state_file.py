@@ -13,6 +13,7 @@ import msgspec
 
 from rocketspark.controller.replica_sets import ReplicaSet, Sets
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.files import config_files
 from rocketspark.store.files.directory_lock import DirectoryLock
@@ -92,14 +93,14 @@ def decode(content: bytes, path: str) -> Sets:
     """Return the sets of a file's content. Raises ConfigError if it is damaged or of another version."""
     first, _, body = content.partition(b"\n")
     try:
-        head = msgspec.json.decode(first, type=_Head)
+        head = typed_json.decode(first, _Head)
         if head.format == FORMAT and head.version != VERSION:
             raise ConfigError(
                 f"{path} is of version {head.version}, this RocketSpark reads version {VERSION}: start the one that"
                 " wrote it"
             )
         if head.format == FORMAT and head.crc == zlib.crc32(body):
-            return {s.broker_name: s for s in msgspec.json.decode(body, type=list[ReplicaSet])}
+            return {s.broker_name: s for s in typed_json.decode(body, list[ReplicaSet])}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     raise ConfigError(

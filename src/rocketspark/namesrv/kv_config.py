@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
@@ -35,7 +36,7 @@ class KvConfig:
         self._characters = 0
         if path is not None and path.exists():
             try:
-                self._tables = msgspec.json.decode(path.read_bytes(), type=_Document).config_table
+                self._tables = typed_json.decode(path.read_bytes(), _Document).config_table
             except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as e:
                 raise ConfigError(f"{path} cannot be read: {e}; mend or remove it") from e
             self._characters = sum(len(n) + len(k) + len(v) for n, t in self._tables.items() for k, v in t.items())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -113,7 +114,7 @@ def _secrets(text: str) -> dict[str, str]:
     if not text.strip():
         return {}
     try:
-        found = msgspec.json.decode(text, type=list[_Credentials])
+        found = typed_json.decode(text, list[_Credentials])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         found = []
     if not found or any(not each.access_key.strip() or not each.secret_key.strip() for each in found):

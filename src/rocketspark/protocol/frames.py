@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import FrameError
+from rocketspark.model import typed_json
 
 JSON = 0
 BINARY = 1
@@ -166,7 +167,7 @@ def decode_header(header: bytes, serialization: int) -> Frame:
     if not isinstance(values, dict) or not isinstance(values.get("code"), int):
         raise FrameError("the header is no JSON object with a code")
     try:
-        head = msgspec.convert(values, _Head, strict=False)
+        head = typed_json.convert(values, _Head, strict=False)
     except msgspec.ValidationError as e:
         raise FrameError(f"the header is not a RocketMQ header: {e}") from e
     return Frame(

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import FrameError
+from rocketspark.model import typed_json
 from rocketspark.model.text import LONG_MAX, whole_number
 
 ACCESS_KEY, SECURITY_TOKEN, SIGNATURE = "AccessKey", "SecurityToken", "Signature"
@@ -27,8 +28,8 @@ SIGNED_TIME = "SignedTime"
 # Clocks differ.
 AHEAD_MS_MAX = 5 * 60_000
 
-_texts = msgspec.json.Decoder(dict[str, str])
-_values = msgspec.json.Decoder(dict[str, Any])
+_texts = typed_json.decoder(dict[str, str])
+_values = typed_json.decoder(dict[str, Any])
 
 
 def sign(ext: dict[str, str], body: bytes, access_key: str, secret: bytes, security_token: str | None = None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rocketspark.errors import ProtocolError
+from rocketspark.model import typed_json
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
 FIELD_END, RECORD_END = "\x01", "\x02"
@@ -136,7 +137,7 @@ def decode_each(text: str) -> Iterator[Trace | Broken | Unknown]:
         values: dict[str, str] = dict(zip(names, fields[1:], strict=False))
         values |= {name: _MISSING[name] for name in names if name not in values and name in _MISSING}
         try:
-            yield msgspec.convert(values, kind, strict=False)
+            yield typed_json.convert(values, kind, strict=False)
         except msgspec.ValidationError as e:
             yield Broken(str(e))
 

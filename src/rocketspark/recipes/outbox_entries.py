@@ -12,7 +12,7 @@ import msgspec
 
 from rocketspark.client.producer.prepared_message import PackingSettings, pack
 from rocketspark.errors import MessageIllegal, ProtocolError, RocketSparkError, SendFailed, ServerError, StateError
-from rocketspark.model import Message
+from rocketspark.model import Message, typed_json
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.recipes.database import KEY_CHARACTERS_MAX
 
@@ -121,9 +121,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
     """Return the entry of a row, its columns in the order of the store's COLUMNS. Raises ProtocolError."""
     topic, body, fields, state = row[3], row[5], row[6], row[7]
     try:
-        message = Message(
-            topic=topic, body=bytes(body), **msgspec.structs.asdict(msgspec.json.decode(fields, type=_Fields))
-        )
+        message = Message(topic=topic, body=bytes(body), **msgspec.structs.asdict(typed_json.decode(fields, _Fields)))
         return _entry(row, message, State(state), row[9])
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as e:
         raise ProtocolError(f"{type(e).__name__}: {e}") from e

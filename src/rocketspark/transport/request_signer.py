@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.protocol import request_signing
 from rocketspark.transport.request_frames import Reply
 
@@ -49,7 +50,7 @@ def inner_signer(text: str) -> RequestSigner | None:
     if not text.strip():
         return None
     try:
-        found = msgspec.json.decode(text, type=_Credentials)
+        found = typed_json.decode(text, _Credentials)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         found = _Credentials()
     if not found.access_key.strip() or not found.secret_key.strip():

@@ -16,6 +16,7 @@ import msgspec
 from rocketspark.broker.access.policies import Acl
 from rocketspark.broker.access.users import User
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.store.files import config_files
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class AccessTables:
             return
         config_files.check_version(str(self._path), VERSION)
         try:
-            found = msgspec.json.decode(text, type=AccessFile)
+            found = typed_json.decode(text, AccessFile)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise ConfigError(
                 f"{self._path} cannot be read: {e}; bring back an older copy of it, or remove it to begin without users"

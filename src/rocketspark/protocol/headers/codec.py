@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from rocketspark.errors import FrameError
+from rocketspark.model import typed_json
 from rocketspark.protocol.frames import Frame, language_name
 
 H = TypeVar("H", bound="Header")
@@ -60,9 +61,9 @@ class ReplyHead(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
 def request_decoder(kind: type[H]) -> msgspec.json.Decoder[Request[H]]:
     """Return the decoder of whole JSON headers whose ext fields are a `kind`; texts become values of its types."""
     if any(f.required for f in msgspec.structs.fields(kind)):
-        return msgspec.json.Decoder(Request[kind], strict=False)  # type: ignore[valid-type]
+        return typed_json.decoder(Request[kind], strict=False)  # type: ignore[valid-type]
     # Clients leave extFields out when there is none.
-    lenient = msgspec.defstruct(
+    lenient: Any = msgspec.defstruct(
         f"Request_{kind.__name__}",
         [
             ("code", int),
@@ -75,15 +76,16 @@ def request_decoder(kind: type[H]) -> msgspec.json.Decoder[Request[H]]:
         rename={"ext": "extFields"},
         gc=False,
     )
-    return msgspec.json.Decoder(lenient, strict=False)
+    made: msgspec.json.Decoder[Request[H]] = typed_json.decoder(lenient, strict=False)
+    return made
 
 
-head_decoder = msgspec.json.Decoder(ReplyHead, strict=False)
+head_decoder = typed_json.decoder(ReplyHead, strict=False)
 
 
 @lru_cache(maxsize=256)
 def _ext_decoder(kind: type[H]) -> msgspec.json.Decoder[H]:
-    return msgspec.json.Decoder(kind, strict=False)
+    return typed_json.decoder(kind, strict=False)
 
 
 def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
@@ -98,7 +100,7 @@ def decode_ext(kind: type[H], ext: bytes | msgspec.Raw) -> H:
 def from_ext(kind: type[H], ext: dict[str, str] | None) -> H:
     """Return a header from text fields. Raises FrameError naming the field that is missing or wrong."""
     try:
-        return msgspec.convert(ext or {}, kind, strict=False)
+        return typed_json.convert(ext or {}, kind, strict=False)
     except msgspec.ValidationError as e:
         raise FrameError(f"{kind.__name__}: {e}") from e
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rocketspark.errors import ProtocolError
+from rocketspark.model import typed_json
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ def decode(text: bytes, kind: type[T], *, odd_bytes_max: int | None = None) -> T
     `odd_bytes_max`: a longer body has to be standard JSON. Raises ProtocolError.
     """
     try:
-        return msgspec.json.decode(text, type=kind, strict=False)
+        return typed_json.decode(text, kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         if odd_bytes_max is not None and len(text) > odd_bytes_max:
             raise ProtocolError(
@@ -134,11 +135,11 @@ def decode(text: bytes, kind: type[T], *, odd_bytes_max: int | None = None) -> T
     try:
         # Mostly there are number keys alone: 0.2 us each instead of 6. Within a string this would end the string before
         # a digit, which is no JSON.
-        return msgspec.json.decode(_NUMBER_KEY.sub(rb'\1"\2":', text), type=kind, strict=False)
+        return typed_json.decode(_NUMBER_KEY.sub(rb'\1"\2":', text), kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return msgspec.json.decode(standardize(text), type=kind, strict=False)
+        return typed_json.decode(standardize(text), kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ProtocolError(f"the body is no {getattr(kind, '__name__', kind)}: {e}") from e
 

@@ -12,6 +12,7 @@ from enum import Enum
 import msgspec
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model import typed_json
 
 # A batch job has no query and one batch.
 JOB = "job"
@@ -53,7 +54,7 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(CommitRecord)
+_decoder = typed_json.decoder(CommitRecord)
 
 
 def encode(record: CommitRecord) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import RocketSparkError
-from rocketspark.model import MessageQueue
+from rocketspark.model import MessageQueue, typed_json
 
 ROWS_MAX = 65_536
 _LENGTH = struct.Struct(">I")
@@ -60,7 +60,7 @@ def decode(body: bytes) -> HandleManifest:
     """Decode a manifest from its message's body. Raises RocketSparkError if it is none."""
     try:
         (size,) = _LENGTH.unpack_from(body)
-        head = msgspec.json.decode(body[4 : 4 + size], type=HandleHead)
+        head = typed_json.decode(body[4 : 4 + size], HandleHead)
         rows = head.rows
         if not 0 <= rows <= ROWS_MAX:
             raise ValueError(f"{rows} rows")

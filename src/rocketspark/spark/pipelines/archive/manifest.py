@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model import typed_json
 
 VERSION = 1
 FILES = "_files"
@@ -134,7 +135,7 @@ def read_manifest(folder: Path) -> ArchiveManifest:
     """Read the manifest of an archive. Raises ConfigError if there is none."""
     path = folder / STATE / "manifest.json"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=ArchiveManifest)
+        found = typed_json.decode(path.read_bytes(), ArchiveManifest)
     except FileNotFoundError:
         raise ConfigError(f"{folder} is no archive: {path} is not there") from None
     except msgspec.DecodeError as e:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import msgspec
-
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
+from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.archive import tasks
@@ -249,7 +248,7 @@ def run_tasks(spark: SparkSession, task: Any, *, type_: type[T]) -> list[T]:
             yield from tasks.tell(task(number))
 
     rows = spark.range(0, task.count, 1, task.count).mapInArrow(act, tasks.TOLD).collect()
-    return [msgspec.json.decode(row[0], type=type_) for row in rows]
+    return [typed_json.decode(row[0], type_) for row in rows]
 
 
 def merge_hours(

@@ -18,7 +18,7 @@ import msgspec
 
 from rocketspark.client import validators
 from rocketspark.errors import ConfigError, RouteNotFound
-from rocketspark.model import namespace, subscribe
+from rocketspark.model import namespace, subscribe, typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.archive.manifest import (
@@ -235,7 +235,7 @@ class _Job:
         """Load the progress of an earlier run."""
         if self._path.exists() and not again:
             try:
-                self.state = msgspec.json.decode(self._path.read_bytes(), type=RestoreState)
+                self.state = typed_json.decode(self._path.read_bytes(), RestoreState)
             except msgspec.DecodeError as e:
                 raise ConfigError(f"{self._path} cannot be read ({e}); --again begins anew") from None
         if not dry:

@@ -14,6 +14,7 @@ import lark
 import msgspec
 
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 
 ROCKETMQ = "rocketmq"
 MODES = ("append", "complete", "update", "overwrite")
@@ -121,7 +122,7 @@ def parse_yaml(text: str, name: str) -> SqlPlan:
     except ModuleNotFoundError:
         raise ConfigError("YAML needs a package: pip install 'rocketspark[pipelines]', or write it as .sql") from None
     try:
-        found = msgspec.convert(yaml.load(text, _loader()), _Yaml)
+        found = typed_json.convert(yaml.load(text, _loader()), _Yaml)
     except yaml.YAMLError as e:
         raise ConfigError(f"it is no YAML: {' '.join(str(e).split())}") from None
     except RecursionError:
