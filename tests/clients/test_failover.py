@@ -96,6 +96,19 @@ async def test_a_send_that_a_former_master_refuses_goes_to_the_new_one(
 
 
 @in_loop
+async def test_a_send_that_is_not_tried_again_has_the_route_fetched() -> None:
+    async with members() as pair, AsyncProducer(pair.namesrv, "pg", retries=0) as producer:
+        await producer.send("t", b"before")
+        await pair.a.server.close()
+        pair.route(b=0)
+        with pytest.raises(SendFailed):
+            await producer.send("t", b"lost")
+        await until(lambda: producer._instance.routes.master(NAME) == pair.b.address)
+        await producer.send("t", b"after")
+        assert (len(pair.a.sends), len(pair.b.sends)) == (1, 1)
+
+
+@in_loop
 async def test_a_busy_master_does_not_have_the_route_fetched_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_attempts, "ROUTE_AGE_S", 60)
     async with members() as pair, AsyncProducer(pair.namesrv, "pg", retries=1) as producer:

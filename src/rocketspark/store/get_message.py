@@ -420,6 +420,12 @@ class MessageReader:
             return -1
         return self.log.store_time_at(queue.unit(queue_offset)[0])
 
+    def shown_at(self, position: int) -> memoryview | None:
+        """Return the whole record at a physical offset; None if none begins there, or readers do not see it yet."""
+        found = self.log.record_at(position)
+        end = self._visible_end
+        return None if found is None or (end is not None and position + len(found) > end) else found
+
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
     ) -> list[memoryview]:
@@ -439,7 +445,7 @@ class MessageReader:
             if position in seen:
                 continue
             seen.add(position)
-            view = self.log.record_at(position)
+            view = self.shown_at(position)
             if view is None or not begin_ms <= record_layout.store_time_of(view) <= end_ms:
                 continue
             try:

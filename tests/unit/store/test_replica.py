@@ -338,8 +338,12 @@ def test_a_full_disk_loses_nothing(make_store: Any, files: Any, tmp_path: Path) 
 
 def test_readers_see_what_is_confirmed(make_store: Any, send: Any) -> None:
     store = make_store()
-    ends = [send(store, "t", 0, b"%d" % i)[2] for i in range(5)]
+    placed = [send(store, "t", 0, b"%d" % i, keys="k") for i in range(5)]
+    ends = [place[2] for place in placed]
     store.show_up_to(ends[2])
+    # By key and by position no more than by queue.
+    assert len(store.query("t", "k", 99, 0, 1 << 62)) == 3
+    assert [store.shown_at(end) is None for end in (0, *ends[:4])] == [False, False, False, True, True]
     assert store.queue_range("t", 0) == (0, 3)
     found = store.read("t", 0, 0, 99, 1 << 20)
     assert (found.count, found.max_offset, found.next_offset) == (3, 3, 3)
@@ -348,5 +352,7 @@ def test_readers_see_what_is_confirmed(make_store: Any, send: Any) -> None:
     assert store.queue_range("t", 0) == (0, 2)
     store.show_up_to(0)
     assert store.read("t", 0, 0, 99, 1 << 20).status is GetStatus.EMPTY
+    assert store.query("t", "k", 99, 0, 1 << 62) == []
     store.show_up_to(None)
+    assert len(store.query("t", "k", 99, 0, 1 << 62)) == 5
     assert store.read("t", 0, 0, 99, 1 << 20).count == 5

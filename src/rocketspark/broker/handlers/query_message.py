@@ -43,7 +43,7 @@ class QueryHandler:
 
     def view(self, peer: Peer, request: Request[ViewMessageHeader], body: bytes) -> bytes:
         """VIEW_MESSAGE_BY_ID (33): the record at a physical offset."""
-        found = self._store.record_at(request.ext.physical_offset)
+        found = self._store.shown_at(request.ext.physical_offset)
         if found is None:
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset: {request.ext.physical_offset}"

@@ -139,12 +139,16 @@ class RouteCache:
 
     async def refresh(self, topic: str) -> TopicRoute:
         """Return the topic's route as it is now. Raises RouteNotFound, NotSent; then the known one stays."""
+        return await asyncio.shield(self.begin_refresh(topic))
+
+    def begin_refresh(self, topic: str) -> asyncio.Task[TopicRoute]:
+        """Have the topic's route fetched, unless it is being fetched already; nobody need wait for it."""
         task = self._pull_settings.get(topic)
         if task is None:
             task = asyncio.ensure_future(self._fetch(topic))
             self._pull_settings[topic] = task
             task.add_done_callback(lambda done: self._ended(topic, done))
-        return await asyncio.shield(task)
+        return task
 
     def _ended(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._pull_settings.pop(topic, None)

@@ -276,6 +276,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         """Return the queue of the next attempt, after a pause if it is at the same broker. None: there is no other."""
         attempts, made = self.path.attempts, len(self._brokers)
         if made >= self.attempts or not attempts.may_retry(self._cause, self.codes, last):
+            attempts.note_last(self.out.topic, self._cause)
             return None
         fixed = self.queue or (last if self.sharding_key else None)
         if fixed is not None and self._cause is None:

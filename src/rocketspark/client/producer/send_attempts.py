@@ -223,6 +223,11 @@ class SendAttempts:
             return moved or cause.code in (self._rules.retry_codes if codes is None else codes)
         return cause is None or cause.retriable
 
+    def note_last(self, topic: str, cause: RocketSparkError | None) -> None:
+        """Have the route fetched for the next send, as this one is not tried again and its broker was not reached."""
+        if isinstance(cause, TransportError):
+            self._routes.begin_refresh(topic)
+
     def _begin(self, out: PreparedMessage, queue: MessageQueue, peer: Peer, *, oneway: bool = False) -> Sending:
         sending = Sending(
             group=self._group,

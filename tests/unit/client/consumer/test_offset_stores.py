@@ -135,8 +135,12 @@ def on(topic: str, *ids: int) -> dict[MessageQueue, int]:
     return {MessageQueue(topic, "broker-a", i): 10 + i for i in ids}
 
 
+ROUTES = mock.Mock(leader=lambda queue: queue.broker_name)
+
+
 def broker_offsets(peer: HeldPeer) -> BrokerOffsets:
-    return BrokerOffsets(mock.Mock(peer_of=mock.AsyncMock(return_value=peer), peer_in_use=lambda queue: peer), "g")
+    found = mock.AsyncMock(return_value=peer)
+    return BrokerOffsets(mock.Mock(peer_of=found, peer_in_use=lambda queue: peer, routes=ROUTES), "g")
 
 
 async def settle() -> None:
@@ -214,7 +218,7 @@ def test_a_broker_that_hangs_holds_up_no_other() -> None:
             return hung if queue.broker_name == "broker-a" else other
 
         offsets = on("t", 0, 1) | {MessageQueue("t", "broker-b", i): i for i in (0, 1)}
-        task = asyncio.create_task(BrokerOffsets(mock.Mock(peer_of=peer_of), "g").commit(offsets))
+        task = asyncio.create_task(BrokerOffsets(mock.Mock(peer_of=peer_of, routes=ROUTES), "g").commit(offsets))
         while len(other.told) < 2:
             await asyncio.sleep(0)
             other.answer()
