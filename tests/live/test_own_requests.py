@@ -25,7 +25,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
-from rocketspark.transport.request_signer import RequestSigner
+from rocketspark.transport.request_signer import INNER_KEY, RequestSigner
 
 ADMIN = "hide-5d1e7a-admin"
 INNER = "hide-5d1e7a-inner"
@@ -244,9 +244,12 @@ def forms_of(secret: str) -> list[bytes]:
 
 
 async def told_settings(address: str) -> list[str]:
-    """What a broker tells of its settings and state, to one of its own."""
+    """What a broker tells of its settings and state, to an operator who tried to change a secret of them."""
     peer = await dial(address, hooks=RequestSigner("admin", ADMIN))
     try:
+        changed = f'{INNER_KEY}={{"accessKey":"inner","secretKey":"{INNER}"}}'.encode()
+        refused = await peer.request(RequestCode.UPDATE_BROKER_CONFIG, None, changed)
+        assert (refused.code, refused.remark) == (29, f"{INNER_KEY} cannot change while the broker runs")
         replies = [
             await peer.request(code, None)
             for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_BROKER_RUNTIME_INFO)

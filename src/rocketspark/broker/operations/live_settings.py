@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rocketspark.broker.access import settings as access_settings
 from rocketspark.broker.ignored_settings import IGNORED
 from rocketspark.broker.settings import FIELDS, BrokerSettings, Hearer, convert
 from rocketspark.broker.storage.json_tables import next_version
@@ -59,7 +60,7 @@ class LiveSettings:
             if not barred.isdisjoint(values):
                 raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
             for key in values:
-                if is_key(key) and key not in FIELDS:
+                if (is_key(key) or access_settings.is_key(key)) and key not in FIELDS:
                     raise ConfigError(f"{key} cannot change while the broker runs")
             taken, ignored, unknown = convert(values)
             changed = self._changed(taken)
