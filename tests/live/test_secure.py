@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -16,12 +17,15 @@ from typing import Any
 
 import pytest
 from tests.clients.scene import Inbox
+from tests.live.support import connected
 from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.errors import NoNameServer, SendFailed, ServerError
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing import Cluster, run_cluster
+from rocketspark.transport.tls import ClientTls
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,19 @@ def test_nobody_else_comes_in(cluster: Cluster) -> None:
         with Producer(cluster.namesrv, retries=0, **options) as producer, pytest.raises(SendFailed) as refused:
             producer.send("orders", b"x")
         assert (refused.value.code, refused.value.remark) == (16, remark)
+
+
+def test_the_nameserver_lets_no_stranger_write(cluster: Cluster) -> None:
+    async def stranger() -> tuple[int, int]:
+        async with connected(cluster.namesrv, tls=ClientTls(ca=cluster.client_options["tls_ca"])) as peer:
+            wipe = await peer.request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+            route = await peer.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+            return wipe.code, route.code
+
+    assert asyncio.run(stranger()) == (16, 0)
+    with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+        operations.create_topic("short-lived", queue_count=1)
+        assert operations.delete_topic("short-lived") == ["broker-a"]
 
 
 def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> None:

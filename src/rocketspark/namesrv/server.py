@@ -12,6 +12,7 @@ from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import DEFAULT_PORT, SCAN_S, Settings
+from rocketspark.namesrv.write_gate import WriteGate
 from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -59,6 +60,7 @@ class NameServer:
         kv = KvConfig(Path(self.settings.kv_path) if self.settings.kv_path else None)
         routes = Routes()
         routes.gate = self.settings.gate
+        self._routes = routes
         NameServerHandlers(self.registry, kv, self.settings).routes(routes)
         AdminHandlers(self.registry, self.settings).routes(routes)
         self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s, tls=self.settings.tls)
@@ -69,6 +71,10 @@ class NameServer:
     def address(self) -> str:
         """ "host:port" that it listens on."""
         return self._server.address
+
+    def let_write(self, secrets: dict[str, str]) -> None:
+        """Let only those change what it knows who sign with one of these secrets, by name. Before `start`."""
+        self._routes.gate = WriteGate(secrets)
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had."""

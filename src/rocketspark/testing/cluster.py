@@ -184,6 +184,8 @@ class _ServerThread:
         common = self._broker_settings(0, "")
         async with AsyncExitStack() as servers:
             nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER, tls=common.tls, signer=signer_of(common))
+            if self._door is not None:
+                nameserver.let_write(self._door.namesrv_writers())
             await nameserver.start()
             servers.push_async_callback(nameserver.close)
             addresses = []

@@ -80,6 +80,10 @@ class SecureFolder:
             init_authentication_user=access.init_authentication_user or admin,
         )
 
+    def namesrv_writers(self) -> dict[str, str]:
+        """Return who may change what a NameServer knows, and his secret: the brokers, and the administrator."""
+        return {INNER: self.inner_secret} | ({ADMIN: self.admin_password} if self.admin_password else {})
+
     def client_options(self) -> dict[str, Any]:
         """Return what a client of ours needs as its administrator, as arguments."""
         return {

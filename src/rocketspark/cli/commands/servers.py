@@ -130,6 +130,8 @@ def server(
             tls=settings.tls,
             signer=signer,
         )
+        if door:
+            nameserver.let_write(door.namesrv_writers())
         await nameserver.start()
         servers.push_async_callback(nameserver.close)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
