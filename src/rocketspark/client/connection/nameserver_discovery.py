@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
 from rocketspark.client.connection.topic_routes import NAMESRV_VARIABLES
 from rocketspark.errors import ConfigError, NoNameServer
+from rocketspark.model.text import shown
 from rocketspark.transport.connections import parse_addresses
 
 BYTES_MAX = 64 << 10
@@ -47,14 +50,20 @@ async def fetch_addresses(url: str, timeout_ms: float) -> list[str]:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"namesrv_url {url!r}: http://host:port/path is needed")
     try:
-        text = await asyncio.to_thread(_get, url, timeout_ms / 1000)
+        # The thread's own time-outs are for each step; a server may take many.
+        text = await asyncio.wait_for(asyncio.to_thread(_get, url, timeout_ms / 1000), timeout_ms / 1000 + 1)
         return parse_addresses(text.strip())
-    except (OSError, ValueError) as e:
-        reason = getattr(e, "reason", None) or e
+    except (OSError, ValueError, http.client.HTTPException) as e:
+        reason = shown(getattr(e, "reason", None) or str(e) or type(e).__name__)
         raise NoNameServer(f"no NameServer addresses from {url}: {reason}", address=url) from None
 
 
 def _get(url: str, timeout_s: float) -> str:
+    until_s = time.monotonic() + timeout_s
     with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-        found: bytes = answer.read(BYTES_MAX)
+        found = bytearray()
+        while len(found) < BYTES_MAX and (chunk := answer.read1(BYTES_MAX)):
+            found += chunk
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the answer was not whole within {timeout_s:.1f} s")
     return found.decode()
