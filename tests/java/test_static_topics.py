@@ -18,6 +18,7 @@ from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import MqAdmin
 from tests.patience import LIMIT_MS, PATIENT
 
+from rocketspark.client import Producer, PushConsumer
 from rocketspark.testing import run_server_process
 
 pytestmark = pytest.mark.xdist_group("jvm")
@@ -70,6 +71,25 @@ class Mixed:
 
             until(sent, 40, what="a send")
 
+    def send_by_ours(self, name: str, count: int) -> list[str]:
+        """Send messages over all logical queues with our client; returns their bodies."""
+        with Producer(self.namesrv, "shop") as producer:
+            queues = producer.queues(TOPIC)
+            assert [(q.broker_name, q.queue_id) for q in queues] == [("__syslo__global__", n) for n in range(QUEUES)]
+            for n in range(count):
+                producer.send(TOPIC, f"{name}-{n}".encode(), queue=queues[n % QUEUES])
+        return [f"{name}-{n}" for n in range(count)]
+
+    def read_by_ours(self, group: str, count: int) -> list[str]:
+        """The bodies that a group of our client gets until it has so many and has committed."""
+        bodies: list[str] = []
+        consumer = PushConsumer(self.namesrv, group, consume_from="first")
+        consumer.subscribe(TOPIC)
+        consumer.listen(lambda m: bodies.append(m.body.decode()))
+        with consumer:
+            until(lambda: len(bodies) >= count, 120, what="what our client reads")
+        return sorted(bodies)
+
     def reader(self, group: str) -> Any:
         """A push consumer for the length of a `with` block."""
         wanted = [{"topic": TOPIC, "tags": "*"}]
@@ -104,7 +124,9 @@ def test_a_topic_moves_from_ours_to_the_official_broker_and_back(mixed: Mixed, s
     live = stack.enter_context(mixed.reader("live"))
     assert mixed.read("steady", len(first)) == sorted(first)
     mixed.map("remappingStaticTopic", "broker-b")
-    second = mixed.send("second")
+    second = mixed.send("second", 6) + mixed.send_by_ours("ours", 6)
+    # Our client, whose leader is the official broker, reads what lies on both.
+    assert mixed.read_by_ours("our-own", len(first + second)) == sorted(first + second)
     # The group goes on behind what it had; a new one gets all, what lies on ours through the official broker.
     assert mixed.read("steady", len(second)) == sorted(second)
     assert mixed.read("later", len(first + second)) == sorted(first + second)
@@ -115,3 +137,5 @@ def test_a_topic_moves_from_ours_to_the_official_broker_and_back(mixed: Mixed, s
     assert mixed.read("last", len(first + second + third)) == sorted(first + second + third)
     # And one that read on all the time.
     assert mixed.received(live, len(first + second + third)) == sorted(first + second + third)
+    # Our client goes on behind what it had, with the offsets that it committed at the official broker.
+    assert mixed.read_by_ours("our-own", len(third)) == sorted(third)
