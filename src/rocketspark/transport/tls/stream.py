@@ -75,9 +75,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self._read()
             return
         self._received_bytes += len(data)
-        if self._received_bytes > HANDSHAKE_BYTES_MAX:
-            self._failed(ssl.SSLError(ssl.SSL_ERROR_SSL, "more bytes than a handshake has"))
-        elif self.turn is None:
+        if self.turn is None:
             self.shake()
         else:
             self.turn(self)
@@ -89,7 +87,11 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
-            self._flush()
+            # Not before: what came may be its end, with much behind it.
+            if self._received_bytes > HANDSHAKE_BYTES_MAX:
+                self._failed(ssl.SSLError(ssl.SSL_ERROR_SSL, "more bytes than a handshake has"))
+            else:
+                self._flush()
             return
         except (ssl.SSLError, ValueError) as e:
             self._failed(e)

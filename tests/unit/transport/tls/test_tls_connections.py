@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import ssl
@@ -17,7 +18,7 @@ from tests.raw_tls import ECHO, LATER, WHO, bodies, place, raw_tls, request, ser
 from rocketspark.errors import ConfigError, NotSent, TransportError
 from rocketspark.transport.connections import Connections, dial
 from rocketspark.transport.server import Server
-from rocketspark.transport.tls import ClientTls, TlsSettings
+from rocketspark.transport.tls import ClientTls, TlsSettings, stream
 
 NOBODY = TlsSettings(mode="disabled")
 
@@ -234,6 +235,32 @@ def test_any_pieces_and_many_frames_in_one_record(issuer: Issuer, step: int) -> 
             assert bodies(await raw.rest()) == [*(b"%d" % n for n in range(40)), b"last"]
             raw.writer.close()
             await until(lambda: not server.peers)
+
+    run(main())
+
+
+def test_much_that_comes_with_the_end_of_the_handshake_is_served(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "HANDSHAKE_BYTES_MAX", 10_000)
+
+    async def main() -> None:
+        async with serving(settings(issuer)) as server:
+            raw = await raw_tls(*place(server))
+            with pytest.raises(ssl.SSLWantReadError):
+                raw.tls.do_handshake()
+            await raw.flush()
+            while True:
+                await raw.more()
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    raw.tls.do_handshake()
+                    break
+            body = b"z" * 3_000_000
+            # The end of the handshake and the request leave as one.
+            await raw.send(request(ECHO, body))
+            raw.writer.write_eof()
+            assert bodies(await raw.rest()) == [body]
+            raw.writer.close()
 
     run(main())
 
