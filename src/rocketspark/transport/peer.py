@@ -396,6 +396,7 @@ class Peer(PendingRequests):
                 return None
             text = f" request type {code} not supported"
             return reply(opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text, language=self._language)
+        texts: dict[str, str] | None = None
         if self._gate is not None:
             texts = request_signing.ext_texts(ext) if frame is None else frame.ext or {}
             refusal = self._refusal(ReceivedRequest(self, code, flag, version, language, texts, body))
@@ -404,7 +405,13 @@ class Peer(PendingRequests):
                     return None
                 return reply(opaque, refusal.code, remark=refusal.remark, language=self._language)
         try:
-            request = route[0].decode(header) if frame is None else headers.from_frame(route[1], frame)
+            if texts is not None:
+                # The handler reads what the gate has read.
+                request: Request[Any] = Request(
+                    code, headers.from_ext(route[1], texts), opaque, flag, language, version
+                )
+            else:
+                request = route[0].decode(header) if frame is None else headers.from_frame(route[1], frame)
         except (*_UNREADABLE, FrameError) as e:
             log.warning("%s sent request %d with a broken header: %s", self.address, code, e)
             if flag & frames.ONEWAY_FLAG:

@@ -20,6 +20,7 @@ from rocketspark.broker.replication.tables.master_api import MasterApi, Offsets
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, TransportError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import metadata
 from rocketspark.protocol.json.bodies import DataVersion, TopicConfig
 from rocketspark.protocol.json.metadata import BrokerState, PeerDelayOffsets
@@ -273,7 +274,13 @@ class SlaveSynchronize:
         access = self._tables.access
         if access is None:
             return
-        users, acls = await api.users(), await api.acls()
+        try:
+            users, acls = await api.users(), await api.acls()
+        except ServerError as e:
+            if e.code == ResponseCode.SYSTEM_ERROR:
+                # It keeps none: its settings have no access control.
+                return
+            raise
         if self._is_master(api):
             access.replace(users, acls)
 
