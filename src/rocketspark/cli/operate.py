@@ -33,4 +33,6 @@ def print_json(value: Any) -> None:
     """Print a value as one line of JSON on stdout."""
     import msgspec
 
-    print(msgspec.json.encode(value).decode())
+    from rocketspark.model.text import shown_json
+
+    print(shown_json(msgspec.json.encode(value)))

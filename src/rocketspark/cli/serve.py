@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 
 from rocketspark.cli.streams import ReaderLeft, write
 from rocketspark.errors import UsageError
+from rocketspark.model.shown_log import ShownFormatter
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -24,7 +25,9 @@ Starter = Callable[[AsyncExitStack], Awaitable[str]]
 
 def serve(start: Starter, *, log_level: str = "info") -> None:
     """Start, print the line that `start` returns, and close what it put on the stack when a signal asks for it."""
-    logging.basicConfig(stream=sys.stderr, level=log_level.upper(), format=LOG_FORMAT)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(ShownFormatter(LOG_FORMAT))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
     # It has a file of its own.
     logging.getLogger("rocketspark.audit").propagate = False
     # As the JVM does: every connection and every mapped file takes a descriptor.

@@ -6,6 +6,7 @@ Start with message.
 from rocketspark.model.message import Message, MessageFields, ReceivedMessage
 from rocketspark.model.queue import MessageQueue
 from rocketspark.model.route import BrokerData, QueueData, TopicRoute, is_logical
+from rocketspark.model.shown_log import escape_values
 from rocketspark.model.subscription import Subscription, subscribe
 
 __all__ = [
@@ -20,3 +21,5 @@ __all__ = [
     "is_logical",
     "subscribe",
 ]
+
+escape_values()

@@ -76,4 +76,4 @@ class LimitedLog:
             _, error, place = sys.exc_info()
             text += "\n%s%s"
             values = (*values, "".join(traceback.format_tb(place)), f"{type(error).__name__}: {shown(error)}")
-        self._log.log(level, text, *values, stacklevel=3)
+        self._log.log(level, text, *values, stacklevel=3, extra={"has_place": with_place})

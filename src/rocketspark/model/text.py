@@ -1,7 +1,8 @@
 """Text from a peer, a message or a file: read as a whole number, or shown to a person.
 
 Rule: text from outside becomes a number only here (or in `filters.java_numbers`, which keeps Java's rules), and reaches
-a terminal or a log only through `shown`.
+a terminal, a page, a log or a label only through `shown`, as JSON through `shown_json`, as a file's name through
+`in_file_name`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ LONG_MAX = (1 << 63) - 1
 _DIGITS_MAX = 19  # Of a Java long.
 _WHOLE = re.compile(r"-?[0-9]+")
 _WHOLE_BYTES = re.compile(rb"-?[0-9]+")
-# Control characters (C0, DEL, C1), line and paragraph separators, direction marks, and surrogates.
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# Control characters (C0, DEL, C1), line and paragraph separators, surrogates, and what no eye sees: marks of direction,
+# of width zero, of annotations and of tags, blank letters, and selectors of which no text has any use.
+_UNSHOWN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def whole_number(text: str | bytes | None, *, low: int = 0, high: int = LONG_MAX) -> int | None:
@@ -40,3 +45,25 @@ def shown(text: object, *, characters_max: int = 200) -> str:
     full = str(text)
     kept = full if len(full) <= characters_max else full[:characters_max] + "…"
     return _UNSHOWN.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), kept)
+
+
+def shown_json(text: str | bytes) -> str:
+    """JSON for a terminal or a file that people look at: the same values, with escapes for what `shown` escapes."""
+    return _UNSHOWN.sub(_json_escape, text.decode("utf-8") if isinstance(text, bytes) else text)
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    character = match.group()
+    if character in "\n\t\r":
+        return character  # Between values; within one JSON has no such character.
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def in_file_name(text: str) -> str:
+    """`text` as a part of a file's name: what `shown` escapes as %XX, or %uXXXX for what has no byte."""
+    return _UNSHOWN.sub(lambda match: f"%{ord(match.group()):02X}" if match.group() < "\u0100" else _wide(match), text)
+
+
+def _wide(match: re.Match[str]) -> str:
+    return f"%u{ord(match.group()):04X}"

@@ -4,7 +4,7 @@ own state; a scrape reads it. Only loaded when metricsExporterType=PROM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocketspark.broker import topic_names
@@ -22,6 +22,7 @@ from rocketspark.broker.statistics.stats import Stats, TrafficStats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
 from rocketspark.store.store import Store
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Metrics:
                 for row, value in rows:
                     text = self._labels | row
                     values = (value.buckets(), value.total) if isinstance(value, Histogram) else (value,)
-                    family.add_metric([text.get(label, "") for label in labels], *values)
+                    family.add_metric(label_texts(text, labels), *values)
                 found.append(family)
 
         families = (
@@ -450,3 +451,8 @@ def _version(number: int) -> str:
         return str(number)
     major, rest = divmod(number - _V4, _PER_MAJOR)
     return f"v{4 + major}_{rest // 20}_{rest % 20 // 2}"
+
+
+def label_texts(texts: dict[str, str], labels: Sequence[str]) -> list[str]:
+    """The labels' values, escaped: names of topics, groups and clients are what peers made them."""
+    return [shown(texts.get(label, "")) for label in labels]

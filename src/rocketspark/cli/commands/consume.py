@@ -13,7 +13,7 @@ import typer
 
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import write
-from rocketspark.model.text import shown
+from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
     from rocketspark.client.consumer.offset_commits import ConsumeFrom
@@ -142,4 +142,4 @@ def _as_json(message: ReceivedMessage) -> str:
     except UnicodeDecodeError:
         # msgspec writes bytes as base64.
         fields["body_base64"] = message.body
-    return msgspec.json.encode(fields).decode()
+    return shown_json(msgspec.json.encode(fields))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from rocketspark.model.text import shown
 from rocketspark.spark.spark_features import reported_offset
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line now."""
         if self._out is not None:
-            print(f"{self.name}: {text}", file=self._out, flush=True)
+            print(f"{self.name}: {shown(text, characters_max=2000)}", file=self._out, flush=True)
 
     def update(self, rows: int, *, lag: int | None = None, note: str = "", now: bool = False) -> None:
         """Note the rows so far, how many wait still, and the current step; print it if it is time, or `now`."""

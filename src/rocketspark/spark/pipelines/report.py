@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rocketspark.model.text import shown, shown_json
+
 
 def show(values: Mapping[str, Any], *, json: bool = False) -> None:
     """Print names and values; a list of mappings is a table, titled by its name. With `json`: one JSON object."""
     if json:
         import msgspec
 
-        print(msgspec.json.encode(plain(values)).decode(), flush=True)
+        print(shown_json(msgspec.json.encode(plain(values))), flush=True)
         return
     from rich.console import Console
 
@@ -23,7 +25,7 @@ def show(values: Mapping[str, Any], *, json: bool = False) -> None:
         elif isinstance(value, list | dict) and not value:
             continue
         else:
-            console.print(f"{title}: {text(value)}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{_safe(title)}: {_safe(text(value))}", markup=False, highlight=False, soft_wrap=True)
 
 
 def plain(value: Any) -> Any:
@@ -54,15 +56,20 @@ def text(value: Any) -> str:
     return str(value)
 
 
+def _safe(text: str) -> str:
+    """The whole text, escaped."""
+    return shown(text, characters_max=len(text))
+
+
 def _table(title: str, rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(_safe(title)), title_justify="left")
     for name in names:
         numbers = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+        table.add_column(Text(_safe(name.replace("_", " "))), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(text(row.get(name))) for name in names))
+        table.add_row(*(Text(_safe(text(row.get(name)))) for name in names))
     return table

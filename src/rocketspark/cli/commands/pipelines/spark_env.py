@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import Json
 from rocketspark.errors import ConfigError
 
@@ -33,9 +34,7 @@ def spark_env(
     count = environment.pack(target, ("spark", *(extra or ())), lambda name: print(f"  {name}", file=sys.stderr))
     settings = environment.settings(target.resolve())
     if json:
-        import msgspec
-
-        print(msgspec.json.encode({"archive": str(target), "packages": count, "settings": settings}).decode())
+        print_json({"archive": str(target), "packages": count, "settings": settings})
         return
     print(f"{target}: {count} packages, {target.stat().st_size / (1 << 20):.0f} MiB; start Spark with")
     for name, value in settings.items():

@@ -29,6 +29,7 @@ import msgspec
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import typed_json
+from rocketspark.model.text import in_file_name
 
 VERSION = 1
 FILES = "_files"
@@ -111,7 +112,7 @@ def hour_start_ms(hour: str) -> int:
 
 def partition_folder(topic: str, hour: str) -> str:
     """Return the folder of a topic's hour, named as Spark names it."""
-    escaped = "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in topic)
+    escaped = in_file_name("".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in topic))
     return f"topic={escaped}/hour={hour}"
 
 

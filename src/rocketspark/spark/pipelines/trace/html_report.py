@@ -10,10 +10,11 @@ import os
 import tempfile
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from html import escape
+from html import escape as escaped_markup
 from pathlib import Path
 from string import Template
 
+from rocketspark.model.text import shown
 from rocketspark.spark.pipelines.trace.figures import Latency, Slow, TraceReport
 from rocketspark.spark.pipelines.trace.plots import plots
 
@@ -209,3 +210,8 @@ def _time(time_ms: int | None) -> str:
     if time_ms is None:
         return ""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def escape(text: str) -> str:
+    """The whole text for a page: neither markup nor what no eye sees."""
+    return escaped_markup(shown(text, characters_max=len(text)))

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown
 from rocketspark.spark.pipelines.trace.figures import QUANTILES, Deliveries, Moment, TraceReport
 
 # Okabe and Ito's.
@@ -158,8 +159,10 @@ def _label(d: Deliveries) -> str:
 
 
 def _short(text: str) -> str:
-    clean = "".join(c if c.isprintable() else "?" for c in text)
-    return clean if len(clean) <= LABEL_MAX else clean[: LABEL_MAX - 1] + "…"
+    clean = "".join(c if c.isprintable() and shown(c) == c else "?" for c in text)
+    cut = clean if len(clean) <= LABEL_MAX else clean[: LABEL_MAX - 1] + "…"
+    # Between two of them would be a formula.
+    return cut.replace("$", r"\$")
 
 
 def _time(time_ms: int) -> datetime:
