@@ -19,6 +19,8 @@ go_roots=${GO_ROOTS:-/usr/local/go /usr/lib/go /usr/lib/go-1.*}
 postgres_roots=${POSTGRES_ROOTS:-/usr/lib/postgresql/* /usr/pgsql-* /opt/homebrew/opt/postgresql*}
 client_versions="5.5.0 4.9.7"
 server_version="5.5.0"
+# The last one with access control 1.0, whose broker judges ours.
+old_server_version="5.2.0"
 # Beside the newest one, which .venv has: what `make test-official` runs the connector's core on.
 older_spark="4.0"
 
@@ -180,6 +182,14 @@ setup_jars() {
   printf '%s\n' "$key" > .setup/jars
 }
 
+setup_old_jars() {
+  local key
+  key=$(cksum < tests/java/pom.xml)" $old_server_version"
+  if stamped old_jars "$key"; then return; fi
+  copy_jars server "$old_server_version"
+  printf '%s\n' "$key" > .setup/old_jars
+}
+
 # ------------------------------------------------------------------ the Go client's program
 
 go_fits() {  # GO: is it 1.18 or later?
@@ -247,7 +257,7 @@ setup_postgres() {
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
-  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_go; setup_postgres; setup_spark "$older_spark" ;;
+  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go; setup_postgres; setup_spark "$older_spark" ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, demo, test or spark)." ;;
 esac

@@ -26,6 +26,8 @@ def parse(data: bytes) -> Any:
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         return _Builder(yaml).build(yaml.parse(data, Loader=loader))
+    except ConfigError:
+        raise
     except yaml.YAMLError as e:
         raise ConfigError(f"it is no YAML: {_reason(e)}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as e:
