@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.live.support import run, until
 from tests.live.test_static_topics import GROUP, TOPIC, item, mapping, pair, put_mapping
 
@@ -16,7 +17,9 @@ from rocketspark.client import (
     AsyncTransactionProducer,
     TransactionState,
 )
+from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
+from rocketspark.spark.plan.cluster_queries import ClusterQueries
 from rocketspark.transport.peer import Peer
 
 QUEUES = 4
@@ -140,5 +143,22 @@ def test_a_failed_message_a_transaction_and_a_queue_without_a_leader(tmp_path: P
                 await b.close()
                 await producer._instance.routes.refresh(TOPIC)
                 assert await producer.queues(TOPIC) == LOGICAL
+
+    run(main())
+
+
+def test_spark_refuses_to_read_one_by_name(tmp_path: Path) -> None:
+    def queues(names: str) -> None:
+        cluster = ClusterQueries(names, group="g")
+        try:
+            cluster.queues([TOPIC])
+        finally:
+            cluster.close()
+
+    async def main() -> None:
+        async with pair(tmp_path) as (_, _, to_a, to_b, names):
+            await make_static(to_a, to_b)
+            with pytest.raises(ConfigError, match="topic 'Moved' is a static topic"):
+                await asyncio.to_thread(queues, names)
 
     run(main())
