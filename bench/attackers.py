@@ -1,7 +1,7 @@
 """Attacks on a broker at a stated rate, in a process of their own: `python -m bench.attackers host:port rate`.
 
-Rule: each line on the input is a number of seconds to attack for, answered with how many attacks were made; the end of
-the input is the end. Loopback only; what an attack leaves open is bounded.
+Rule: each line on the input, "broker SECONDS" or "elsewhere SECONDS", is answered with how many attacks were made, on
+the broker or a listener of its own; its end is the end. Loopback only; what an attack leaves open is bounded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ipaddress
 import itertools
 import socket
 import sys
+import threading
 import time
 
 from rocketspark.protocol import frames
@@ -105,11 +106,28 @@ class Attacks:
         raise AssertionError
 
 
+def sink() -> str:
+    """Listen in a thread that reads once and closes; returns the address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            s, _ = listening.accept()
+            with s, contextlib.suppress(OSError):
+                s.settimeout(1.0)
+                s.recv(1 << 16)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
 def main() -> None:
     """Attack as the input says."""
-    attacks, rate = Attacks(sys.argv[1]), float(sys.argv[2])
+    rate = float(sys.argv[2])
+    kinds = {"broker": Attacks(sys.argv[1]), "elsewhere": Attacks(sink())}
     for line in sys.stdin:
-        print(attacks.go_on_for(float(line), rate), flush=True)
+        whom, seconds = line.split()
+        print(kinds[whom].go_on_for(float(seconds), rate), flush=True)
 
 
 if __name__ == "__main__":
