@@ -284,6 +284,7 @@ class BrokerServer:
         self._offsets = ConsumerOffsets(
             self._file("consumerOffset.json", OffsetTable, encode_offsets), lambda: s.offset_version_step
         )
+        self._groups.creation = self._offsets.creation = self._topics.creation
         self._clients = ConnectedClients(
             lambda group: self._client_handler.notify(group) if s.notify_group_changes else None,
             expiry_ms=s.client_expiry_ms,

@@ -148,6 +148,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     auto_create_topic: bool = setting("autoCreateTopicEnable", True, live=(Hearer.TOPICS,))
     auto_create_group: bool = setting("autoCreateSubscriptionGroup", True, live=AT_USE)
+    # Ours alone: what clients may make by asking, of all and by one address.
+    auto_topics_max: Whole = setting("maxAutoCreateTopics", 50_000, live=AT_USE)
+    auto_groups_max: Whole = setting("maxAutoCreateGroups", 50_000, live=AT_USE)
+    auto_creations_per_minute: Whole = setting("maxAutoCreatePerMinute", 5000, live=AT_USE)
+    offset_rows_max: Whole = setting("maxConsumerOffsets", 500_000, live=AT_USE)
     default_topic_queue_count: QueueCount = setting("defaultTopicQueueNums", 8)
     cluster_topic_enabled: bool = setting("clusterTopicEnable", True)
     broker_topic_enabled: bool = setting("brokerTopicEnable", True)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version, sorted_json
@@ -41,6 +42,7 @@ class Topics:
         self.statics = statics or StaticTopics()
         self._settings = settings
         self._file = file
+        self.creation = AutomaticCreation(settings)
         self.on_change = on_change
         self.on_automatic: Callable[[str], None] = lambda topic: None
         self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self.snapshot, lambda text: file.write(text))
@@ -105,11 +107,13 @@ class Topics:
         if self.table.pop(topic, None) is not None:
             self._changed([])
 
-    def create_for_send(self, topic: str, default_topic: str, queue_count: int, topic_sys_flag: int = 0) -> TopicConfig:
-        """Return the new topic of a first send, inheriting from its default topic.
+    def create_for_send(
+        self, topic: str, default_topic: str, queue_count: int, topic_sys_flag: int = 0, *, by: str = ""
+    ) -> TopicConfig:
+        """Return the new topic of a first send, inheriting from its default topic. `by`: the sender's address.
 
-        Raises ServerError 17 if creation is off or the default topic may not be inherited from (rule: wire.md 2.5,
-        TopicConfigManager 5.x).
+        Raises ServerError 2 if there are too many topics, 17 if creation is off or the default topic may not be
+        inherited from (rule: wire.md 2.5, TopicConfigManager 5.x).
         """
         parent = self.table.get(default_topic)
         if default_topic == topic_names.DEFAULT_TOPIC and not self._settings.auto_create_topic:
@@ -120,6 +124,7 @@ class Topics:
                 f"topic[{topic}] not exist, apply first please! (automatic creation is off or {default_topic!r}"
                 " cannot be inherited from; create it, e.g. with `rocketspark topic create`)",
             )
+        self.creation.admit(Made.TOPIC, self.table, by)
         queues = max(0, min(queue_count, parent.write_queue_nums))
         config = TopicConfig(
             topic_name=topic,
@@ -133,10 +138,14 @@ class Topics:
         self.on_automatic(topic)
         return config
 
-    def ensure(self, topic: str, queue_count: int = 1, perm: int = READ_WRITE) -> TopicConfig:
-        """Return a topic the broker needs itself (retries, dead letters), made if need be."""
+    def ensure(self, topic: str, queue_count: int = 1, perm: int = READ_WRITE, *, by: str = "") -> TopicConfig:
+        """Return a topic the broker needs itself (retries, dead letters), made if need be.
+
+        `by`: the address of a client that named it. Raises ServerError 2 if there are too many then.
+        """
         config = self.table.get(topic)
         if config is None:
+            self.creation.admit(Made.TOPIC, self.table, by)
             queue_count = min(max(queue_count, 0), QUEUES_MAX)
             config = TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
             self.put(config)

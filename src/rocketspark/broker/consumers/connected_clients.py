@@ -6,6 +6,7 @@ connection; every change of a group's members or subscriptions is told to all it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +25,10 @@ CONSUMERS_MAX = 1000
 PRODUCERS_MAX = 10_000
 SUBSCRIPTIONS_MAX = 10_000
 CLIENT_ID_LENGTH_MAX = 1024
+# Some half a KB goes with a weight of 1: a membership, one of its subscriptions, or so many characters of them.
+WEIGHT_CHARACTERS = 256
+WEIGHT_MAX = 1_000_000
+HOST_WEIGHT_MAX = 250_000
 
 
 class ConnectedClient(msgspec.Struct):
@@ -34,6 +39,7 @@ class ConnectedClient(msgspec.Struct):
     language: str
     version: int
     beat_ms: int
+    weight: int = 1
 
 
 class ConsumerGroup(msgspec.Struct):
@@ -62,18 +68,56 @@ class ConnectedClients:
         # The groups of each connection, so that its end costs time by its own groups, not by all.
         self._produces: dict[Peer, set[str]] = {}
         self._consumes: dict[Peer, set[str]] = {}
+        # What all members take, and those of each host.
+        self.weight = 0
+        self._host_weights: Counter[str] = Counter()
 
     def beat(self, peer: Peer, beat: Heartbeat, language: str, version: int, now_ms: int) -> None:
         """Take a client's heartbeat for all its groups. Raises ServerError 29 if they are too many."""
         self.check(peer, beat)
         if beat.producer_data_set:
             self._produces.setdefault(peer, set()).update(p.group_name for p in beat.producer_data_set)
+        id_weight = len(beat.client_id) // WEIGHT_CHARACTERS
         for producer in beat.producer_data_set:
-            self.producers.setdefault(producer.group_name, {})[peer] = ConnectedClient(
-                beat.client_id, peer, language, version, now_ms
-            )
+            members = self.producers.setdefault(producer.group_name, {})
+            self._weigh(members.get(peer), -1)
+            members[peer] = ConnectedClient(beat.client_id, peer, language, version, now_ms, 1 + id_weight)
+            self._weigh(members[peer])
         for consumer in beat.consumer_data_set:
-            self._beat_consumer(consumer, ConnectedClient(beat.client_id, peer, language, version, now_ms))
+            weight = _weight(consumer) + id_weight
+            self._beat_consumer(consumer, ConnectedClient(beat.client_id, peer, language, version, now_ms, weight))
+
+    def _weigh(self, client: ConnectedClient | None, times: int = 1) -> None:
+        if client is not None:
+            host = client.peer.remote_host
+            self.weight += client.weight * times
+            self._host_weights[host] += client.weight * times
+            if not self._host_weights[host]:
+                del self._host_weights[host]
+
+    def _check_room(self, peer: Peer, beat: Heartbeat) -> None:
+        """Raise ServerError 2 for a heartbeat that would take more than all clients, or those of a host, may."""
+        more = sum(map(_weight, beat.consumer_data_set)) + len(beat.producer_data_set)
+        more += len(beat.client_id) // WEIGHT_CHARACTERS * (len(beat.consumer_data_set) + len(beat.producer_data_set))
+        if self.weight + more <= WEIGHT_MAX and self._host_weights[peer.remote_host] + more <= HOST_WEIGHT_MAX:
+            return
+        # Most heartbeats say again what is known.
+        known = [
+            *(self.producers.get(p.group_name, {}).get(peer) for p in beat.producer_data_set),
+            *(
+                self.consumers[c.group_name].clients.get(peer)
+                for c in beat.consumer_data_set
+                if c.group_name in self.consumers
+            ),
+        ]
+        more -= sum(client.weight for client in known if client is not None)
+        if more <= 0:
+            return
+        if self.weight + more > WEIGHT_MAX or self._host_weights[peer.remote_host] + more > HOST_WEIGHT_MAX:
+            log.warning("%s: a heartbeat was refused, clients and subscriptions are too many", peer.address)
+            raise ServerError(
+                ResponseCode.SYSTEM_BUSY, "clients and subscriptions of all, or of this host, are too many"
+            )
 
     def check(self, peer: Peer, beat: Heartbeat) -> None:
         """Raise ServerError 29 for a heartbeat that would put a connection into too many groups."""
@@ -91,6 +135,7 @@ class ConnectedClients:
                     ResponseCode.INVALID_PARAMETER,
                     f"the heartbeat names {count} {what}; one connection has at most {most}: use several clients",
                 )
+        self._check_room(peer, beat)
 
     def _beat_consumer(self, data: ConsumerData, client: ConnectedClient) -> None:
         wanted = {s.topic: s.subscription() for s in data.subscription_data_set}
@@ -106,9 +151,11 @@ class ConnectedClients:
         # A client that reconnects has a new connection while the old one may not have ended yet.
         for peer in [p for p, c in group.clients.items() if c.client_id == client.client_id and p is not client.peer]:
             if not peer.is_open:
-                del group.clients[peer]
+                self._weigh(group.clients.pop(peer), -1)
                 _take_out(self._consumes, peer, data.group_name)
+        self._weigh(group.clients.get(client.peer), -1)
         group.clients[client.peer] = client
+        self._weigh(client)
         self._consumes.setdefault(client.peer, set()).add(data.group_name)
         for topic, subscription in wanted.items():
             known = group.subscriptions.get(topic)
@@ -124,7 +171,7 @@ class ConnectedClients:
     def leave(self, peer: Peer, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
         """Take a client out of the groups named."""
         if producer_group is not None and producer_group in self.producers:
-            self.producers[producer_group].pop(peer, None)
+            self._weigh(self.producers[producer_group].pop(peer, None), -1)
             _take_out(self._produces, peer, producer_group)
             if not self.producers[producer_group]:
                 del self.producers[producer_group]
@@ -133,8 +180,10 @@ class ConnectedClients:
 
     def _leave_consumer(self, name: str, peer: Peer) -> None:
         group = self.consumers.get(name)
-        if group is None or group.clients.pop(peer, None) is None:
+        client = group.clients.pop(peer, None) if group is not None else None
+        if group is None or client is None:
             return
+        self._weigh(client, -1)
         _take_out(self._consumes, peer, name)
         if not group.clients:
             del self.consumers[name]
@@ -159,6 +208,11 @@ class ConnectedClients:
             for client in [c for c in group.clients.values() if c.beat_ms < oldest]:
                 log.warning("consumer %s of group %s is silent: dropped", client.client_id, name)
                 self._leave_consumer(name, client.peer)
+
+
+def _weight(consumer: ConsumerData) -> int:
+    subscriptions = consumer.subscription_data_set
+    return 1 + len(subscriptions) + sum(len(s.sub_string) for s in subscriptions) // WEIGHT_CHARACTERS
 
 
 def _take_out(groups: dict[Peer, set[str]], peer: Peer, name: str) -> None:

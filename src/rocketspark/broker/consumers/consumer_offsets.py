@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
@@ -42,6 +43,8 @@ class ConsumerOffsets:
         table = file.load() or OffsetTable()
         self.version: DataVersion = table.data_version
         self.table: dict[str, dict[int, int]] = dict(table.offset_table)
+        # Who bounds what clients' commits may make, in a broker.
+        self.creation: AutomaticCreation | None = None
         self.changes = self._noted = 0
         self.unsaved = UnsavedChanges(
             "consumerOffset.json", lambda: self.table, self.snapshot, lambda text: file.write(text)
@@ -49,6 +52,11 @@ class ConsumerOffsets:
         # Offsets set by an operator, until the consumer's next pull is told of them.
         self._resets: dict[tuple[str, str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
+
+    def admit(self, group: str, topic: str, address: str) -> None:
+        """Count a client's first commit of a group in a topic. Raises ServerError 2 if there are too many."""
+        if self.creation is not None and f"{topic}@{group}" not in self.table:
+            self.creation.admit(Made.OFFSETS, self.table, address)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the next offset to consume."""

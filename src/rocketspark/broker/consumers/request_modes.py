@@ -6,13 +6,16 @@ Rule: this broker serves pulls whatever stands here; other modes come from a Jav
 from __future__ import annotations
 
 from rocketspark.broker.storage.json_tables import JsonFile
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.metadata import RequestMode, RequestModeTable
 
 log = LimitedLog("rocketspark.broker")
 
 FILE_NAME = "messageRequestMode.json"
+# The file is written anew at each change.
+MODES_MAX = 10_000
 
 
 class RequestModes:
@@ -29,8 +32,11 @@ class RequestModes:
             self.table = RequestModeTable(message_request_mode_map={})
 
     def set(self, mode: RequestMode) -> None:
-        """Set the mode of a group in a topic. Raises StoreError."""
-        self.table.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
+        """Set the mode of a group in a topic. Raises StoreError; ServerError 2 if there are too many."""
+        modes = self.table.message_request_mode_map
+        if mode.consumer_group not in modes.get(mode.topic, {}) and sum(map(len, modes.values())) >= MODES_MAX:
+            raise ServerError(ResponseCode.SYSTEM_BUSY, f"there are {MODES_MAX} request modes, no more are kept")
+        modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self._changed = True
         self.save()
 

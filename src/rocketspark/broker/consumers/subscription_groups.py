@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion, GroupConfig, GroupConfigTable
 
 # Groups every broker has (rule: SubscriptionGroupManager, 5.x).
@@ -20,12 +23,18 @@ SYSTEM_GROUPS = (
 FORBIDDEN_READ = 1 << 2
 
 
+# Pairs of a group and a topic that it may not read: they are saved in one piece.
+FORBIDDEN_MAX = 10_000
+
+
 class SubscriptionGroups:
     """The consumer groups a broker knows."""
 
     def __init__(self, settings: BrokerSettings, file: JsonFile[GroupConfigTable]) -> None:
         self._settings = settings
         self._file = file
+        # That of the topics in a broker: one address makes so many of both.
+        self.creation = AutomaticCreation(settings)
         self.unsaved = UnsavedChanges(
             "subscriptionGroup.json", lambda: self.table, self.snapshot, lambda text: file.write(text)
         )
@@ -36,11 +45,15 @@ class SubscriptionGroups:
         for name in SYSTEM_GROUPS:
             self.table.setdefault(name, GroupConfig(group_name=name))
 
-    def get(self, group: str) -> GroupConfig | None:
-        """Return the settings of a group, made on first use if that is on; None if there is no such group."""
+    def get(self, group: str, *, by: str = "") -> GroupConfig | None:
+        """Return the settings of a group, made on first use if that is on; None if there is no such group.
+
+        `by`: the address of the client that names it. Raises ServerError 2 if there are too many.
+        """
         config = self.table.get(group)
         if config is None and self._settings.auto_create_group:
             topic_names.check_group(group)
+            self.creation.admit(Made.GROUP, self.table, by)
             config = GroupConfig(group_name=group)
             self.put(config)
         return config
@@ -65,7 +78,9 @@ class SubscriptionGroups:
         return not self.forbidden.get(group, {}).get(topic, 0) & FORBIDDEN_READ
 
     def set_readable(self, group: str, topic: str, readable: bool) -> None:
-        """Allow or forbid a group to read a topic."""
+        """Allow or forbid a group to read a topic. Raises ServerError 2 if too many are forbidden."""
+        if not readable and self.readable(group, topic) and sum(map(len, self.forbidden.values())) >= FORBIDDEN_MAX:
+            raise ServerError(ResponseCode.SYSTEM_BUSY, f"{FORBIDDEN_MAX} groups and topics are forbidden, no more are")
         bits = self.forbidden.setdefault(group, {})
         bits[topic] = bits.get(topic, 0) & ~FORBIDDEN_READ if readable else bits.get(topic, 0) | FORBIDDEN_READ
         if not bits[topic]:

@@ -57,7 +57,7 @@ class ClientHandler:
         beat = java_json.decode_request(body, bodies.Heartbeat)
         self._clients.check(peer, beat)
         for consumer in beat.consumer_data_set:
-            config = self._groups.get(consumer.group_name)
+            config = self._groups.get(consumer.group_name, by=peer.address)
             if config is not None:
                 self._topics.ensure(topic_names.retry_topic(consumer.group_name), config.retry_queue_nums)
         try:

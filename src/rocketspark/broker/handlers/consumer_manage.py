@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
-from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -59,18 +58,26 @@ class ConsumerManageHandler:
         h = request.ext
         if h.group not in self._groups.table:
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} not exist!")
-        if self._topics.get(h.topic) is None:
+        topic = self._topics.get(h.topic)
+        if topic is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} not exist!")
         if h.queue_id < 0:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"QueueId is less than 0, queueId: {h.queue_id}")
-        if h.queue_id >= QUEUES_MAX:
+        # One that is kept goes on: topics are made smaller too.
+        if (
+            h.queue_id >= max(topic.read_queue_nums, topic.write_queue_nums)
+            and self._offsets.get(h.group, h.topic, h.queue_id) is None
+        ):
             raise ServerError(
-                ResponseCode.SYSTEM_ERROR, f"QueueId {h.queue_id}: no topic has more than {QUEUES_MAX} queues"
+                ResponseCode.SYSTEM_ERROR,
+                f"QueueId {h.queue_id}: topic {h.topic} has {topic.read_queue_nums} queues to read,"
+                f" {topic.write_queue_nums} to write",
             )
         if h.commit_offset < 0:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"Offset is less than 0, offset: {h.commit_offset}")
         if self._offsets.is_reset(h.group, h.topic, h.queue_id):
             return reply(request.opaque, header={}, remark="Offset has been previously reset")
+        self._offsets.admit(h.group, h.topic, peer.address)
         self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         return reply(request.opaque)
 

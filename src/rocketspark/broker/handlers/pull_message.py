@@ -13,7 +13,7 @@ import msgspec
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling
-from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, PullFilter
+from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, FilterTurn, PullFilter
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.replication.role import BrokerRole
@@ -108,6 +108,7 @@ class PullHandler:
         self._stats = stats
         self._long_scans = long_scans
         self._beside = beside
+        self._filter_turn = FilterTurn()
         # Held pulls with something for a connection that does not read.
         self._stalled: dict[Peer, dict[HeldRequest, None]] = {}
 
@@ -120,7 +121,7 @@ class PullHandler:
     def pull(self, peer: Peer, request: Request[PullHeader], body: bytes) -> Answer:
         """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: wire.md 9.4."""
         h = request.ext
-        topic_sys_flag = self._check(h)
+        topic_sys_flag = self._check(peer, h)
         try:
             codes, accepts = self._filter(h)
         except _ToCompile as e:
@@ -129,8 +130,10 @@ class PullHandler:
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
+            self._offsets.admit(h.group, h.topic, peer.address)
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
-        read = self._read(h, h.queue_offset, codes, accepts)
+        in_own_turn = accepts is None or not self._filter_turn.is_over()
+        read = self._read(h, h.queue_offset, codes, accepts, in_own_turn=in_own_turn)
         if accepts is not None:
             # Some ms where hundreds of records were looked at.
             peer.rest()
@@ -295,6 +298,8 @@ class PullHandler:
         codes: frozenset[int] | None,
         accepts: PullFilter | None,
         so_far: SoFar = NOTHING_SO_FAR,
+        *,
+        in_own_turn: bool = True,
     ) -> GetMessageResult:
         if h.bulk:
             count = min(max(h.count_max, 1), BULK_COUNT_MAX)
@@ -311,7 +316,7 @@ class PullHandler:
                 size = min(size, self._settings.disk_pull_bytes_max)
         began = perf_counter()
         if accepts is not None:
-            accepts.begin()
+            accepts.begin(in_own_turn=in_own_turn)
         read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
         if read.count:
             took_ms = (perf_counter() - began) * 1000
@@ -320,12 +325,12 @@ class PullHandler:
             self._stats.missed()
         return read
 
-    def _check(self, h: PullHeader) -> int:
+    def _check(self, peer: Peer, h: PullHeader) -> int:
         if not self._settings.broker_permission & PERM_READ:
             raise ServerError(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] pulling message is forbidden"
             )
-        group = self._groups.get(h.group)
+        group = self._groups.get(h.group, by=peer.address)
         if group is None:
             raise ServerError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{h.group}] does not exist"
@@ -397,7 +402,8 @@ class PullHandler:
                 f"The broker does not support consumer to filter message by {kind}"
                 + (" (enablePropertyFilter=true allows it)" if kind == "SQL92" else ""),
             )
-        if len(expression) <= sql92.LENGTH_MAX and not sql92.is_quick(expression, COMPILED_HERE_MAX):
+        here_max = 0 if self._filter_turn.is_over() else COMPILED_HERE_MAX
+        if len(expression) <= sql92.LENGTH_MAX and not sql92.is_quick(expression, here_max):
             raise _ToCompile(expression)
         try:
             return sql92.compile(expression)
@@ -439,7 +445,7 @@ class PullHandler:
         Rule: composeResponseHeader, 5.5.0.
         """
         role, suggested, next_offset = self._role, MASTER_ID, read.next_offset
-        group = self._groups.get(h.group)
+        group = self._groups.table.get(h.group)
         far_behind = False
         if self._settings.slave_read and group is not None:
             far_behind = self._is_far_behind(h.topic, h.queue_id, max(next_offset - 1, h.queue_offset))

@@ -123,7 +123,7 @@ class SendHandler:
         try:
             queue_id = self._admit(h)
             if queue_id is None:
-                self._rules.topic_for(h)
+                self._rules.topic_for(h, peer.address)
                 return self._answer_settled(self.send(peer, request, body))
             stored = h.properties.encode()
             pairs = pairs_of(stored)
@@ -134,7 +134,7 @@ class SendHandler:
                 ids = self._ids(batch.positions)
                 return self._answer_batch(peer, request, queue_id, batch.queue_offset, ids, batch.end, pairs)
             if topic[0] == "%" and topic.startswith(topic_names.RETRY_PREFIX):
-                topic, queue_id = self._retry_target(h, topic, queue_id, pairs)
+                topic, queue_id = self._retry_target(peer, h, topic, queue_id, pairs)
             if h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
                 position, queue_offset, end = self._transactions.prepare(
                     topic, queue_id, body, stored, pairs, h.flag, h.sys_flag, h.born_time_ms, peer.packed_host
@@ -238,16 +238,18 @@ class SendHandler:
         rows[:, -1] = ord(",")
         return rows.tobytes()[:-1]
 
-    def _retry_target(self, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]) -> tuple[str, int]:
+    def _retry_target(
+        self, peer: Peer, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]
+    ) -> tuple[str, int]:
         """Return topic and queue for a consumer's resent message: after its last attempt, the dead letter queue."""
         group = topic[len(topic_names.RETRY_PREFIX) :]
-        if not retry_and_dead_letter.is_dead_letter(h, self._group(group).retry_max_times):
+        if not retry_and_dead_letter.is_dead_letter(h, self._group(peer, group).retry_max_times):
             return topic, queue_id
         pairs.pop(b"DELAY", None)
         return self._topics.ensure(topic_names.dead_letter_topic(group)).topic_name, 0
 
-    def _group(self, group: str) -> GroupConfig:
-        config = self._groups.get(group)
+    def _group(self, peer: Peer, group: str) -> GroupConfig:
+        config = self._groups.get(group, by=peer.address)
         if config is None:
             raise ServerError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}; create it first"
@@ -257,7 +259,7 @@ class SendHandler:
     def send_back(self, peer: Peer, request: Request[SendBackHeader], body: bytes) -> bytes | None:
         """CONSUMER_SEND_MSG_BACK (36): the message comes again later, or becomes a dead letter."""
         h = request.ext
-        config = self._group(h.group)
+        config = self._group(peer, h.group)
         self._rules.check_writable()
         if self._durability.needed:
             self._durability.check()
@@ -282,7 +284,10 @@ class SendHandler:
         _, _, end = self._accept_again(
             failed, plan.topic, queue_id, plan.stored, pairs, delayed=True, reconsume_times=plan.reconsume_times
         )
-        self._stats.sent_back(h.group, pairs[b"RETRY_TOPIC"].decode("utf-8", "replace"), dead=plan.dead)
+        # Senders write that property: counters are of topics that are there.
+        named = pairs[b"RETRY_TOPIC"].decode("utf-8", "replace")
+        topic = named if self._topics.get(named) is not None else target.topic_name
+        self._stats.sent_back(h.group, topic, dead=plan.dead)
         if self._durability.needed and not request.flag & frames.ONEWAY_FLAG:
             self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code))
             return None

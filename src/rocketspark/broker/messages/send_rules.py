@@ -32,6 +32,8 @@ _PLAIN_NAMES = frozenset(
     b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
     b" __SHARDINGKEY".split()
 )
+# Queues of no topic that parked messages may go to until the broker starts again.
+STRAY_QUEUES_MAX = 1000
 _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 
 
@@ -78,6 +80,8 @@ class SendRules:
         self._consume_queues = store.consume_queues
         self._topics = topics
         self._topic_table = topics.table
+        # Queues that parked messages went to and no topic has.
+        self._stray: set[tuple[str, int]] = set()
         # Their queues are not those that sends name.
         self.static_topics: Container[str] = ()
         self.configure(settings)
@@ -118,10 +122,10 @@ class SendRules:
             )
         return queue_id
 
-    def topic_for(self, h: SendHeader) -> TopicConfig:
-        """Return the topic of a send, made if need be. Raises ServerError for what may not be sent.
+    def topic_for(self, h: SendHeader, by: str = "") -> TopicConfig:
+        """Return the topic of a send, made if need be, `by` the sender's address.
 
-        The order of the checks is that of wire.md 2.4.
+        Raises ServerError for what may not be sent. The order of the checks is that of wire.md 2.4.
         """
         self.check_writable()
         topic_names.check_topic(h.topic)
@@ -137,8 +141,8 @@ class SendRules:
         if config is not None:
             return config
         if h.topic.startswith(topic_names.RETRY_PREFIX):
-            return self._topics.ensure(h.topic)
-        return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count)
+            return self._topics.ensure(h.topic, by=by)
+        return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count, by=by)
 
     def admit_reply(self, h: SendHeader) -> int:
         """Return the queue that a reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
@@ -150,6 +154,20 @@ class SendRules:
         if queue_id is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
         return queue_id
+
+    def admit_parked(self, topic: str, queue_id: int) -> None:
+        """Raise ServerError 13 for a parked message to one queue too many of those that no topic has.
+
+        Topics are deleted and made smaller while messages wait; clients can also write to the timers' own topic
+        where a message is to go, and each queue has files.
+        """
+        config = self._topic_table.get(topic)
+        if config is not None and queue_id < max(config.write_queue_nums, config.read_queue_nums):
+            return
+        if (topic, queue_id) not in self._stray:
+            if len(self._stray) >= STRAY_QUEUES_MAX:
+                raise illegal(f"queue {queue_id} of topic {topic} is of no topic, and too many are already")
+            self._stray.add((topic, queue_id))
 
     def admit_back(self, config: TopicConfig) -> None:
         """Raise ServerError 16 if a topic takes no failed messages; unlike a producer's, they need its permission."""

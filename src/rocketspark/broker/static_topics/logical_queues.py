@@ -171,7 +171,7 @@ class LogicalQueues:
         part = self._part(items, h.queue_offset)
         sys_flag = h.sys_flag & ~sysflags.PULL_COMMIT_OFFSET
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
-            self._commit_own(h, items)
+            self._commit_own(peer, h, items)
         if part is not items[-1]:
             # Nothing more comes there: the reader goes on at the next part.
             sys_flag &= ~sysflags.PULL_SUSPEND
@@ -192,10 +192,11 @@ class LogicalQueues:
             return translated(answer, to_logical)
         return self._until_decided(translated(answer, to_logical), h)
 
-    def _commit_own(self, h: PullHeader, items: list[MappingItem]) -> None:
+    def _commit_own(self, peer: Peer, h: PullHeader, items: list[MappingItem]) -> None:
         """Take a pull's commit if its part is here; the consumer's own commits follow for every part."""
         part = static_topics.part_of(items, h.commit_offset)
         if part is not None and self._own(part) and h.commit_offset >= part.logic_offset:
+            self._offsets.admit(h.group, h.topic, peer.address)
             self._offsets.commit(h.group, h.topic, part.queue_id, part.to_physical(h.commit_offset))
 
     async def _pull_elsewhere(

@@ -1,0 +1,77 @@
+"""What clients may make by merely asking: topics, groups, and rows of committed offsets. Pure: the time is handed in.
+
+Rule: none is made beyond what all may have, nor faster than one address may. What an operator makes counts in the first
+and is never refused; what the broker makes for a group that is there (retries, dead letters) goes with the group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sized
+from enum import Enum
+
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
+
+log = LimitedLog("rocketspark.broker")
+
+PERIOD_S = 60.0
+# Addresses that are counted one by one; those beyond share one count until the minute is over.
+ADDRESSES_MAX = 10_000
+# Progress is kept for each pair of a topic and a group: one more client may bring many at once.
+OFFSETS_OF_CREATION = 20
+
+
+class Made(Enum):
+    """What is made: its name in errors, and the setting that bounds how many there may be."""
+
+    TOPIC = ("topic", "maxAutoCreateTopics")
+    GROUP = ("subscription group", "maxAutoCreateGroups")
+    OFFSETS = ("pair of topic and group with offsets", "maxConsumerOffsets")
+
+
+class AutomaticCreation:
+    """The bounds of one broker, under its present settings."""
+
+    def __init__(self, settings: BrokerSettings, now: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._now = now
+        self._since = now()
+        self._made: dict[tuple[bool, str], int] = {}
+
+    def admit(self, kind: Made, table: Sized, address: str) -> None:
+        """Count one that is about to be made. `address`: who asks, "host:port"; "" for the broker itself.
+
+        Raises ServerError 2 for one too many; the client may try again once there is room, as its operator will see.
+        """
+        if not address:
+            return
+        s = self._settings
+        most = {
+            Made.TOPIC: s.auto_topics_max,
+            Made.GROUP: s.auto_groups_max,
+            Made.OFFSETS: s.offset_rows_max,
+        }[kind]
+        what, key = kind.value
+        if len(table) >= most:
+            self._refuse(f"no {what} more is made by asking: there are {len(table)}, {key} is {most}", address)
+        now = self._now()
+        if not 0 <= now - self._since < PERIOD_S:
+            self._since = now
+            self._made.clear()
+        host = address.rpartition(":")[0]
+        counted = (kind is Made.OFFSETS, host)
+        if counted not in self._made and len(self._made) >= ADDRESSES_MAX:
+            counted = (kind is Made.OFFSETS, "")
+        made, quickly = self._made.get(counted, 0), s.auto_creations_per_minute
+        if kind is Made.OFFSETS:
+            quickly *= OFFSETS_OF_CREATION
+        if made >= quickly:
+            self._refuse(f"no {what} more is made for {host} in this minute: maxAutoCreatePerMinute", address)
+        self._made[counted] = made + 1
+
+    def _refuse(self, why: str, address: str) -> None:
+        log.warning("%s was refused: %s", address, why)
+        raise ServerError(ResponseCode.SYSTEM_BUSY, why)
