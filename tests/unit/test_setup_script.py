@@ -165,7 +165,7 @@ def test_second_run_does_and_says_nothing(machine: Machine) -> None:
     machine.java("java-17", compiler=True)
     assert machine.setup("test").returncode == 0
     first = machine.installs
-    assert len(first) == 6  # pip twice, Maven for two clients and one server, and Go
+    assert len(first) == 7  # pip twice, Maven for two clients and two servers, and Go
     done = machine.setup("test")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.setup("demo").stderr == ""
