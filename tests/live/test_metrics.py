@@ -15,7 +15,6 @@ from tests.live.support import GROUP, TOPIC, beat, broker, connected, create, pu
 from tests.live.test_replication import pair, producer
 
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
-from rocketspark.broker.consumers import long_polling
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message
@@ -93,7 +92,6 @@ async def scrape(server: BrokerServer) -> Scrape:
 
 
 def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_polling, "OWNER_WEIGHT_MAX", 0)
     monkeypatch.setattr(LimitedLog, "left_out_count", 0)
 
     async def main() -> None:
@@ -102,6 +100,7 @@ def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: p
             connected(server.address) as peer,
         ):
             await create(peer, queues=1)
+            server._long_polling.owner_weight_max = 0
             found = await scrape(server)
             assert found.rows("rocketspark_refused_total") == found.rows("rocketspark_log_lines_left_out_total") == 0
             assert (await pull(peer, sys_flag=6, suspend_ms=60_000)).code == 2

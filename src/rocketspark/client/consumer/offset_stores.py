@@ -58,6 +58,8 @@ class BrokerOffsets:
         # By broker and topic: the connection over which a commit was answered; who else waits for the first one.
         self._made: dict[tuple[str, str], object] = {}
         self._making: dict[tuple[str, str], asyncio.Event] = {}
+        # Commits under way, each queue's latest: a broker may carry out two of one queue in either order.
+        self._telling: dict[MessageQueue, asyncio.Future[None]] = {}
 
     async def load(self) -> None:
         """Do nothing."""
@@ -77,6 +79,18 @@ class BrokerOffsets:
         failed: dict[MessageQueue, Exception] = {}
 
         async def tell(queue: MessageQueue, *, oneway: bool) -> bool:
+            before = self._telling.get(queue)
+            told = self._telling[queue] = asyncio.get_running_loop().create_future()
+            try:
+                if before is not None:
+                    await asyncio.wait([before])
+                return await tell_in_turn(queue, oneway=oneway)
+            finally:
+                told.set_result(None)
+                if self._telling[queue] is told:
+                    del self._telling[queue]
+
+        async def tell_in_turn(queue: MessageQueue, *, oneway: bool) -> bool:
             try:
                 peer = await self._instance.peer_of(queue)
                 offset = latest(queue) if latest is not None else offsets[queue]

@@ -210,6 +210,27 @@ def test_an_offset_is_read_when_its_turn_comes() -> None:
     asyncio.run(run())
 
 
+def test_commits_of_a_queue_follow_each_other_with_what_is_the_latest_then() -> None:
+    async def run() -> None:
+        peer = HeldPeer()
+        store = broker_offsets(peer)
+        now = [10]
+        tasks = [asyncio.create_task(store.commit(on("t", 0), latest=lambda _: now[0])) for _ in range(3)]
+        await settle()
+        assert peer.values == [10]
+        now[0] = 30
+        tasks[1].cancel()
+        peer.answer()
+        await settle()
+        assert peer.values == [10, 30]
+        peer.answer()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert (found[0], type(found[1]), found[2]) == ({}, asyncio.CancelledError, {})
+        assert store._telling == {}
+
+    asyncio.run(run())
+
+
 def test_a_broker_that_hangs_holds_up_no_other() -> None:
     async def run() -> None:
         hung, other = HeldPeer(), HeldPeer()
