@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.live.support import broker, connected, create, create_group, name_server, run, send, until
 
+from rocketspark.broker.replication.role import Role
 from rocketspark.broker.replication.tables.master_api import MasterApi
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.static_topics.mappings import StaticTopics
@@ -288,6 +289,70 @@ def test_a_queue_moves_to_another_broker_and_is_read_through(tmp_path: Path) -> 
             assert (answer.code, "broker a" in (answer.remark or "")) == (1, True)
             assert (await pull(to_b, 0, 10_000)).code == 0
             assert address
+
+    run(main())
+
+
+def test_parts_that_became_empty_are_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (a, b, to_a, to_b, _):
+            await create(to_a, TOPIC, 3)
+            assert (await send(to_a, b"kept", TOPIC, 1)).code == 0
+            await put_mapping(to_a, mapping("a", 1000, {}), 3)
+            parts = {
+                # Never held a message, on the other broker; the next part is the leader's own, and empty too.
+                0: [item(0, 0, "a", 0), item(1, 0, "b", 50), item(2, 1, "b", 100)],
+                # Holds one.
+                1: [item(0, 1, "a", 0), item(1, 2, "b", 100)],
+                # It is not decided where the next begins.
+                2: [item(0, 2, "a", 0), item(1, 3, "b", -1)],
+                # Led by another.
+                3: [item(0, 4, "b", 0), item(1, 0, "a", 100)],
+            }
+            await put_mapping(to_b, mapping("b", 1000, parts, 4), 5)
+            cleaning, table = b._logical_queues.cleaning, b._topics.statics.table
+            await cleaning.clean()
+            left = {queue: [part.gen for part in items] for queue, items in table[TOPIC].hosted_queues.items()}
+            assert left == {0: [1, 2], 1: [0, 1], 2: [0, 1], 3: [0, 1]}
+            await cleaning.clean()
+            assert [part.gen for part in table[TOPIC].hosted_queues[0]] == [2]
+            # The last part stays, empty as it is; what remains is on disk, and read and sent as before.
+            await cleaning.clean()
+            assert [part.gen for part in table[TOPIC].hosted_queues[0]] == [2]
+            file = json.loads((tmp_path / "b/config/topicQueueMapping.json").read_text())
+            kept = file["topicQueueMappingInfoMap"][TOPIC]
+            assert kept["hostedQueues"]["0"] == [item(2, 1, "b", 100)]
+            assert kept["epoch"] == 1000
+            assert ext(await send(to_b, b"x", TOPIC, 0))["queueOffset"] == "100"
+            assert await read_all(to_b, 0, 0) == ([(100, b"x")], 101)
+            assert [body for _, body in (await read_all(to_b, 1, 0))[0]] == [b"kept"]
+            # Of a broker that is away nothing is known.
+            await a.close()
+            await cleaning.clean()
+            assert [part.gen for part in table[TOPIC].hosted_queues[1]] == [0, 1]
+
+    run(main())
+
+
+def test_who_led_a_queue_two_leaders_ago_forgets_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (a, b, to_a, to_b, _):
+            first, now = [item(0, 0, "a", 0), item(1, 0, "c", 10)], [item(1, 0, "c", 10), item(2, 0, "b", 20)]
+            other = [item(0, 1, "a", 0), item(1, 1, "b", 10)]
+            await put_mapping(to_a, mapping("a", 1000, {0: first, 1: other}), 2)
+            cleaning, table = a._logical_queues.cleaning, a._topics.statics.table
+            # The new leader is of another epoch: in doubt all stays.
+            await put_mapping(to_b, mapping("b", 999, {0: now, 1: other}), 2)
+            await cleaning._forget_former(TOPIC)
+            assert sorted(table[TOPIC].hosted_queues) == [0, 1]
+            await put_mapping(to_b, mapping("b", 1000, {0: now, 1: other}), 2)
+            await cleaning._forget_former(TOPIC)
+            assert sorted(table[TOPIC].hosted_queues) == [1]
+            # A slave leaves it to its master.
+            a.role.kind = Role.SLAVE
+            await cleaning.clean()
+            assert sorted(table[TOPIC].hosted_queues) == [1]
+            assert b._topics.statics.table[TOPIC].hosted_queues[0][-1].bname == "b"
 
     run(main())
 

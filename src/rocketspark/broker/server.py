@@ -57,6 +57,7 @@ from rocketspark.broker.replication.tables.ha_info import HaInfoExchange
 from rocketspark.broker.roles.replication import Replication
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings, Hearer
+from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.logical_queues import LogicalQueues
 from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
 from rocketspark.broker.static_topics.mappings import StaticTopics
@@ -243,9 +244,9 @@ class BrokerServer:
             handler.routes(routes)
         self._audit = self._make_audit(routes)
         self._durability.changed = self._send.configure
-        self._logical_queues = LogicalQueues(
-            s.broker_name, self._topics.statics, self.store, self._offsets, OtherBrokers(s)
-        )
+        statics, others = self._topics.statics, OtherBrokers(s)
+        cleaning = MappingCleaning(s, statics, self.store, others, self.role)
+        self._logical_queues = LogicalQueues(s.broker_name, statics, self.store, self._offsets, others, cleaning)
         self._logical_queues.begin(
             routes,
             lambda: messages.put_message.rules.configure(MessageSettings.of(s)),

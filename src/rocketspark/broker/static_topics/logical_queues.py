@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.static_topics.translated_peer import translated, translated_peer
@@ -57,12 +58,14 @@ class LogicalQueues:
         store: Store,
         offsets: ConsumerOffsets,
         others: OtherBrokers,
+        cleaning: MappingCleaning,
     ) -> None:
         self._broker_name = broker_name
         self._statics = statics
         self._store = store
         self._offsets = offsets
         self._others = others
+        self.cleaning = cleaning
         self._installed = False
 
     def begin(self, routes: Routes, forget_sends: Callable[[], None], answer_held: Callable[[], None]) -> None:
@@ -74,6 +77,7 @@ class LogicalQueues:
             if self._statics.table and not self._installed:
                 self._installed = True
                 self.install(routes)
+                self.cleaning.start()
             forget_sends()
             answer_held()
 
@@ -82,7 +86,8 @@ class LogicalQueues:
             changed()
 
     async def close(self) -> None:
-        """Close the connections to other brokers."""
+        """End cleaning, close the connections to other brokers."""
+        await self.cleaning.stop()
         await self._others.close()
 
     def install(self, routes: Routes) -> None:

@@ -8,8 +8,11 @@ from rocketspark.errors import RocketSparkError, ServerError, TransportError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers.namesrv import RouteHeader
+from rocketspark.protocol.headers.static_topics import TopicConfigHeader
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import ClusterInfo
+from rocketspark.protocol.json.bodies import ClusterInfo, QueueMapping, RouteBody
+from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping
 from rocketspark.transport.request_frames import Reply
 
 # Rule: forwardTimeout, 5.x.
@@ -43,6 +46,24 @@ class OtherBrokers:
     async def _request(self, address: str, code: int, header: Header) -> Reply:
         peer = await self._connections.get(address)
         return await peer.request(code, header, timeout_ms=FORWARD_TIMEOUT_MS)
+
+    async def mapping(self, broker_name: str, topic: str) -> MappingDetail | None:
+        """Return a static topic's mapping on another broker. Raises ServerError."""
+        reply = await self.ask(broker_name, RequestCode.GET_TOPIC_CONFIG, TopicConfigHeader(topic=topic, lo=True))
+        return java_json.decode(reply.raise_for_code("settings of a topic").body, TopicConfigAndMapping).mapping_detail
+
+    async def mappings(self, topic: str) -> dict[str, QueueMapping]:
+        """Return what a topic's route tells of each broker's logical queues. Raises RocketSparkError."""
+        failed: RocketSparkError | None = None
+        for namesrv in self._settings.namesrvs():
+            try:
+                reply = await self._request(namesrv, RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteHeader(topic=topic))
+                return (
+                    java_json.decode(reply.raise_for_code("route").body, RouteBody).topic_queue_mapping_by_broker or {}
+                )
+            except RocketSparkError as e:
+                failed = e
+        raise failed or ServerError(ResponseCode.SYSTEM_ERROR, "no NameServer is set")
 
     async def _address(self, broker_name: str) -> str:
         failed: RocketSparkError | None = None
