@@ -298,3 +298,40 @@ def test_a_store_that_cannot_be_written_refuses_to_start(tmp_path: Path) -> None
             assert "\n" not in str(caught.value)
 
     run(main())
+
+
+@pytest.mark.parametrize("known_by", ["the port beside", "the NameServer"])
+@pytest.mark.parametrize(("cluster", "name"), [("Theirs", "broker-a"), ("DefaultCluster", "theirs")])
+def test_a_slave_of_another_s_master_copies_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cluster: str, name: str, known_by: str
+) -> None:
+    async def main() -> None:
+        if known_by == "the port beside":
+            ports = {"listen_port": free_ports(-2, 0, 1)}
+        elif name != "theirs":
+            return  # One NameServer takes them for brokers of one name.
+        else:
+            ports = {}
+        async with master_alone(tmp_path, cluster_name=cluster, broker_name=name, **ports) as (p, peer):
+            await sent(peer, b"theirs")
+            address = f"127.0.0.1:{p.master.replication.listener.port}"
+            caplog.clear()
+            mine = {"cluster_name": "DefaultCluster", "broker_name": "broker-a", "ha_master_address": address}
+            slave = await p.start(1, **mine, listen_port=0, namesrv_addresses=p.namesrv.address if not ports else "")
+            troubles = slave.replication.troubles.counts
+            await until(lambda: troubles["another-master"])
+            # Told and counted once a minute, however often it would be tried; nothing was copied.
+            await asyncio.sleep(0.3)
+            assert troubles == {"another-master": 1}
+            lines = [line for line in warnings(caplog) if "replication with" in line]
+            assert len(lines) == 1
+            assert f"replication with {address}: the master there is broker {name} of cluster {cluster}" in lines[0]
+            assert slave.store.end_position == 0
+            assert not p.master.replication.listener.connections
+            # It is its own name's master that a slave copies from.
+            if ports:
+                await p.stop(1)
+                await p.start(1, **mine | {"cluster_name": cluster, "broker_name": name}, listen_port=0)
+                await p.equal()
+
+    run(main())

@@ -27,6 +27,7 @@ from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange, ask_ha_info
+from rocketspark.broker.replication.tables.master_identity import MasterIdentity
 from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize
 from rocketspark.broker.roles.acting.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting.acting_mode import ActingMode
@@ -96,7 +97,9 @@ class Replication(RoleDriver):
         self.members = MemberGroup(settings, self._connections)
         self.troubles = Troubles()
         self.listener = HaListener(self._master_link, self.troubles, waits)
-        self.client = HaClient(self._slave_link, self.troubles, on_appended=self.arrivals.appended)
+        self.client = HaClient(
+            self._slave_link, self.troubles, on_appended=self.arrivals.appended, check=self._check_master
+        )
         self.standing = Standing(store, role, self.listener, self.client, waits, self._in_sync_ids)
         self.wake = self.listener.wake
         role.is_copying = lambda: self.client.state is State.TRANSFER
@@ -458,6 +461,11 @@ class Replication(RoleDriver):
             return None
         parse_address(found)
         return found
+
+    async def _check_master(self, address: str) -> None:
+        """Raise ReplicationError for another's master; what a controller or a NameServer told is not doubted."""
+        if self.manager is None and address == self._configured_master:
+            await MasterIdentity(self._settings, self._connections).check(address)
 
     def _registered(self, ha_address: str | None, master_address: str | None) -> None:
         """A NameServer told where the master is; None: it knows of none, others may."""

@@ -6,7 +6,7 @@ Rule: a loss is tried again soon, what does not fit after a long pause, a new ad
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from rocketspark.broker.replication.link.slave_link import SlaveLink, State
@@ -28,6 +28,10 @@ LEFT_OPEN_S = 5.0
 CLOSED_PAUSE_S_MAX = 10.0
 
 MakeLink = Callable[[float], SlaveLink]
+
+
+async def anybody(address: str) -> None:
+    """Take any master for the right one."""
 
 
 class _Connection(asyncio.Protocol):
@@ -112,6 +116,7 @@ class HaClient:
     Args:
         make_link: the machine of a new connection, given the time.
         on_appended: called after bytes were appended, once a turn of the loop.
+        check: called with an address before each connection; raises ReplicationError for another's master.
         retry_s, trouble_pause_s: pauses between tries.
     """
 
@@ -121,12 +126,14 @@ class HaClient:
         troubles: Troubles,
         *,
         on_appended: Callable[[], None],
+        check: Callable[[str], Awaitable[None]] = anybody,
         retry_s: float = RETRY_S,
         trouble_pause_s: float = TROUBLE_PAUSE_S,
     ) -> None:
         self._make_link = make_link
         self._troubles = troubles
         self._on_appended = on_appended
+        self._check = check
         self._retry_s = retry_s
         self._trouble_pause_s = trouble_pause_s
         self.address: str | None = None
@@ -205,8 +212,11 @@ class HaClient:
         loop = asyncio.get_running_loop()
         try:
             host, port = parse_address(address)
-        except ConfigError as e:
+            await self._check(address)
+        except (ConfigError, ReplicationError) as e:
             return e
+        if self.address != address:
+            return None
         link = self._make_link(loop.time())
         connection = self._connection = _Connection(self, link)
         try:
