@@ -61,6 +61,8 @@ class ReplicaReceiver:
     _received = 0
     _whole = 0
     _held_back = b""
+    # Bytes of records that were given up lie before it.
+    _dirty_end = 0
     # Where the first bytes of this stream lie: there a record must begin.
     _stream_from = -1
     _visible_end: int | None = None
@@ -81,8 +83,7 @@ class ReplicaReceiver:
 
     def log_bytes(self, position: int, count_max: int) -> memoryview:
         """Raw bytes of the log from a position on, never over a file's end; empty where there are none."""
-        log = self.log
-        start = position - position % log.file_bytes
+        log, start = self.log, position - position % self.log.file_bytes
         count = min(count_max, start + log.file_bytes - position, log.written - position)
         if count <= 0 or position < log.min_position:
             return memoryview(b"")
@@ -104,7 +105,7 @@ class ReplicaReceiver:
     def become_replica(self) -> None:
         """Take no messages from here on, only the bytes of another broker's log (`append_raw`)."""
         self.log.is_replica = True
-        self.log.limit = 0
+        self.log.limit = self._dirty_end = 0
         self._received = self._whole = self._stream_from = self.log.written
         self._held_back = b""
         self._arrived: dict[ConsumeQueue, None] = {}
@@ -116,25 +117,25 @@ class ReplicaReceiver:
         if not self.log.is_replica:
             return
         self.dispatch_received()
-        self.cut_partial_record()
-        self._received = 0
+        whole = self.cut_partial_record()
+        if self._dirty_end > whole:
+            # Behind a shorter record of its own they might look like another one.
+            self.log.cut(whole, self._dirty_end)
+        self._received = self._dirty_end = 0
         self.log.is_replica = False
         self.log.limit = 0
 
     # -- receiving
 
     def cut_partial_record(self) -> int:
-        """Give up the bytes of a record that is not whole. Returns where the log ends then.
-
-        Call it before the bytes of a new connection: the first of them must begin a record.
-        """
+        """Give up the bytes of a record that is not whole, before those of a new connection. Returns the log's end."""
         if not self.log.is_replica:
             return self.log.written
         if self._received > self._whole:
             # The rest is overwritten by what comes next; its size was never there.
-            self._received = self._whole
+            self._dirty_end = max(self._dirty_end, self._received)
         self._held_back = b""
-        self._stream_from = self._whole
+        self._received = self._stream_from = self._whole
         return self._whole
 
     def append_raw(self, position: int, data: Buffer) -> None:
@@ -261,6 +262,7 @@ class ReplicaReceiver:
 
     def _refuse(self, view: memoryview, start: int, at: int) -> None:
         """Forget what was received from a position on."""
+        self._dirty_end = max(self._dirty_end, self._received)
         self._received = max(self._whole, at)
         view[at - start : at - start + SIZE_BYTES] = bytes(SIZE_BYTES)
         if at == self._whole:
@@ -453,7 +455,7 @@ class ReplicaReceiver:
     def _cut_all(self, position: int) -> None:
         log, index = self.log, self.index_service
         self._prepare_to_cut(position)
-        log.cut(position, max(self._received, self._whole))
+        log.cut(position, max(self._received, self._whole, self._dirty_end))
         self._received = self._whole = self._stream_from = position
         self._held_back = b""
         self._arrived.clear()

@@ -272,6 +272,43 @@ def test_the_part_of_a_record_is_given_up_by_a_new_master(make_store: Any, tmp_p
     assert position == slave.read("t", 0, 1, 9, 9999).count + position - 1
 
 
+@pytest.mark.parametrize("how", ["at once", "the link ended before", "the broker was ended", "the broker was killed"])
+@pytest.mark.parametrize("file_begins", [False, True])
+def test_nothing_of_a_part_of_a_record_is_left_at_a_promotion(
+    make_store: Any, tmp_path: Path, send: Any, how: str, file_begins: bool
+) -> None:
+    """A body may hold what looks like the next record of the new master's log."""
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    send(master, "t", 0, b"first")
+    if file_begins:
+        while master.written_position < master.log.file_bytes:
+            send(master, "t", 0, bytes(1000))
+    end = master.log.file_bytes if file_begins else master.written_position
+    if file_begins:
+        # The record that begins the second file is the one that does not arrive whole.
+        assert [at for at in begins(master) if at >= end] == [end]
+    else:
+        send(master, "t", 0, b"\xda\xa3\x20\xa7" * 300)
+    for at in range(0, end, 1000):
+        slave.append_raw(at, bytes(master.log_bytes(at, min(1000, end - at))))
+    slave.append_raw(end, bytes(master.log_bytes(end, 1 << 20))[:-7])
+    slave.dispatch_received()
+    if how == "the link ended before":
+        slave.cut_partial_record()
+        # Less of it arrives the second time.
+        slave.append_raw(end, bytes(master.log_bytes(end, 50)))
+    if how.startswith("the broker"):
+        slave.close() if how.endswith("ended") else slave.abandon()
+        slave = make_store(tmp_path / "s")
+    slave.become_master()
+    file = Path(slave.log.mapped_files.path(end - end % slave.log.file_bytes))
+    assert not file.exists() or not any(file.read_bytes()[end % slave.log.file_bytes :])
+    send(slave, "t", 0, b"mine")
+    begun = end % slave.log.file_bytes + slave.written_position - end
+    assert not any(file.read_bytes()[begun:])
+    assert [r.body for r in slave.iterate(end)] == [b"mine"]
+
+
 def test_bytes_that_do_not_fit_are_refused(make_store: Any, tmp_path: Path, send: Any) -> None:
     master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
     send(master, "t", 0, b"first")
