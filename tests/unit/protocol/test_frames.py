@@ -255,6 +255,26 @@ def test_how_deep_a_header_may_nest_does_not_depend_on_python() -> None:
         frames.decode_header(b'{"code":1,"x":"' + b"x" * (1 << 20) + b'"}', 0)
 
 
+@pytest.mark.parametrize(
+    ("header", "refused"),
+    [
+        # With a search that begins anew at each quote these two would take hours.
+        (b'{"' + b'\\"' * 500_000 + b"[" * 200, ""),
+        (b'{"a":"' + b'[\\"' * 340_000 + b'"}', ""),
+        (b'{"a":"' + b"\\" * 500_000 + b'"' + b"[" * 200, "nested deeper than 100"),
+        (b'{"a":' + b"[]" * 500_000 + b"}", "more than 16384 brackets"),
+        (b"{" + b":" * 1_000_000, "1000000 fields"),
+    ],
+    ids=["a string without an end", "brackets in a string", "backslashes", "brackets", "colons"],
+)
+def test_the_largest_headers_are_looked_at_once(header: bytes, refused: str) -> None:
+    if not refused:
+        frames.check_header(header)
+        return
+    with pytest.raises(FrameError, match=refused):
+        frames.check_header(header)
+
+
 def test_a_frame_that_drips_in_is_kept_in_one_buffer() -> None:
     splitter = frames.Splitter()
     frame = frames.encode(Frame(code=7, body=b"x" * 20_000))

@@ -17,7 +17,8 @@ COUNT_MAX = 1024
 # Rule: Netty's handshakeTimeout.
 TIME_MAX_S = 10.0
 SHARE = 4
-BURST_S = 0.2
+# Some ten of them in a row.
+BURST_S = 0.02
 
 
 class Handshakes:
