@@ -22,6 +22,9 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
+# Offsets of queues that a topic has not are kept below this number.
+QUEUE_IDS_KEPT = 1024
+
 
 class ConsumerManageHandler:
     """Serves the requests about committed offsets and the bounds of queues."""
@@ -63,15 +66,12 @@ class ConsumerManageHandler:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} not exist!")
         if h.queue_id < 0:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"QueueId is less than 0, queueId: {h.queue_id}")
-        # One that is kept goes on: topics are made smaller too.
-        if (
-            h.queue_id >= max(topic.read_queue_nums, topic.write_queue_nums)
-            and self._offsets.get(h.group, h.topic, h.queue_id) is None
-        ):
+        # RocketMQ takes any: of topics that were made smaller, and numbers that clients keep beside their offsets.
+        if h.queue_id >= max(topic.read_queue_nums, topic.write_queue_nums, QUEUE_IDS_KEPT):
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR,
                 f"QueueId {h.queue_id}: topic {h.topic} has {topic.read_queue_nums} queues to read,"
-                f" {topic.write_queue_nums} to write",
+                f" {topic.write_queue_nums} to write, and offsets of others are kept below {QUEUE_IDS_KEPT}",
             )
         if h.commit_offset < 0:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"Offset is less than 0, offset: {h.commit_offset}")

@@ -29,6 +29,8 @@ PAUSE = 128
 LARGE_BODY_BYTES = 512
 # Shapes kept for a connection. Learning one costs some 30 us, so it is paid for: by plain sends, and slowly by others.
 SHAPES_MAX = 32
+# Longer headers are decoded one by one: to learn one of a megabyte takes 100 ms.
+LEARNED_HEADER_BYTES_MAX = 64 << 10
 TAGS_MAX = 1000
 LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
 
@@ -230,6 +232,8 @@ class SendFastPath:
         for form in known.forms.get(header_bytes, ()):
             if form.shape.unpack(data, at + 8)[::2] == form.shape.fixed:
                 return form if self._is_current(form.plain) or self._adapt(form) else None
+        if header_bytes > LEARNED_HEADER_BYTES_MAX:
+            return None
         if known.credit < LEARN_COST:
             known.credit += 1
             return None
