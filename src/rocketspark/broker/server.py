@@ -45,6 +45,7 @@ from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.operations.clock_watch import WATCH_S, ClockWatch
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
@@ -191,6 +192,7 @@ class BrokerServer:
             self._every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
             self._every("tables", SAVE_AGAIN_S, self._save_again)
             self._every("statistics", STATS_S, self._count)
+            self._every("clock", WATCH_S, ClockWatch().look)
             if self.access.plain is not None:
                 self._every("rules", ACL_LOOK_S, self.access.look)
             if self._audit is not None:
@@ -484,7 +486,7 @@ class BrokerServer:
         if next(steps, ...) is None and not self._closing:
             asyncio.get_running_loop().call_soon(self._count_on, steps)
 
-    def _every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], None]) -> None:
+    def _every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], object]) -> None:
         def run() -> None:
             try:
                 act()

@@ -7,6 +7,7 @@ store changes, then what delivers begins or ends, last the NameServers hear of i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Set
 from typing import Any
@@ -38,7 +39,7 @@ from rocketspark.broker.roles.replicas_manager import ReplicasManager
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.roles.standing import Standing
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.errors import ConfigError, ReplicationError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
@@ -57,6 +58,10 @@ ADDRESS_CHARACTERS_MIN = 6
 # How long a master that ends waits for its slaves, or for an election.
 HAND_OVER_S = 5.0
 HAND_OVER_LOOK_S = 0.02
+# How often a master looks whether another one has its name.
+ANOTHER_LOOK_S = 30.0
+# The look before a master tells the NameServers of itself takes no longer.
+FIRST_LOOK_S = 1.0
 # How long one that was elected goes on copying from a master that has not left yet.
 LAST_PIECES_S = 0.5
 
@@ -112,6 +117,7 @@ class Replication(RoleDriver):
         registration.on_master = self._registered
         self._is_joined = False
         self._look_now = asyncio.Event()
+        self._looked_s = -ANOTHER_LOOK_S
         self.manager: ReplicasManager | None = None
         if settings.controller_mode:
             self._be_controlled()
@@ -228,6 +234,9 @@ class Replication(RoleDriver):
         if self.manager is not None:
             self.manager.start(self._address)
         else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK_S):
+                    await self._look_for_another()
             await self._announce()
         self._poll = asyncio.create_task(self._watch())
 
@@ -517,7 +526,24 @@ class Replication(RoleDriver):
                 pass
             self._look_now.clear()
 
+    async def _look_for_another(self) -> None:
+        """Tell of a second master of this name that lives: clients and slaves go now to the one, now to the other."""
+        s, now_s = self._settings, asyncio.get_running_loop().time()
+        if not self.role.is_master or not s.namesrvs() or now_s - self._looked_s < ANOTHER_LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            other = (await MemberGroup(s, self._connections).ask()).get(MASTER_ID)
+            if other in (None, self._address) or await ask_ha_info(self._connections, other or "") is None:
+                return
+        except RocketSparkError:
+            return
+        text = f"the broker {other} is a master of the name {s.broker_name} too: end one of the two, it is no copy"
+        self.troubles.note(other or "", ReplicationError(text, reason="two-masters"))
+
     async def _look(self) -> None:
+        if self.manager is None:
+            await self._look_for_another()
         if self.role.kind is not Role.SLAVE or self.client.state is State.TRANSFER:
             return
         master = self.role.master_address if self.manager is not None else (await self.members.ask()).get(MASTER_ID)
