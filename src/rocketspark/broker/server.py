@@ -175,6 +175,7 @@ class BrokerServer:
             self.store.open()
             config_files.remove_leftovers(f"{s.store_root}/config")
             self.access.load()
+            self.access.look_into(self.store)
             for remark in self.store.recovered.remarks():
                 log.warning("the store in %s: %s", s.store_root, remark)
         except BaseException:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from rocketspark.broker.access.authentication import Authentication
 from rocketspark.broker.access.authorization import FAILED, Authorization
 from rocketspark.broker.access.decisions import Check, Decided, Decision
-from rocketspark.broker.access.request_contexts import Context, NotReadable, contexts_of
+from rocketspark.broker.access.request_contexts import Context, Ext, NotReadable, contexts_of
 from rocketspark.broker.access.resources import CLUSTER
 from rocketspark.broker.access.users import subject_of
 from rocketspark.errors import ProtocolError
+from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.request_signing import ACCESS_KEY
 from rocketspark.transport.gate import ReceivedRequest, Refusal
 
+# Requests that name a stored message by its place in the log.
+NAMES_A_PLACE = frozenset(
+    (Code.CONSUMER_SEND_MSG_BACK, Code.CONSUME_MESSAGE_DIRECTLY, Code.VIEW_MESSAGE_BY_ID, Code.END_TRANSACTION)
+)
 UNREADABLE = "parse authorization context error."
 
 
@@ -43,6 +48,8 @@ class AccessControl:
         self._unauthenticated, self._unauthorized = whitelists
         self._decided = decided
         self.told: Collection[int] = ()
+        # What the stored messages need that requests name by their place; set once there is a store.
+        self.stored: Callable[[int, Ext], Iterable[Context]] = lambda code, ext: ()
         self.authenticated = self.authorized = 0
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
@@ -59,6 +66,8 @@ class AccessControl:
             return None
         try:
             contexts = contexts_of(request.code, request.ext, request.body, complete=self._complete)
+            if self._complete and request.code in NAMES_A_PLACE:
+                contexts += self.stored(request.code, request.ext)
         except (NotReadable, ProtocolError):
             return self._refuse(Check.AUTHORIZATION, request, None, "unreadable", UNREADABLE)
         username = request.ext.get(ACCESS_KEY)

@@ -14,6 +14,9 @@ from rocketspark.broker.access.users import subject_of
 
 FAILED = "Authorization failed. Please verify your access rights and try again."
 
+# Answers about longer names are not kept: requests may hold a MiB of them.
+KEPT_CHARACTERS_MAX = 512
+
 
 class Verdict(NamedTuple):
     """An answer. `remark`: None if it is allowed; `rule`: what decided."""
@@ -44,6 +47,8 @@ class Authorization:
         found = self._kept.get(key)
         if found is None:
             found = self._decide(username, context, source_ip)
+            if len(context.name) + len(username or "") > KEPT_CHARACTERS_MAX:
+                return found
             if len(self._kept) >= self._kept_max:
                 self._kept.clear()
             self._kept[key] = found

@@ -18,8 +18,10 @@ from rocketspark.broker.access.decisions import Check, Decided, Decision, nobody
 from rocketspark.broker.access.plain_acl.check import PlainAcl
 from rocketspark.broker.access.plain_acl.migration import migrated
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
+from rocketspark.broker.access.stored_messages import StoredMessages
 from rocketspark.broker.access.tables import FILE_NAME, AccessTables
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.store.store import Store
 from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal
 
 log = logging.getLogger("rocketspark.broker")
@@ -153,6 +155,11 @@ class Access:
             log.warning(
                 "authorizationEnabled without authenticationEnabled: whoever names an access key is taken for its owner"
             )
+
+    def look_into(self, store: Store) -> None:
+        """Ask for the topic of messages that requests name by their place in this log."""
+        if self.control is not None:
+            self.control.stored = StoredMessages(store).contexts
 
     def _migrate(self) -> None:
         """Make users and rules of the accounts of access control 1.0, where the users are missing."""

@@ -44,6 +44,12 @@ class Context(NamedTuple):
         return f"{self.kind}:{self.name}"
 
 
+class RetryContext(Context):
+    """What the retry topic of a group needs where a queue is read: RocketMQ asks for the reading group alone."""
+
+    __slots__ = ()
+
+
 Ext = Mapping[str, str]
 # The cluster's own name stands in for this one.
 THIS_CLUSTER = ""
@@ -70,9 +76,14 @@ def _group(name: str, *actions: str) -> Context:
     return Context(GROUP, bare_group(name), actions)
 
 
-def _topic(name: str, *actions: str) -> Context:
+def topic_context(name: str, *actions: str) -> Context:
     """Return what a topic needs; that of a group's retries is the group's."""
     return _group(name, *actions) if is_retry_topic(name) else Context(TOPIC, name, actions)
+
+
+def _read(topic: str, *actions: str) -> Context:
+    """Return what a topic needs that a group reads."""
+    return RetryContext(GROUP, bare_group(topic), actions) if is_retry_topic(topic) else Context(TOPIC, topic, actions)
 
 
 def _cluster(*actions: str) -> Contexts:
@@ -115,7 +126,7 @@ def _fields(actions: Actions, *fields: str) -> Contexts:
                     continue
                 raise NotReadable(f"no {name}")
             for one in [part for part in value.split(splitter) if part] if splitter else (value,):
-                yield _topic(one, *actions) if kind == TOPIC else Context(kind, one, actions)
+                yield topic_context(one, *actions) if kind == TOPIC else Context(kind, one, actions)
 
     return contexts
 
@@ -142,12 +153,10 @@ def _exact_topic(*actions: str) -> Contexts:
 
 
 def _subscribed(*actions: str) -> Contexts:
-    """Return the contexts of a queue that a group reads: the topic, unless it holds retries, and the group."""
+    """Return the contexts of a queue that a group reads: the topic, or whose retries it holds, and the group."""
 
     def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
-        topic = ext.get("topic", _UNSAID)
-        if not is_retry_topic(topic):
-            yield Context(TOPIC, topic, actions)
+        yield _read(ext.get("topic", _UNSAID), *actions)
         yield _group(ext.get("consumerGroup", _UNSAID), *actions)
 
     return contexts
@@ -177,34 +186,32 @@ def _heartbeat(ext: Ext, body: bytes) -> Iterator[Context]:
     for consumer in java_json.decode_request(body, bodies.Heartbeat).consumer_data_set:
         yield _group(consumer.group_name, SUB)
         for subscription in consumer.subscription_data_set:
-            if not is_retry_topic(subscription.topic):
-                yield Context(TOPIC, subscription.topic, (SUB,))
+            yield _read(subscription.topic, SUB)
 
 
 def _lock(ext: Ext, body: bytes) -> Iterator[Context]:
     wanted = java_json.decode_request(body, bodies.LockRequest)
     yield _group(wanted.consumer_group, SUB)
     for topic in dict.fromkeys(queue.topic for queue in wanted.mq_set):
-        if not is_retry_topic(topic):
-            yield Context(TOPIC, topic, (SUB,))
+        yield _read(topic, SUB)
 
 
 def _check_client(ext: Ext, body: bytes) -> Iterator[Context]:
     asked = java_json.decode_request(body, bodies.ClientCheck)
     yield _group(asked.group, SUB)
-    if asked.subscription_data is not None and not is_retry_topic(asked.subscription_data.topic):
-        yield Context(TOPIC, asked.subscription_data.topic, (SUB,))
+    if asked.subscription_data is not None:
+        yield _read(asked.subscription_data.topic, SUB)
 
 
 def _view(ext: Ext, body: bytes) -> Iterator[Context]:
     # Without a topic any message may be looked at.
     topic = ext.get("topic")
-    yield Context(CLUSTER, THIS_CLUSTER, (GET,)) if topic is None else _topic(topic, GET)
+    yield Context(CLUSTER, THIS_CLUSTER, (GET,)) if topic is None else topic_context(topic, GET)
 
 
 def _topic_list(ext: Ext, body: bytes) -> Iterator[Context]:
     for config in java_json.decode_request(body, bodies.TopicConfigList).topic_config_list:
-        yield _topic(config.topic_name, CREATE)
+        yield topic_context(config.topic_name, CREATE)
 
 
 def _put_group(ext: Ext, body: bytes) -> Iterator[Context]:
@@ -220,8 +227,7 @@ def _assignment(*actions: str) -> Contexts:
     def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
         asked = java_json.decode_request(body, RequestMode)
         yield _group(asked.consumer_group, *actions)
-        if not is_retry_topic(asked.topic):
-            yield Context(TOPIC, asked.topic, actions)
+        yield _read(asked.topic, *actions)
 
     return contexts
 
@@ -229,8 +235,7 @@ def _assignment(*actions: str) -> Contexts:
 def _batch_ack(ext: Ext, body: bytes) -> Iterator[Context]:
     for ack in java_json.decode_request(body, _BatchAcks).acks:
         yield _group(ack.consumer_group, SUB)
-        if not is_retry_topic(ack.topic):
-            yield Context(TOPIC, ack.topic, (SUB,))
+        yield _read(ack.topic, SUB)
 
 
 _POP = _fields((SUB,), "Group consumerGroup", "Topic topic")
@@ -355,4 +360,6 @@ def contexts_of(code: int, ext: Ext, body: bytes, *, complete: bool = True) -> l
     """
     if complete:
         return list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))
-    return list(CHECKED.get(code, _nothing)(ext, body)) if ext else []
+    if not ext:
+        return []
+    return [context for context in CHECKED.get(code, _nothing)(ext, body) if type(context) is not RetryContext]

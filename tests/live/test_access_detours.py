@@ -1,0 +1,135 @@
+"""Access control 2.0: no detour to another's messages, by retry topics, by places in the log, by half messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.access_rows import play
+from tests.live.support import run, send_header
+from tests.live.test_access import as_admin, row, started, user
+
+from rocketspark.broker.access.authorization import KEPT_CHARACTERS_MAX, Authorization
+from rocketspark.broker.access.request_contexts import Context
+from rocketspark.broker.server import BrokerServer
+from rocketspark.protocol.headers import SendReply, to_ext
+from rocketspark.protocol.message import record
+from rocketspark.protocol.message.message_ids import offset_message_id
+from rocketspark.transport.peer import Peer
+
+HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
+PULL = {
+    "queueId": "0",
+    "queueOffset": "0",
+    "maxMsgNums": "32",
+    "sysFlag": "4",
+    "commitOffset": "0",
+    "suspendTimeoutMillis": "0",
+    "subscription": "*",
+    "subVersion": "0",
+}
+
+
+async def stored(admin: Peer, server: BrokerServer, topic: str, body: bytes = b"x", **more: str) -> int:
+    """Send as administrator; return where the record lies."""
+    position = server.store.written_position
+    header = to_ext(send_header(topic)) | more
+    (await admin.request(310, header, body)).raise_for_code("send").header(SendReply)
+    return position
+
+
+def retries_of_others() -> list[tuple[int, dict[str, str], str]]:
+    """Return requests of group `g` that read the retry topic of group `other`."""
+    theirs = {"topic": "%RETRY%other", "consumerGroup": "g"}
+    subscription = '{"topic":"%RETRY%other","subString":"*","subVersion":1}'
+    consumer = f'{{"groupName":"g","subscriptionDataSet":[{subscription}]}}'
+    queue = '{"topic":"%RETRY%other","brokerName":"broker-a","queueId":0}'
+    return [
+        (11, theirs | PULL, ""),
+        (361, theirs | PULL, ""),
+        (14, theirs | {"queueId": "0"}, ""),
+        (15, theirs | {"queueId": "0", "commitOffset": "0"}, ""),
+        (34, {"x": "y"}, f'{{"clientID":"c","consumerDataSet":[{consumer}]}}'),
+        (41, {"x": "y"}, f'{{"consumerGroup":"g","clientId":"c","mqSet":[{queue}]}}'),
+        (46, {"x": "y"}, f'{{"group":"g","subscriptionData":{subscription}}}'),
+    ]
+
+
+@pytest.mark.parametrize("complete", ["true", "false"])
+def test_who_reads_for_one_group_reads_no_retries_of_another(tmp_path: Path, complete: str) -> None:
+    async def main() -> None:
+        async with started(tmp_path, authorizationCompleteEnable=complete) as server, as_admin(server.address) as admin:
+            await user(admin, "alice", ("Group:g", ["Sub"]))
+            await stored(admin, server, "%RETRY%other")
+            asked = retries_of_others()
+            found = await play(server.address, [row("alice", code, ext, body) for code, ext, body in asked])
+            refused = {r.code: r.remark for r in found if r.answer == 16}
+            if complete == "false":
+                assert refused == {}
+                return
+            text = "User:alice has no permission to access Group:other from 127.0.0.1, no matched policies."
+            assert refused == {code: text for code, _, _ in asked}
+            own = [
+                row("alice", code, {k: v.replace("other", "g") for k, v in ext.items()}, body.replace("other", "g"))
+                for code, ext, body in asked
+            ]
+            assert [r.code for r in await play(server.address, own) if r.answer == 16] == []
+
+    run(main())
+
+
+def by_place(position: int, body: str = "") -> list[tuple[int, dict[str, str]]]:
+    """Return requests of who may do everything with topic `mine` and group `g`, about any message."""
+    end = {"producerGroup": "GID_P", "tranStateTableOffset": "0", "commitLogOffset": str(position)}
+    return [
+        (33, {"topic": "mine", "offset": str(position)}),
+        (36, {"group": "g", "offset": str(position), "delayLevel": "-1", "originTopic": "mine"}),
+        (37, end | {"commitOrRollback": "12"}),
+        (37, end | {"commitOrRollback": "12", "topic": "mine"}),
+        (309, {"consumerGroup": "g", "clientId": "c", "topic": "mine", "msgId": offset_message_id(HOST, position)}),
+    ]
+
+
+def fake(position: int, size: int) -> bytes:
+    """Return the beginning of a record of `mine` whose properties are what follows, to its size."""
+    whole = record.encode(
+        topic=b"mine", queue_id=0, queue_offset=0, position=position, body=b"", properties=b"p" * size
+    )
+    return whole[: -size or None]
+
+
+def test_a_place_in_the_log_is_no_way_to_the_messages_of_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as server, as_admin(server.address) as admin:
+            await user(admin, "alice", ("Topic:mine", ["All"]), ("Group:g", ["All"]))
+            theirs = await stored(admin, server, "secret")
+            half = await stored(
+                admin, server, "secret", i="TRAN_MSG\x01true\x02PGROUP\x01GID_P\x02UNIQ_KEY\x01u\x02", f="4"
+            )
+            asked = [row("alice", code, ext) for code, ext in by_place(theirs)]
+            found = await play(server.address, asked)
+            text = "User:alice has no permission to access Topic:secret from 127.0.0.1, no matched policies."
+            assert [(r.code, r.answer, r.remark) for r in found] == [(r.code, 16, text) for r in asked]
+            ends = await play(server.address, [row("alice", c, ext) for c, ext in by_place(half) if c == 37])
+            assert [(r.answer, r.remark) for r in ends] == [(16, text)] * 2
+            mine = await stored(admin, server, "mine")
+            view, back, *_ = await play(server.address, [row("alice", code, ext) for code, ext in by_place(mine)])
+            assert (view.answer, back.answer) == (0, 0)
+            # What looks like a record of his, within a body, and reaches over what is stored behind it.
+            head = record.decode(server.store.record_at(mine) or b"")
+            before = len(server.store.record_at(mine) or b"") - len(head.body) - len(head.properties) - len("mine") - 3
+            at = server.store.written_position + before
+            assert await stored(admin, server, "mine", fake(at, 300)) + before == at
+            await stored(admin, server, "secret", b"s" * 400)
+            assert server.store.record_at(at) is not None
+            (view,) = await play(server.address, [row("alice", *by_place(at)[0])])
+            assert (view.answer, view.remark) == (16, "parse authorization context error.")
+
+    run(main())
+
+
+def test_long_names_are_not_kept() -> None:
+    asked = Authorization(None, None, kept_max=10)
+    for length in (KEPT_CHARACTERS_MAX - 1, KEPT_CHARACTERS_MAX, 1 << 20):
+        asked.verdict("u", Context("Topic", "t" * length, ("Pub",)), "127.0.0.1")
+    assert [len(context.name) for _, context, _ in asked._kept] == [KEPT_CHARACTERS_MAX - 1]
