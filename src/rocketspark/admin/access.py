@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -49,6 +49,38 @@ class RuleState(msgspec.Struct, frozen=True, order=True):
     actions: tuple[str, ...]
     source_ips: tuple[str, ...]
     decision: str
+
+
+T = TypeVar("T")
+
+
+class _Kind(NamedTuple, Generic[T]):
+    """How a broker is asked for what is copied: users, or the rules of a subject."""
+
+    called: str
+    name: Callable[[T], str]
+    get: Callable[..., Awaitable[T | None]]
+    list: Callable[..., Awaitable[Sequence[T]]]
+    create: Callable[..., Awaitable[None]]
+    update: Callable[..., Awaitable[None]]
+
+
+_USERS = _Kind[UserInfo](
+    "user",
+    lambda user: user.username or "",
+    access_api.get_user,
+    access_api.list_users,
+    access_api.create_user,
+    access_api.update_user,
+)
+_RULES = _Kind[AclInfo](
+    "rules of",
+    lambda acl: acl.subject or "",
+    access_api.get_acl,
+    access_api.list_acls,
+    access_api.create_acl,
+    access_api.update_acl,
+)
 
 
 class AccessOperations:
@@ -162,28 +194,7 @@ class AccessOperations:
 
         Returns the names of the users by that of the broker. Raises UsageError for one that `source` does not have.
         """
-        origin, targets = await self._copy_ends(source, brokers)
-        peer = await self._broker(origin.address)
-        if usernames:
-            users = []
-            for name in usernames:
-                user = await access_api.get_user(peer, _name(name), timeout_ms=self._timeout_ms)
-                if user is None:
-                    raise UsageError(f"{origin.broker_name} has no user {name!r}")
-                users.append(user)
-        else:
-            users = await access_api.list_users(peer, timeout_ms=self._timeout_ms)
-        copied: dict[str, list[str]] = {}
-        for target in targets:
-            other = await self._broker(target.address)
-            copied[target.broker_name] = []
-            for user in users:
-                name = user.username or ""
-                known = await access_api.get_user(other, name, timeout_ms=self._timeout_ms)
-                put = access_api.create_user if known is None else access_api.update_user
-                await put(other, user, timeout_ms=self._timeout_ms)
-                copied[target.broker_name].append(name)
-        return copied
+        return await self._copy(_USERS, source, [_name(name) for name in usernames], brokers)
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
@@ -302,26 +313,30 @@ class AccessOperations:
 
         Returns the subjects by the name of the broker. Raises UsageError for one that has no rules on `source`.
         """
+        return await self._copy(_RULES, source, [_subject(subject) for subject in subjects], brokers)
+
+    async def _copy(
+        self, kind: _Kind[T], source: str, names: Sequence[str], brokers: Iterable[str] | None
+    ) -> dict[str, list[str]]:
         origin, targets = await self._copy_ends(source, brokers)
         peer = await self._broker(origin.address)
-        if subjects:
-            acls = []
-            for subject in map(_subject, subjects):
-                acl = await access_api.get_acl(peer, subject, timeout_ms=self._timeout_ms)
-                if acl is None:
-                    raise UsageError(f"{origin.broker_name} has no rules of {subject!r}")
-                acls.append(acl)
-        else:
-            acls = await access_api.list_acls(peer, timeout_ms=self._timeout_ms)
+        entries: list[T] = []
+        for name in names:
+            entry = await kind.get(peer, name, timeout_ms=self._timeout_ms)
+            if entry is None:
+                raise UsageError(f"{origin.broker_name} has no {kind.called} {name!r}")
+            entries.append(entry)
+        if not names:
+            entries += await kind.list(peer, timeout_ms=self._timeout_ms)
         copied: dict[str, list[str]] = {}
         for target in targets:
             other = await self._broker(target.address)
             copied[target.broker_name] = []
-            for acl in acls:
-                name = acl.subject or ""
-                known = await access_api.get_acl(other, name, timeout_ms=self._timeout_ms)
-                put = access_api.create_acl if known is None else access_api.update_acl
-                await put(other, acl, timeout_ms=self._timeout_ms)
+            for entry in entries:
+                name = kind.name(entry)
+                known = await kind.get(other, name, timeout_ms=self._timeout_ms)
+                put = kind.create if known is None else kind.update
+                await put(other, entry, timeout_ms=self._timeout_ms)
                 copied[target.broker_name].append(name)
         return copied
 
