@@ -27,8 +27,8 @@ from rocketspark.protocol.json.bodies import QueueMapping
 from rocketspark.protocol.json.static_topics import MappingDetail, MappingItem
 from rocketspark.store.store import Store
 
-log = logging.getLogger("rocketspark.broker.static_topics")
-limited = LimitedLog("rocketspark.broker.static_topics")
+log = logging.getLogger("rocketspark.broker")
+limited = LimitedLog("rocketspark.broker")
 
 CLEAN_INTERVAL_S = 300.0
 
