@@ -133,3 +133,15 @@ def test_long_names_are_not_kept() -> None:
     for length in (KEPT_CHARACTERS_MAX - 1, KEPT_CHARACTERS_MAX, 1 << 20):
         asked.verdict("u", Context("Topic", "t" * length, ("Pub",)), "127.0.0.1")
     assert [len(context.name) for _, context, _ in asked._kept] == [KEPT_CHARACTERS_MAX - 1]
+
+
+def test_a_broker_says_that_its_own_password_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        for secret, told in (("secret-of-inner", 0), ("lost", 1)):
+            credentials = f'{{"accessKey":"inner","secretKey":"{secret}"}}'
+            async with started(tmp_path, innerClientAuthenticationCredentials=credentials):
+                found = [r.getMessage() for r in caplog.records if "user inner has another password" in r.getMessage()]
+                assert len(found) == told
+                assert "lost" not in "".join(found)
+
+    run(main())

@@ -20,7 +20,9 @@ from rocketspark.broker.access.plain_acl.migration import migrated
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.broker.access.stored_messages import StoredMessages
 from rocketspark.broker.access.tables import FILE_NAME, AccessTables
+from rocketspark.broker.access.users import User
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.model.text import shown
 from rocketspark.store.store import Store
 from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal
 
@@ -144,6 +146,7 @@ class Access:
             for user in self._settings.access.first_users():
                 if user.username not in self.tables.users:
                     self.tables.put_user(user)
+            self._compare_own_password(self.tables.users)
             if self._settings.access.migrate_auth_from_v1_enabled:
                 self._migrate()
         if self._settings.authentication and not self._settings.access.inner_client_authentication_credentials:
@@ -154,6 +157,15 @@ class Access:
         if self._settings.authorization and not self._settings.authentication:
             log.warning(
                 "authorizationEnabled without authenticationEnabled: whoever names an access key is taken for its owner"
+            )
+
+    def _compare_own_password(self, users: dict[str, User]) -> None:
+        credentials = self._settings.access.inner_credentials()
+        if credentials is not None and users[credentials[0]].password != credentials[1]:
+            log.warning(
+                "user %s has another password than innerClientAuthenticationCredentials say: the brokers' own requests"
+                " are refused; give the user that password, or bring the old credentials back",
+                shown(credentials[0]),
             )
 
     def look_into(self, store: Store) -> None:

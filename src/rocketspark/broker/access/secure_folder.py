@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import secrets
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,21 +98,47 @@ class SecureFolder:
 def prepare(folder: str | os.PathLike[str], names: Iterable[str] = ()) -> SecureFolder:
     """Make what is missing in the folder; `names`: names and addresses that its servers are reached by.
 
-    Raises ConfigError without the package cryptography, StoreUnwritable if the folder cannot be written.
+    Raises ConfigError without the package cryptography, or for a folder that others may write, StoreUnwritable if it
+    cannot be written.
     """
     place = Path(folder).absolute()
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_new = not (place / INNER_SECRET).exists()
-        if not _pair_is_good(place, names):
-            self_signed.write(self_signed.make(names), place)
-        if is_new:
-            _write_secret(place / ADMIN_SECRET)
-            # Last: with it all is there.
-            _write_secret(place / INNER_SECRET)
+        with _locked(place):
+            _close_to_others(place)
+            is_new = not (place / INNER_SECRET).exists()
+            if not _pair_is_good(place, names):
+                self_signed.write(self_signed.make(names), place)
+            if is_new:
+                if not (place / ADMIN_SECRET).exists():
+                    _write_secret(place / ADMIN_SECRET)
+                # Last: with it all is there.
+                _write_secret(place / INNER_SECRET)
+            return _loaded(place, is_new=is_new)
     except OSError as e:
         raise StoreUnwritable(f"{e.filename or place} cannot be written: {e.strerror or e}") from None
-    return _loaded(place, is_new=is_new)
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Let one process at a time make what is missing."""
+    held = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def _close_to_others(place: Path) -> None:
+    """Let the owner alone look into the folder. Raises ConfigError where others could have put secrets of theirs."""
+    found, me = place.stat(), os.geteuid()
+    if found.st_uid not in (me, 0) and me != 0:
+        raise ConfigError(f"{place} belongs to another user (number {found.st_uid}), who would know its secrets")
+    if found.st_mode & 0o022:
+        raise ConfigError(f"{place} may be written by others, who may have put secrets there: look, then chmod 700 it")
+    if found.st_mode & 0o055 and found.st_uid == me:
+        place.chmod(0o700)
 
 
 def load(folder: str | os.PathLike[str]) -> SecureFolder:

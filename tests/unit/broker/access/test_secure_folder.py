@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,29 @@ def test_what_a_kill_left_half_is_made_whole(tmp_path: Path, lost: str) -> None:
     settings = BrokerSettings(store_root=str(tmp_path / "store"))
     again.apply(settings)
     settings.check()
+
+
+def test_what_is_lost_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    made = prepare(tmp_path)
+    (tmp_path / INNER_SECRET).unlink()
+    assert prepare(tmp_path).admin_password == made.admin_password
+
+
+def test_a_folder_that_others_may_write_is_refused_and_one_they_may_read_is_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / INNER_SECRET).write_text("planted")
+    with pytest.raises(ConfigError, match="may be written by others"):
+        prepare(tmp_path)
+    tmp_path.chmod(0o755)
+    prepare(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_two_first_starts_at_once_agree(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: prepare(tmp_path / "secure"), range(4)))
+    assert len({(door.admin_password, door.inner_secret) for door in made}) == 1
+    assert [door.is_new for door in made].count(True) == 1
 
 
 def test_a_pair_is_made_anew_when_it_does_not_serve_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
