@@ -5,6 +5,7 @@ Rule: no send is tried again, each try is another number: what was answered is t
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -390,6 +391,21 @@ def kill(found: ReplicaSet, load: Load) -> float:
     until(lambda: found.state().master == other.broker, 10, "an election")
     took_s = load.silence(killed_s)
     master.start()
+    found.wait_in_sync()
+    return took_s
+
+
+def freeze(found: ReplicaSet, load: Load) -> float:
+    """Stop the master of ours under load until the other is elected, then let it go on: it has to step down."""
+    master = until(found.master)
+    assert isinstance(master, OurMember)
+    frozen_s = time.monotonic()
+    master.signal(signal.SIGSTOP)
+    try:
+        until(lambda: found.state().master == found.other(master).broker, what="an election")
+        took_s = load.silence(frozen_s)
+    finally:
+        master.signal(signal.SIGCONT)
     found.wait_in_sync()
     return took_s
 

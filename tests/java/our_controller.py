@@ -45,6 +45,10 @@ class OurServer:
         self._process.terminate()
         return self._process.wait(LIMIT_S)
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL."""
         if self._process.poll() is None:

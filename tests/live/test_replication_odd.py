@@ -77,11 +77,11 @@ async def child_master(folder: Path, config: dict[str, Any]) -> AsyncIterator[tu
 
 @contextmanager
 def stopped(server: OurServer) -> Iterator[None]:
-    server._process.send_signal(signal.SIGSTOP)
+    server.signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        server._process.send_signal(signal.SIGCONT)
+        server.signal(signal.SIGCONT)
 
 
 def test_a_master_that_is_stopped_for_a_while_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Masters killed, ended and replaced under mixed load, SOAK_CYCLES times (100), and a line for each."""
+"""Masters killed, ended, stopped and replaced under mixed load, SOAK_CYCLES times (100), and a line for each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.failovers import Load, ReplicaSet, check, kill, leave, turn
+from tests.failovers import Load, ReplicaSet, check, freeze, kill, leave, turn
 
-# SIGKILL, an election by hand, SIGTERM: how often of ten.
-ACTS = [kill] * 6 + [turn] * 3 + [leave]
+# SIGKILL, an election by hand, SIGTERM, SIGSTOP until another is elected: how often of eleven.
+ACTS = [kill] * 6 + [turn] * 3 + [leave, freeze]
 
 
 @pytest.mark.soak
