@@ -22,7 +22,7 @@ from tests.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer
-from rocketspark.errors import NoNameServer, SendFailed, ServerError
+from rocketspark.errors import NoNameServer, SendFailed, ServerError, UsageError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls import ClientTls
@@ -118,6 +118,31 @@ def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> Non
     secrets = ("marker-of-shop", cluster.client_options["secret_key"])
     text = (cluster.store / "broker-a/audit.log").read_text()
     assert [secret for secret in secrets if secret in text] == []
+
+
+def test_users_and_rules_are_copied_to_another_broker(tmp_path: Path) -> None:
+    with (
+        run_cluster(brokers=2, secure=True, store=tmp_path) as cluster,
+        SyncOperations(cluster.namesrv, **cluster.client_options) as operations,
+    ):
+        for name in ("shop", "billing"):
+            operations.create_user(name, f"password of {name}", brokers=["broker-a"])
+            operations.create_acl(name, ["Topic:orders"], ["Pub"], brokers=["broker-a"])
+        # One that is there is changed, one that is not is made.
+        operations.create_user("shop", "an older password", user_type="Super", brokers=["broker-b"])
+        with pytest.raises(UsageError, match="broker-a has no user 'nobody'"):
+            operations.copy_users("broker-a", usernames=["nobody"])
+        operations.create_user("bare", "password of bare", user_type="Super", brokers=["broker-a"])
+        with pytest.raises(UsageError, match="broker-a has no rules of 'User:bare'"):
+            operations.copy_acls("broker-a", subjects=["bare"])
+        assert operations.copy_users("broker-a", usernames=["shop"]) == {"broker-b": ["shop"]}
+        assert operations.copy_acls("broker-a", subjects=["shop"]) == {"broker-b": ["User:shop"]}
+        operations.copy_users("broker-a")
+        operations.copy_acls("broker-a")
+        found = [(u.broker_name, u.username, u.user_type) for u in operations.list_users() if u.user_type == "Normal"]
+        assert found == [(f"broker-{n}", name, "Normal") for n in "ab" for name in ("billing", "shop")]
+        rules = [(r.broker_name, r.subject, r.resource) for r in operations.list_acls()]
+        assert rules == [(f"broker-{n}", f"User:{name}", "Topic:orders") for n in "ab" for name in ("billing", "shop")]
 
 
 def test_replicas_copy_and_take_over_behind_the_door(tmp_path: Path) -> None:
