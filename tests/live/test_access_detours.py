@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.access_rows import play
 from tests.live.support import run, send_header
-from tests.live.test_access import as_admin, row, started, user
+from tests.live.test_access import as_admin, now_ms, row, started, user
 
 from rocketspark.broker.access.authorization import KEPT_CHARACTERS_MAX, Authorization
 from rocketspark.broker.access.request_contexts import Context
@@ -124,6 +124,29 @@ def test_a_place_in_the_log_is_no_way_to_the_messages_of_others(tmp_path: Path) 
             assert server.store.record_at(at) is not None
             (view,) = await play(server.address, [row("alice", *by_place(at)[0])])
             assert (view.answer, view.remark) == (16, "parse authorization context error.")
+
+    run(main())
+
+
+def test_topics_where_messages_of_others_wait_need_the_cluster(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as server, as_admin(server.address) as admin:
+            await user(admin, "alice", ("Topic:*", ["All"]), ("Group:g", ["All"]))
+            await user(admin, "boss", ("*", ["All"]))
+            parked = f"TIMER_DELIVER_MS\x01{now_ms() + 3_600_000}\x02UNIQ_KEY\x01u\x02"
+            place = {"topic": "mine", "offset": str(await stored(admin, server, "secret", i=parked))}
+            forged = "REAL_TOPIC\x01secret\x02REAL_QID\x010\x02TIMER_OUT_MS\x011\x02"
+            waiting = ("rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC")
+            pulls = [(11, {"topic": topic, "consumerGroup": "g"} | PULL) for topic in waiting]
+            sends = [(310, to_ext(send_header("rmq_sys_wheel_timer")) | {"i": forged})]
+            asked = [*pulls, *sends, (33, place)]
+            found = await play(server.address, [row("alice", code, ext, "x") for code, ext in asked])
+            text = "User:alice has no permission to access Cluster:DefaultCluster from 127.0.0.1, no matched policies."
+            assert [(r.answer, r.remark) for r in found] == [(16, text)] * len(asked)
+            found = await play(server.address, [row("boss", code, ext) for code, ext in (*pulls, (33, place))])
+            assert 16 not in {r.answer for r in found}
+            (figures,) = await play(server.address, [row("alice", 202, {"topic": waiting[0]})])
+            assert figures.answer != 16
 
     run(main())
 

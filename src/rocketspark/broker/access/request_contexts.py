@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from rocketspark.broker import topic_names
 from rocketspark.broker.access.resources import (
     CLUSTER,
     CREATE,
@@ -54,6 +55,9 @@ Ext = Mapping[str, str]
 # The cluster's own name stands in for this one.
 THIS_CLUSTER = ""
 ALL_NAMES = "*"
+PARKED_TOPICS = frozenset(
+    (topic_names.TIMER_TOPIC, topic_names.SCHEDULE_TOPIC, topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC)
+)
 # How Java writes a name that a request does not tell.
 _UNSAID = "null"
 Contexts = Callable[[Ext, bytes], Iterator[Context]]
@@ -353,13 +357,22 @@ FORGOTTEN: dict[int, Contexts] = {
 _COMPLETE = CHECKED | FORGOTTEN
 
 
+def of_others(context: Context) -> list[Context]:
+    """Return what a topic needs besides where messages of all topics wait: what is sent there goes to any topic."""
+    if context.kind != TOPIC or context.name not in PARKED_TOPICS:
+        return []
+    return [Context(CLUSTER, THIS_CLUSTER, (UPDATE if PUB in context.actions else GET,))]
+
+
 def contexts_of(code: int, ext: Ext, body: bytes, *, complete: bool = True) -> list[Context]:
     """Return what a request needs, `complete` or as RocketMQ checks it.
 
     Raises NotReadable, or ProtocolError for a body that says nothing.
     """
     if complete:
-        return list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))
+        found = list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))
+        parked = {c for c in found if c.name in PARKED_TOPICS and (PUB in c.actions or SUB in c.actions)}
+        return [*found, *(context for each in parked for context in of_others(each))] if parked else found
     if not ext:
         return []
     return [context for context in CHECKED.get(code, _nothing)(ext, body) if type(context) is not RetryContext]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.access.request_contexts import Context, Ext, NotReadable, topic_context
+from rocketspark.broker.access.request_contexts import Context, Ext, NotReadable, of_others, topic_context
 from rocketspark.broker.access.resources import GET, PUB, SUB
 from rocketspark.errors import RecordError, UsageError
 from rocketspark.protocol import headers
@@ -52,7 +52,9 @@ class StoredMessages:
         if code == Code.END_TRANSACTION and topic == topic_names.HALF_TOPIC:
             real = properties.find(stored.properties, properties.REAL_TOPIC.encode())
             topic = (real or b"").decode("utf-8", "replace")
-        yield topic_context(topic, _ACTIONS[code])
+        needed = topic_context(topic, _ACTIONS[code])
+        yield needed
+        yield from of_others(needed)
 
     def _is_queued(self, topic: str, stored: record.Record) -> bool:
         low, high = self._store.stored_range(topic, stored.queue_id)
