@@ -36,10 +36,21 @@ class Authorization:
         self._acls = acls
         self._kept_max = kept_max
         self._kept: dict[tuple[str | None, Context, str], Verdict] = {}
+        # Requests that were allowed whole: code, user, source and what names their resources.
+        self.allowed: set[tuple[str | int | None, ...]] = set()
 
     def forget(self) -> None:
         """Forget the answers: users or rules have changed."""
         self._kept.clear()
+        self.allowed.clear()
+
+    def keep_allowed(self, request: tuple[str | int | None, ...]) -> None:
+        """Let what asks for the same pass until the next change; long names are asked about each time."""
+        if sum(len(part) for part in request if isinstance(part, str)) > KEPT_CHARACTERS_MAX:
+            return
+        if len(self.allowed) >= self._kept_max:
+            self.allowed.clear()
+        self.allowed.add(request)
 
     def verdict(self, username: str | None, context: Context, source_ip: str) -> Verdict:
         """Return whether a user may; `username` is None for a request without one."""

@@ -356,6 +356,14 @@ FORGOTTEN: dict[int, Contexts] = {
 
 _COMPLETE = CHECKED | FORGOTTEN
 
+# The fields from which alone the contexts of the most frequent requests are made, whatever else these hold.
+NAMED_BY: dict[int, tuple[str, ...]] = {
+    Code.SEND_MESSAGE: ("topic",),
+    Code.SEND_MESSAGE_V2: ("b",),
+    Code.SEND_BATCH_MESSAGE: ("b",),
+    Code.PULL_MESSAGE: ("topic", "consumerGroup"),
+}
+
 
 def of_others(context: Context) -> list[Context]:
     """Return what a topic needs besides where messages of all topics wait: what is sent there goes to any topic."""
