@@ -36,6 +36,8 @@ KIND = "timer"
 GRID_PROPERTY = b"TIMER_GRID_MS"
 
 Key = tuple[bytes, bytes, bytes, bytes]
+# Topic and unique id: who may send to one topic takes back nothing of another.
+Recalled = tuple[str, bytes | None]
 
 
 class TimerDelivery:
@@ -97,7 +99,7 @@ class TimerDelivery:
     def slot(self, time_ms: int) -> Iterator[float]:
         """Deliver a slot piece by piece; yields s to wait. A failed message is tried again, or set aside for good."""
         positions = self._files.positions(time_ms)
-        recalled: set[bytes] = set()
+        recalled: set[Recalled] = set()
         self._looked_back = None
         self._slot_end_ms = time_ms + self._precision_ms
         for step in (self._recall_unit, self._deliver_unit):
@@ -127,7 +129,7 @@ class TimerDelivery:
                 if number % DRAIN_COUNT == 0:
                     yield 0.0
 
-    def _recall_unit(self, position: int, recalled: set[bytes]) -> None:
+    def _recall_unit(self, position: int, recalled: set[Recalled]) -> None:
         unit = self._files.log.unit_at(position)
         if unit is not None and unit.grid_ms:
             self._look_back(unit.time_ms // self._precision_ms * self._precision_ms, recalled)
@@ -135,11 +137,11 @@ class TimerDelivery:
             return
         found = self._record(unit)
         if found is not None and b"TIMER_DEL_UNIQKEY" in found[1]:
-            recalled.add(found[1][b"TIMER_DEL_UNIQKEY"])
+            recalled.add((found[2], found[1][b"TIMER_DEL_UNIQKEY"]))
             # The recall was counted down when it came; the message it recalls is counted down with its unit.
             self._statistics.count(found[2], 1)
 
-    def _look_back(self, slot_ms: int, recalled: set[bytes]) -> None:
+    def _look_back(self, slot_ms: int, recalled: set[Recalled]) -> None:
         """A message of another grid is in a slot after its own time's, where its recall is: at most a second before."""
         if self._looked_back == slot_ms:
             return
@@ -151,10 +153,10 @@ class TimerDelivery:
                     except RecordError:
                         continue  # Its own slot told of it.
                     if found is not None:
-                        recalled.add(found[1].get(b"TIMER_DEL_UNIQKEY", b""))
+                        recalled.add((found[2], found[1].get(b"TIMER_DEL_UNIQKEY", b"")))
         self._looked_back = slot_ms
 
-    def _deliver_unit(self, position: int, recalled: set[bytes]) -> None:
+    def _deliver_unit(self, position: int, recalled: set[Recalled]) -> None:
         unit = self._files.log.unit_at(position)
         if unit is None:
             return
@@ -170,7 +172,7 @@ class TimerDelivery:
             return
         change = 1 if delete else -1
         try:
-            if roll or pairs.get(b"UNIQ_KEY") not in recalled:
+            if roll or (topic, pairs.get(b"UNIQ_KEY")) not in recalled:
                 if roll and unit.grid_ms:
                     pairs = {GRID_PROPERTY: b"%d" % unit.grid_ms} | pairs
                 self.put_back(stored, pairs, topic, unit.write_time_ms, roll=roll)

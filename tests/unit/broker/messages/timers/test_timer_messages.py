@@ -326,6 +326,14 @@ def test_a_recalled_message_is_not_delivered(rig: Callable[..., Rig], clock: Clo
     assert (late.value.code, late.value.remark) == (604, "recall failed, timestamp invalid")
 
 
+def test_a_recall_takes_nothing_back_of_another_topic(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    broker.send(key="a", TIMER_DELIVER_MS=NOW + 9000)
+    broker.recall(NOW + 9000, "a", topic="U")
+    broker.at(NOW + 12_000)
+    assert broker.keys() == ["a"]
+
+
 def test_a_restart_keeps_what_waits_and_delivers_what_became_due(rig: Callable[..., Rig], clock: Clock) -> None:
     broker = rig()
     for n in range(1, 6):
