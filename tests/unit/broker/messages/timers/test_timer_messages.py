@@ -328,7 +328,7 @@ def test_a_recalled_message_is_not_delivered(rig: Callable[..., Rig], clock: Clo
 
 def test_a_recall_takes_nothing_back_of_another_topic(rig: Callable[..., Rig]) -> None:
     broker = rig()
-    broker.send(key="a", TIMER_DELIVER_MS=NOW + 9000)
+    broker.send(key="a", TIMER_DELAY_SEC=10)
     broker.recall(NOW + 9000, "a", topic="U")
     broker.at(NOW + 12_000)
     assert broker.keys() == ["a"]
