@@ -44,7 +44,13 @@ async def _serve(start: Starter) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as servers:
-        line = await start(servers)
+        try:
+            line = await start(servers)
+        except BaseException:
+            # Who called it goes on, and is interrupted as before.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            raise
         try:
             write(f"{line}\n")
         except (ReaderLeft, UsageError) as e:

@@ -39,10 +39,10 @@ def test_a_broken_file_never_takes_the_place_of_the_version_before(tmp_path: Pat
     assert file.load() == {"a": 1}
     replace = config_files._replace
 
-    def full(files: Any, target: str, text: str) -> None:
+    def full(files: Any, target: str, text: str, *more: Any) -> None:
         if target == str(path):
             raise OSError(28, "No space left on device")
-        replace(files, target, text)
+        replace(files, target, text, *more)
 
     with mock.patch.object(config_files, "_replace", full), pytest.raises(StoreError):
         file.save({"a": 3})
