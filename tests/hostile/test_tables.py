@@ -104,6 +104,19 @@ def test_offsets_are_of_queues_groups_and_topics_that_are_there(tmp_path: Path) 
     run(main())
 
 
+def test_a_heartbeat_has_a_size(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            fat = [{"groupName": "p" * (1 << 20)} for _ in range(4)]
+            answer = await peer.request(34, None, json.dumps(heartbeat(producerDataSet=fat)).encode())
+            assert answer.code == 1
+            assert answer.remark is not None
+            assert "is over the limit of 4194304" in answer.remark
+            assert server._clients.weight == 0
+
+    run(main())
+
+
 def test_clients_and_subscriptions_of_a_host_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connected_clients, "HOST_WEIGHT_MAX", 100)
 

@@ -187,7 +187,7 @@ def _group_field(field: str, *actions: str) -> Contexts:
 
 
 def _heartbeat(ext: Ext, body: bytes) -> Iterator[Context]:
-    for consumer in java_json.decode_request(body, bodies.Heartbeat).consumer_data_set:
+    for consumer in bodies.heartbeat(body).consumer_data_set:
         yield _group(consumer.group_name, SUB)
         for subscription in consumer.subscription_data_set:
             yield _read(subscription.topic, SUB)

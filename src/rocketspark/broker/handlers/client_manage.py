@@ -54,7 +54,7 @@ class ClientHandler:
 
     def heartbeat(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """HEART_BEAT (34): a group's first one makes its settings and its retry topic."""
-        beat = java_json.decode_request(body, bodies.Heartbeat)
+        beat = bodies.heartbeat(body)
         self._clients.check(peer, beat)
         for consumer in beat.consumer_data_set:
             config = self._groups.get(consumer.group_name, by=peer.address)

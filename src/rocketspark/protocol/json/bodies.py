@@ -106,6 +106,8 @@ class RouteBody(Body, omit_defaults=True):
 
 
 # More than any broker has of one topic, few enough to hold one value for each.
+# Some 20,000 subscriptions: they are read on the loop.
+HEARTBEAT_BYTES_MAX = 4 << 20
 QUEUES_OF_BROKER_MAX = 1 << 16
 QUEUES_OF_ROUTE_MAX = 1 << 18
 
@@ -320,6 +322,13 @@ class Heartbeat(Body):
     without_sub: bool = False
     producer_data_set: list[ProducerData] = []
     consumer_data_set: list[ConsumerData] = []
+
+
+def heartbeat(body: bytes) -> Heartbeat:
+    """Return the body of a HEART_BEAT. Raises ProtocolError for one that is too long, or is none."""
+    if len(body) > HEARTBEAT_BYTES_MAX:
+        raise ProtocolError(f"a heartbeat of {len(body)} bytes is over the limit of {HEARTBEAT_BYTES_MAX}")
+    return java_json.decode_request(body, Heartbeat)
 
 
 class ConsumerList(Body):

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from rocketspark.broker.access.plain_acl.permissions import PUB, RETRY_PREFIX, SUB, in_java_order, retry_topic
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import Heartbeat
+from rocketspark.protocol.json.bodies import heartbeat
 
 # Names of topic and group in the ext fields.
 _SENDS = {
@@ -66,7 +65,7 @@ def _of_send(ext: Mapping[str, str], topic_name: str, group_name: str) -> dict[s
 
 def _of_heartbeat(body: bytes) -> dict[str, int]:
     needed = {}
-    for consumer in java_json.decode_request(body, Heartbeat).consumer_data_set:
+    for consumer in heartbeat(body).consumer_data_set:
         needed[retry_topic(consumer.group_name)] = SUB
         for subscription in consumer.subscription_data_set:
             needed[subscription.topic] = SUB
