@@ -9,8 +9,8 @@ from tests.access_rows import play
 from tests.live.support import run, send_header
 from tests.live.test_access import as_admin, now_ms, row, started, user
 
-from rocketspark.broker.access.authorization import KEPT_CHARACTERS_MAX, Authorization
-from rocketspark.broker.access.request_contexts import Context
+from rocketspark.access.authorization import KEPT_CHARACTERS_MAX, Authorization
+from rocketspark.access.request_contexts import Context
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.headers import SendReply, to_ext
 from rocketspark.protocol.message import record
@@ -136,9 +136,10 @@ def test_topics_where_messages_of_others_wait_need_the_cluster(tmp_path: Path) -
             parked = f"TIMER_DELIVER_MS\x01{now_ms() + 3_600_000}\x02UNIQ_KEY\x01u\x02"
             place = {"topic": "mine", "offset": str(await stored(admin, server, "secret", i=parked))}
             forged = "REAL_TOPIC\x01secret\x02REAL_QID\x010\x02TIMER_OUT_MS\x011\x02"
-            waiting = ("rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC")
+            revive = "rmq_sys_REVIVE_LOG_DefaultCluster"
+            waiting = ("rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", revive)
             pulls = [(11, {"topic": topic, "consumerGroup": "g"} | PULL) for topic in waiting]
-            sends = [(310, to_ext(send_header("rmq_sys_wheel_timer")) | {"i": forged})]
+            sends = [(310, to_ext(send_header(topic)) | {"i": forged}) for topic in ("rmq_sys_wheel_timer", revive)]
             asked = [*pulls, *sends, (33, place)]
             found = await play(server.address, [row("alice", code, ext, "x") for code, ext in asked])
             text = "User:alice has no permission to access Cluster:DefaultCluster from 127.0.0.1, no matched policies."

@@ -11,16 +11,16 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from rocketspark.broker.access.access_control import AccessControl
-from rocketspark.broker.access.authentication import Authentication
-from rocketspark.broker.access.authorization import Authorization
-from rocketspark.broker.access.decisions import Check, Decided, Decision, nobody_told
+from rocketspark.access.access_control import AccessControl
+from rocketspark.access.authentication import Authentication
+from rocketspark.access.authorization import Authorization
+from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
+from rocketspark.access.tables import FILE_NAME, AccessTables
+from rocketspark.access.users import User
 from rocketspark.broker.access.plain_acl.check import PlainAcl
 from rocketspark.broker.access.plain_acl.migration import migrated
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.broker.access.stored_messages import StoredMessages
-from rocketspark.broker.access.tables import FILE_NAME, AccessTables
-from rocketspark.broker.access.users import User
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.model.text import shown
 from rocketspark.store.store import Store

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from rocketspark.access.tables import FILE_NAME as ACCESS_FILE
 from rocketspark.broker.access.settings import CLASSES
-from rocketspark.broker.access.tables import FILE_NAME as ACCESS_FILE
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.transport.tls import self_signed

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rocketspark.access.request_contexts import Context, Ext, NotReadable, of_others, topic_context
+from rocketspark.access.resources import GET, PUB, SUB
 from rocketspark.broker import topic_names
-from rocketspark.broker.access.request_contexts import Context, Ext, NotReadable, of_others, topic_context
-from rocketspark.broker.access.resources import GET, PUB, SUB
 from rocketspark.errors import RecordError, UsageError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode as Code

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from rocketspark.access.decisions import Check, Decision
 from rocketspark.broker.access.audit import audit_file
 from rocketspark.broker.access.audit.audit_file import AuditFile
 from rocketspark.broker.access.audit.audit_log import LINES_MAX, LINES_OF_HOST_MAX, PERIOD_S, SUMMED_MAX, Audit
 from rocketspark.broker.access.audit.audited_requests import CHANGES, request_name, what
-from rocketspark.broker.access.decisions import Check, Decision
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import NoHeader, Request, TopicHeader

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.access_rows import CONFIG
 
-from rocketspark.broker.access.access_control import NAMES_A_PLACE
+from rocketspark.access.access_control import NAMES_A_PLACE
+from rocketspark.access.policies import ALLOW, CUSTOM, DENY, Acl, Policy, PolicyEntry
+from rocketspark.access.request_contexts import NAMED_BY
+from rocketspark.access.resources import parse_resource
+from rocketspark.access.tables import AccessTables
+from rocketspark.access.users import DISABLE, ENABLE, NORMAL, SUPER, User
 from rocketspark.broker.access.gate import Access
-from rocketspark.broker.access.policies import ALLOW, CUSTOM, DENY, Acl, Policy, PolicyEntry
-from rocketspark.broker.access.request_contexts import NAMED_BY
-from rocketspark.broker.access.resources import parse_resource
-from rocketspark.broker.access.tables import AccessTables
-from rocketspark.broker.access.users import DISABLE, ENABLE, NORMAL, SUPER, User
 from rocketspark.broker.settings import BrokerSettings, settings_from
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from rocketspark.broker.access.plain_acl import documents, yaml_text
 from rocketspark.broker.access.plain_acl.addresses import address_pattern, plain_address
 from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
-from rocketspark.broker.access.plain_acl.permissions import allows, in_java_order, permission, told
+from rocketspark.broker.access.plain_acl.permissions import PUB, SUB, allows, in_java_order, permission, told
+from rocketspark.broker.access.plain_acl.requested import resources
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.errors import ConfigError
+from rocketspark.protocol.codes import RequestCode
 
 FITS = [
     ("1.2.3.4", "1.2.3.4", "1.2.3.5"),
@@ -196,3 +198,9 @@ def test_a_link_is_written_through_and_a_folder_that_cannot_be_written_changes_n
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         files.write(str(tmp_path / "file/below.yml"), Document())
+
+
+def test_our_own_requests_of_transactions_ask_for_their_topic() -> None:
+    assert resources(RequestCode.SEND_HALF_BATCH, {"b": "t", "a": "g"}, b"") == {"t": PUB}
+    assert resources(RequestCode.END_HALF_RANGES, {"topic": "t", "producerGroup": "g"}, b"") == {"t": PUB}
+    assert resources(RequestCode.END_HALF_RANGES, {"topic": "%RETRY%x", "producerGroup": "x"}, b"") == {"%RETRY%x": SUB}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.broker.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
-from rocketspark.broker.access.resources import Pattern, Resource, is_in, parse_network, parse_resource
-from rocketspark.broker.access.tables import FILE_NAME, AccessTables
-from rocketspark.broker.access.users import SUPER, User
+from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
+from rocketspark.access.resources import Pattern, Resource, is_in, parse_network, parse_resource
+from rocketspark.access.tables import FILE_NAME, AccessTables
+from rocketspark.access.users import SUPER, User
 from rocketspark.errors import ConfigError, StoreError, StoreUnwritable
 from rocketspark.store.files import config_files
 

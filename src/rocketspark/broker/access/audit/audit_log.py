@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rocketspark.access.decisions import Check, Decision
 from rocketspark.broker.access.audit.audit_file import AuditFile
 from rocketspark.broker.access.audit.audited_requests import CHANGES, request_name, what
-from rocketspark.broker.access.decisions import Check, Decision
 from rocketspark.errors import ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol import headers

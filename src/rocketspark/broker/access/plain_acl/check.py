@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from rocketspark.access.decisions import Check, Decided, Decision
 from rocketspark.broker.access.audit.audited_requests import CHANGES
-from rocketspark.broker.access.decisions import Check, Decided, Decision
 from rocketspark.broker.access.plain_acl import changes, permissions
 from rocketspark.broker.access.plain_acl.addresses import plain_address
 from rocketspark.broker.access.plain_acl.changes import AccountChange

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
+from rocketspark.access.resources import ALL, GROUP, TOPIC, Pattern, Resource
+from rocketspark.access.resources import PUB as MAY_PUB
+from rocketspark.access.resources import SUB as MAY_SUB
+from rocketspark.access.users import NORMAL, SUPER, User
 from rocketspark.broker.access.plain_acl import permissions
 from rocketspark.broker.access.plain_acl.documents import AccountEntry
 from rocketspark.broker.access.plain_acl.permissions import PUB, SUB
-from rocketspark.broker.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
-from rocketspark.broker.access.resources import ALL, GROUP, TOPIC, Pattern, Resource
-from rocketspark.broker.access.resources import PUB as MAY_PUB
-from rocketspark.broker.access.resources import SUB as MAY_SUB
-from rocketspark.broker.access.users import NORMAL, SUPER, User
 
 _ACTIONS = {PUB: (MAY_PUB,), SUB: (MAY_SUB,), PUB | SUB: (MAY_PUB, MAY_SUB)}
 

@@ -16,6 +16,8 @@ _SENDS = {
     RequestCode.SEND_MESSAGE: ("topic", "group"),
     RequestCode.SEND_MESSAGE_V2: ("b", "a"),
     RequestCode.SEND_BATCH_MESSAGE: ("b", "a"),
+    RequestCode.SEND_HALF_BATCH: ("b", "a"),
+    RequestCode.END_HALF_RANGES: ("topic", "producerGroup"),
 }
 _GROUPS = {
     RequestCode.CONSUMER_SEND_MSG_BACK: "group",

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import msgspec
 
-from rocketspark.broker.access.policies import Acl, Policy
-from rocketspark.broker.access.resources import parse_resource
-from rocketspark.broker.access.tables import AccessTables
-from rocketspark.broker.access.users import (
+from rocketspark.access.policies import Acl, Policy
+from rocketspark.access.resources import parse_resource
+from rocketspark.access.tables import AccessTables
+from rocketspark.access.users import (
     ENABLE,
     NORMAL,
     SUPER,
@@ -23,7 +23,7 @@ from rocketspark.broker.access.users import (
     user_type_of,
     username_of,
 )
-from rocketspark.broker.access.wire_forms import Unfit, acl_info, policies_of, policy_type_of, user_info
+from rocketspark.access.wire_forms import Unfit, acl_info, policies_of, policy_type_of, user_info
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, Request

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from rocketspark.broker.access.tables import AccessTables
-from rocketspark.broker.access.users import User
+from rocketspark.access.tables import Tables
+from rocketspark.access.users import User
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
 from rocketspark.transport.gate import ReceivedRequest
 
@@ -36,7 +36,7 @@ class Authentication:
 
     def __init__(
         self,
-        tables: AccessTables | None,
+        tables: Tables | None,
         *,
         remember_s: float,
         now_s: Callable[[], float],

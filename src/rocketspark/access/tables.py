@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from rocketspark.broker.access.policies import Acl
-from rocketspark.broker.access.users import User
+from rocketspark.access.policies import Acl
+from rocketspark.access.users import User
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.store.files import config_files
@@ -24,6 +24,13 @@ T = TypeVar("T")
 FILE_NAME = "accessControl.json"
 VERSION = 1
 MODE = 0o600
+
+
+class Tables(Protocol):
+    """Users and rules by user name, wherever they come from."""
+
+    users: dict[str, User]
+    acls: dict[str, Acl]
 
 
 class AccessFile(msgspec.Struct, frozen=True):

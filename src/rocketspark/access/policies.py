@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rocketspark.broker.access.resources import ALL, Resource, is_in
+from rocketspark.access.resources import ALL, Resource, is_in
 
 CUSTOM, DEFAULT = "Custom", "Default"
 ALLOW, DENY = "Allow", "Deny"

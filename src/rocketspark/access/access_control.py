@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from rocketspark.broker.access.authentication import Authentication
-from rocketspark.broker.access.authorization import FAILED, Authorization
-from rocketspark.broker.access.decisions import Check, Decided, Decision
-from rocketspark.broker.access.request_contexts import NAMED_BY, Context, Ext, NotReadable, contexts_of
-from rocketspark.broker.access.resources import CLUSTER
-from rocketspark.broker.access.users import subject_of
+from rocketspark.access.authentication import Authentication
+from rocketspark.access.authorization import FAILED, Authorization
+from rocketspark.access.decisions import Check, Decided, Decision
+from rocketspark.access.request_contexts import NAMED_BY, Context, Ext, NotReadable, contexts_of
+from rocketspark.access.resources import CLUSTER
+from rocketspark.access.users import subject_of
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode

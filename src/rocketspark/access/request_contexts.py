@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from rocketspark.broker import topic_names
-from rocketspark.broker.access.resources import (
+from rocketspark.access.resources import (
     CLUSTER,
     CREATE,
     DELETE,
@@ -25,8 +24,9 @@ from rocketspark.broker.access.resources import (
     bare_group,
     is_retry_topic,
 )
+from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol.codes import RequestCode as Code
-from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json import batch_ack, bodies, java_json
 from rocketspark.protocol.json.metadata import RequestMode
 
 Actions = tuple[str, ...]
@@ -55,21 +55,15 @@ Ext = Mapping[str, str]
 # The cluster's own name stands in for this one.
 THIS_CLUSTER = ""
 ALL_NAMES = "*"
+# Topics of the broker's own where messages of all topics wait.
 PARKED_TOPICS = frozenset(
-    (topic_names.TIMER_TOPIC, topic_names.SCHEDULE_TOPIC, topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC)
+    ("rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC")
 )
+# Where check points of popped messages of all topics wait; the name ends in the cluster's.
+_REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_"
 # How Java writes a name that a request does not tell.
 _UNSAID = "null"
 Contexts = Callable[[Ext, bytes], Iterator[Context]]
-
-
-class _BatchAck(bodies.Body, rename={"consumer_group": "c", "topic": "t"}):
-    consumer_group: str
-    topic: str
-
-
-class _BatchAcks(bodies.Body):
-    acks: list[_BatchAck] = []
 
 
 class NotReadable(Exception):
@@ -237,9 +231,22 @@ def _assignment(*actions: str) -> Contexts:
 
 
 def _batch_ack(ext: Ext, body: bytes) -> Iterator[Context]:
-    for ack in java_json.decode_request(body, _BatchAcks).acks:
-        yield _group(ack.consumer_group, SUB)
+    for ack in batch_ack.decode(body).acks or ():
+        yield _group(ack.group, SUB)
         yield _read(ack.topic, SUB)
+
+
+def _acknowledged(ext: Ext, body: bytes) -> Iterator[Context]:
+    """Return the contexts of a message that a group popped: one that came again is of its topic, for that group.
+
+    RocketMQ takes the name of a pop's retry topic for a group's, so that who may read the topic could not acknowledge.
+    """
+    group, topic = ext.get("consumerGroup", _UNSAID), ext.get("topic", _UNSAID)
+    yield Context(GROUP, group, (SUB,))
+    prefix = RETRY_PREFIX + group
+    if topic.startswith((f"{prefix}_", f"{prefix}+")):
+        topic = topic[len(prefix) + 1 :]
+    yield topic_context(topic, SUB)
 
 
 _POP = _fields((SUB,), "Group consumerGroup", "Topic topic")
@@ -249,11 +256,15 @@ _READ_CLUSTER, _CHANGE_CLUSTER = _cluster(GET), _cluster(UPDATE)
 
 # As RocketMQ's broker checks them.
 CHECKED: dict[int, Contexts] = {
+    # A proxy serves it.
+    Code.GET_ROUTEINFO_BY_TOPIC: _fields((PUB, SUB, GET), "Topic topic"),
     Code.SEND_MESSAGE: _send("topic"),
     Code.SEND_MESSAGE_V2: _send("b"),
     Code.SEND_BATCH_MESSAGE: _send("b"),
     Code.RECALL_MESSAGE: _exact_topic(PUB),
+    Code.SEND_HALF_BATCH: _send("b"),
     Code.END_TRANSACTION: _end_transaction,
+    Code.END_HALF_RANGES: _exact_topic(PUB),
     Code.CONSUMER_SEND_MSG_BACK: _send_back,
     Code.PULL_MESSAGE: _subscribed(SUB),
     Code.QUERY_MESSAGE: _exact_topic(SUB, GET),
@@ -354,20 +365,28 @@ FORGOTTEN: dict[int, Contexts] = {
     Code.DROP_QUARANTINED: _CHANGE_CLUSTER,
 }
 
-_COMPLETE = CHECKED | FORGOTTEN
+_COMPLETE = CHECKED | FORGOTTEN | {Code.ACK_MESSAGE: _acknowledged, Code.CHANGE_MESSAGE_INVISIBLETIME: _acknowledged}
 
 # The fields from which alone the contexts of the most frequent requests are made, whatever else these hold.
 NAMED_BY: dict[int, tuple[str, ...]] = {
     Code.SEND_MESSAGE: ("topic",),
     Code.SEND_MESSAGE_V2: ("b",),
     Code.SEND_BATCH_MESSAGE: ("b",),
+    Code.SEND_HALF_BATCH: ("b",),
+    Code.END_HALF_RANGES: ("topic",),
     Code.PULL_MESSAGE: ("topic", "consumerGroup"),
+    Code.POP_MESSAGE: ("topic", "consumerGroup"),
+    Code.ACK_MESSAGE: ("topic", "consumerGroup"),
 }
+
+
+def _is_parked(topic: str) -> bool:
+    return topic in PARKED_TOPICS or topic.startswith(_REVIVE_TOPIC)
 
 
 def of_others(context: Context) -> list[Context]:
     """Return what a topic needs besides where messages of all topics wait: what is sent there goes to any topic."""
-    if context.kind != TOPIC or context.name not in PARKED_TOPICS:
+    if context.kind != TOPIC or not _is_parked(context.name):
         return []
     return [Context(CLUSTER, THIS_CLUSTER, (UPDATE if PUB in context.actions else GET,))]
 
@@ -379,7 +398,7 @@ def contexts_of(code: int, ext: Ext, body: bytes, *, complete: bool = True) -> l
     """
     if complete:
         found = list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))
-        parked = {c for c in found if c.name in PARKED_TOPICS and (PUB in c.actions or SUB in c.actions)}
+        parked = {c for c in found if _is_parked(c.name) and (PUB in c.actions or SUB in c.actions)}
         return [*found, *(context for each in parked for context in of_others(each))] if parked else found
     if not ext:
         return []

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rocketspark.broker.access.policies import ALLOW
-from rocketspark.broker.access.request_contexts import Context
-from rocketspark.broker.access.tables import AccessTables
-from rocketspark.broker.access.users import subject_of
+from rocketspark.access.policies import ALLOW
+from rocketspark.access.request_contexts import Context
+from rocketspark.access.tables import Tables
+from rocketspark.access.users import subject_of
 
 FAILED = "Authorization failed. Please verify your access rights and try again."
 
@@ -31,7 +31,7 @@ class Authorization:
     `users`, `acls`: the same tables, each None where its provider is not configured; `kept_max`: answers kept.
     """
 
-    def __init__(self, users: AccessTables | None, acls: AccessTables | None, *, kept_max: int) -> None:
+    def __init__(self, users: Tables | None, acls: Tables | None, *, kept_max: int) -> None:
         self._users = users
         self._acls = acls
         self._kept_max = kept_max

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rocketspark.broker.access.policies import CUSTOM, DEFAULT, Acl, Policy, PolicyEntry
-from rocketspark.broker.access.resources import ANY, parse_action, parse_network, parse_resource
-from rocketspark.broker.access.users import (
+from rocketspark.access.policies import CUSTOM, DEFAULT, Acl, Policy, PolicyEntry
+from rocketspark.access.resources import ANY, parse_action, parse_network, parse_resource
+from rocketspark.access.users import (
     DISABLE,
     ENABLE,
     NORMAL,
