@@ -15,6 +15,7 @@ import msgspec
 from rocketspark.model.limited_log import LimitedLog
 
 if TYPE_CHECKING:
+    from rocketspark.transport.outgoing import Outgoing
     from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
@@ -68,7 +69,7 @@ class ConnectionBounds:
         self._unfinished: dict[Peer, tuple[int, float, int]] = {}
         self._unfinished_bytes = 0
         # Those that do not read their replies, the one that began first in front.
-        self._unread: dict[Peer, None] = {}
+        self._unread: dict[Outgoing, None] = {}
         self._look: asyncio.TimerHandle | None = None
 
     # -- addresses -----------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class ConnectionBounds:
 
     # -- replies that are not read -------------------------------------------------------------------------------
 
-    def paused(self, peer: Peer) -> None:
+    def paused(self, peer: Outgoing) -> None:
         """Note a connection that does not read its replies."""
         self._unread[peer] = None
         if self._look is None:
@@ -170,7 +171,7 @@ class ConnectionBounds:
         """Return how many bytes may wait for each of so many connections before it counts as one that does not read."""
         return min(max(self.bounds.unread_bytes // max(connections, 1), WAITING_BYTES_MIN), WAITING_BYTES_MAX)
 
-    def resumed(self, peer: Peer) -> None:
+    def resumed(self, peer: Outgoing) -> None:
         """Note a connection that reads again."""
         self._unread.pop(peer, None)
 
@@ -187,7 +188,7 @@ class ConnectionBounds:
         self.forget(peer)
         self.resumed(peer)
 
-    def _end(self, peer: Peer, reason: str, text: str, *about: float) -> None:
+    def _end(self, peer: Outgoing, reason: str, text: str, *about: float) -> None:
         self.ended[reason] += 1
         log.warning("%s " + text, peer.address, *about)
         peer.abort()

@@ -19,10 +19,9 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message.message_ids import pack_host
-from rocketspark.transport.connection_bounds import ConnectionBounds
 from rocketspark.transport.gate import ReceivedRequest, Refusal
+from rocketspark.transport.outgoing import LARGE_REPLY_BYTES, WRITE_BYTES_HIGH, Outgoing
 from rocketspark.transport.overload import SLICE, Overload
-from rocketspark.transport.pending_requests import PendingRequests
 from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
 from rocketspark.transport.request_frames import Parts, Reply, buffers, reply
 
@@ -31,11 +30,6 @@ log = LimitedLog("rocketspark.transport")
 # Errors that a decoder may raise on bytes that are no header.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# A peer that does not read its replies is not read from; after this long it is closed.
-STALLED_WRITE_S = 60.0
-WRITE_BYTES_HIGH = 4 << 20
-# Small replies are bounded by what one read brings; only larger ones are counted.
-LARGE_REPLY_BYTES = 4096
 # Shorter headers need no check: none of them nests too deep for a decoder.
 CHECKED_HEADER_BYTES = 1024
 # What is left of a read after its last whole frame counts as unfinished from so many bytes on; less is no load.
@@ -46,7 +40,7 @@ TASKS_MAX = 1000
 HALF_CLOSED_S = 10.0
 
 
-class Peer(PendingRequests):
+class Peer(Outgoing):
     """One open connection.
 
     `routes`: the requests it serves; `language`: named in every frame; `on_open`/`on_close`: called once each.
@@ -63,8 +57,6 @@ class Peer(PendingRequests):
         super().__init__()
         self._routes = routes.table if routes else {}
         self._gate = routes.gate if routes else None
-        # Set by a server: what all its connections may hold.
-        self.bounds: ConnectionBounds | None = None
         # What the gate keeps for this connection.
         self.gate_notes: Any = None
         # Behind a gate every request takes the general way, which asks it.
@@ -78,23 +70,13 @@ class Peer(PendingRequests):
         self._on_close = on_close
         self._splitter = frames.Splitter()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._transport: asyncio.Transport | None = None
-        # Of bytes, and of Parts where a handler answered so.
-        self._out: list[Any] | None = None
-        self._soon: list[bytes] = []
-        self._soon_bytes = 0
-        self._when_writable: list[Callable[[], None]] = []
         # Frames of one read that are not served yet, and frames that wait for a later turn.
         self._received: Iterator[tuple[int, bytes, bytes]] = iter(())
         self._held: list[tuple[int, bytes, bytes]] | None = None
-        # Observers of the replies that handlers send later, by opaque; None while there are none.
-        self.awaited_answers: dict[int, Callable[[bytes], None]] | None = None
         # Opaques of requests that a run answers later, for whoever set the observers; it empties the list.
         self.later: list[bytes] = []
         self._promised = 0
         self._half_closed = False
-        self._stalled: asyncio.TimerHandle | None = None
-        self._writable: asyncio.Event | None = None
         self._closed = asyncio.get_running_loop().create_future()
         self.address = ""
         self.remote_host = ""
@@ -121,6 +103,12 @@ class Peer(PendingRequests):
         self._made_s = self.last_read_s = self.last_write_s = self.loop.time()
         if self._on_open:
             self._on_open(self)
+
+    @property
+    def local_host(self) -> str:
+        """The address of this side; "" once the connection has ended."""
+        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return str(name[0]) if name else ""
 
     def go_on_over(self, transport: asyncio.Transport) -> None:
         """Read and write through another transport from now on, which lies over the one of `connection_made`."""
@@ -175,29 +163,8 @@ class Peer(PendingRequests):
         self.loop.call_later(HALF_CLOSED_S, self.abort)
         return True
 
-    def pause_writing(self) -> None:
-        if self._transport:
-            self._transport.pause_reading()
-            self._stalled = self.loop.call_later(STALLED_WRITE_S, self._drop_stalled)
-        self._writable = self._writable or asyncio.Event()
-        self._writable.clear()
-        if self.bounds is not None:
-            # Not from within a write: it may end this connection, or another one.
-            self.loop.call_soon(self._tell_paused)
-
-    def _tell_paused(self) -> None:
-        if self.bounds is not None and self._transport is not None and not self.is_writable:
-            self.bounds.paused(self)
-
     def resume_writing(self) -> None:
-        if self.bounds is not None:
-            self.bounds.resumed(self)
-        if self._stalled:
-            self._stalled.cancel()
-            self._stalled = None
-        if self._writable:
-            self._writable.set()
-        self._tell_writable()
+        super().resume_writing()
         # Not from within: what is written then may pause the connection again.
         self.loop.call_soon(self._go_on)
 
@@ -223,10 +190,6 @@ class Peer(PendingRequests):
         if self._transport is not None:
             self._held = left
             self._transport.pause_reading()
-
-    def _drop_stalled(self) -> None:
-        log.warning("%s does not read its replies for %.0f s: connection closed", self.address, STALLED_WRITE_S)
-        self.abort()
 
     def data_received(self, data: bytes) -> None:
         self.last_read_s = self.loop.time()
@@ -330,20 +293,6 @@ class Peer(PendingRequests):
     def _drop_broken(self, error: FrameError) -> None:
         log.warning("%s sent a broken frame: %s; connection closed", self.address, error)
         self.close()
-
-    def _flush(self, out: list[Any], *, apart: bool = False) -> None:
-        """Write the replies at once; `apart`: large ones, a copy into one would cost more than several buffers."""
-        self._out = None
-        if self._soon:
-            # In place: whoever gave `out` may flush it again.
-            out[:0], self._soon = self._soon, []
-            self._soon_bytes = 0
-        if out and self._transport is not None:
-            if apart:
-                self._transport.writelines(buffers(out))
-            else:
-                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-            out.clear()
 
     # -- requests of the other side ------------------------------------------------------------------------------
 
@@ -502,89 +451,10 @@ class Peer(PendingRequests):
             return None
         return reply(request.opaque, code, remark=remark, language=self._language)
 
-    # -- writing, closing ---------------------------------------------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:
-        """True until the connection ended or is being closed."""
-        return self._transport is not None and not self._transport.is_closing()
-
-    def send(self, data: bytes) -> None:
-        """Write whole frames; during a read they leave with its replies. Dropped if the connection ended."""
-        if self.awaited_answers:
-            self._show(data, self.awaited_answers)
-        if self._out is not None:
-            self._out.append(data)
-        elif self._transport is not None:
-            # A write costs 2.5 us however short it is: what the loop's other callbacks of this turn send goes with it.
-            if not self._soon:
-                self.loop.call_soon(self._write_soon)
-            self._soon.append(data)
-            if len(data) > LARGE_REPLY_BYTES:
-                self._soon_bytes += len(data)
-                if self._soon_bytes > WRITE_BYTES_HIGH:
-                    # Senders then see at once whether the connection is still writable.
-                    self._write_soon()
-
-    @staticmethod
-    def _show(data: bytes, awaited: dict[int, Callable[[bytes], None]]) -> None:
-        header = data[8 : 8 + int.from_bytes(data[5:8], "big")]
-        at = header.rfind(b'"opaque":')
-        if at >= 0 and b'"flag":1,' in header:
-            told = awaited.pop(int(header[at + 9 : header.index(b",", at)]), None)
-            if told is not None:
-                told(data)
-
-    def _write_soon(self) -> None:
-        data, self._soon = self._soon, []
-        self._soon_bytes = 0
-        if data and self._transport is not None:
-            self._transport.write(data[0] if len(data) == 1 else b"".join(data))
-
     @property
     def unfinished_frame(self) -> int | None:
         """The number of the frame that has begun to arrive; None if there is none."""
         return self._splitter.begun if self._splitter.held else None
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes written that the other side has not read yet, as far as they lie in this process."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def limit_waiting(self, bytes_max: int) -> None:
-        """Set how many bytes may wait for the other side before it counts as one that does not read."""
-        if self._transport is not None:
-            self._transport.set_write_buffer_limits(high=bytes_max)
-
-    @property
-    def is_writable(self) -> bool:
-        """False while the other side does not read: then await `writable`."""
-        return self._writable is None or self._writable.is_set()
-
-    async def writable(self) -> None:
-        """Wait until the other side reads again."""
-        if self._writable is not None:
-            await self._writable.wait()
-
-    def when_writable(self, act: Callable[[], None]) -> None:
-        """Call `act` once the other side reads again, or the connection ended."""
-        self._when_writable.append(act)
-
-    def _tell_writable(self) -> None:
-        told, self._when_writable = self._when_writable, []
-        for act in told:
-            act()
-
-    def close(self) -> None:
-        """Close once everything written has left."""
-        self._write_soon()
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
 
     def when_closed(self, act: Callable[[], None]) -> None:
         """Call `act` once the connection has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, final
 
 import msgspec
@@ -36,6 +36,7 @@ class Reply(NamedTuple):
 
 
 SHARED_BYTES_MIN = 128 << 10
+_MARK = 7_431_892_650_173_928_640
 
 
 @final
@@ -86,6 +87,29 @@ def request(
         frames.VERSION,
     )
     return frames.join(head, body)
+
+
+class RequestForm:
+    """Frames of requests without bodies that differ in some numbers alone: 0.6 us each instead of 4.
+
+    `ext`: makes the ext fields of `count` numbers, each as a text of its own.
+    """
+
+    def __init__(self, code: int, ext: Callable[..., dict[str, str]], count: int) -> None:
+        # Numbers that stand in no header by chance mark the places.
+        marks = [_MARK + i for i in range(count + 1)]
+        made = request(code, ext(*marks[1:]), opaque=marks[0])[len(frames.join(b"")) :]
+        places = sorted((made.index(b"%d" % mark), i) for i, mark in enumerate(marks))
+        self._order = [i for _, i in places]
+        made = made.replace(b"%", b"%%")
+        for mark in marks:
+            made = made.replace(b"%d" % mark, b"%d")
+        self._form = made
+
+    def filled(self, opaque: int, values: Sequence[int]) -> bytes:
+        """Return the frame with these numbers."""
+        given = (opaque, *values)
+        return frames.join(self._form % tuple([given[i] for i in self._order]))
 
 
 def reply(

@@ -17,7 +17,7 @@ from rocketspark.transport.connection_bounds import WAITING_BYTES_MAX, Bounds, C
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
-from rocketspark.transport.tls.first_bytes import FirstBytes, Front
+from rocketspark.transport.tls.first_bytes import FirstBytes, Front, TakeHttp2
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import TlsSettings
 
@@ -35,7 +35,8 @@ class Server:
     `connections_max`: one more is closed at once, and so is one that `descriptors` has no room for. `refused`: how many
     were. `tls`: whether TLS is taken, and with which certificate; None for plain alone;
     `tls_names`: further names and addresses for a certificate that is made for a try. `bounds`: what its connections
-    may hold, each and together.
+    may hold, each and together. `http2`: takes over the connections that speak it, and counts as one of them.
+    `share_port`: other processes may listen on the port too.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Server:
         tls: TlsSettings | None = None,
         tls_names: Iterable[str] = (),
         bounds: Bounds | None = None,
+        http2: TakeHttp2 | None = None,
+        share_port: bool = False,
     ) -> None:
         self._routes = routes
         self._on_close = on_close
@@ -58,7 +61,10 @@ class Server:
         self.bounds = ConnectionBounds(bounds)
         self._waiting_bytes_max = WAITING_BYTES_MAX
         self.refused = 0
-        self._contexts = ServerContexts(tls or TlsSettings(), names=tls_names)
+        self._http2 = http2
+        self._share_port = share_port
+        alpn = ("h2",) if http2 is not None else ()
+        self._contexts = ServerContexts(tls or TlsSettings(), names=tls_names, alpn=alpn)
         # None where no connection has to be looked at: plain, and no proxy is believed.
         self._front: Front | None = None
         self._server: asyncio.Server | None = None
@@ -80,9 +86,9 @@ class Server:
 
         Raises ConfigError if the address cannot be had, and for a certificate that cannot be used.
         """
-        if self._contexts.settings.concerns_first_bytes:
+        if self._contexts.settings.concerns_first_bytes or self._http2 is not None:
             self._contexts.load(host)
-            self._front = Front(self._contexts)
+            self._front = Front(self._contexts, self._http2)
         self._server = await self._listen(host, port)
         self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])
         self._contexts.watch()
@@ -95,7 +101,9 @@ class Server:
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
         try:
-            return await asyncio.get_running_loop().create_server(self._peer, host, port, backlog=1024)
+            return await asyncio.get_running_loop().create_server(
+                self._peer, host, port, backlog=1024, reuse_port=self._share_port or None
+            )
         except OSError as e:
             if e.errno == errno.EADDRINUSE or "in use" in str(e):
                 raise ConfigError(

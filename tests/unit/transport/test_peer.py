@@ -18,7 +18,7 @@ from tests.live.support import run, until
 from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, ServerError, StoreFull
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
-from rocketspark.transport import peer as peer_module
+from rocketspark.transport import outgoing
 from rocketspark.transport.connection_bounds import Bounds
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
@@ -412,7 +412,7 @@ def test_the_largest_frames_pass_both_ways() -> None:
 def test_a_peer_that_does_not_read_is_not_read_from_and_then_closed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(peer_module, "STALLED_WRITE_S", 0.3)
+    monkeypatch.setattr(outgoing, "STALLED_WRITE_S", 0.3)
 
     async def main() -> None:
         async with pair() as (made, peer), raw(made.server) as (_, writer):

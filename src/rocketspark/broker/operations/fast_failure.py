@@ -18,6 +18,7 @@ SENDS = (
     RequestCode.SEND_MESSAGE,
     RequestCode.SEND_MESSAGE_V2,
     RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_HALF_BATCH,
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
 SLOW_PUT_PAUSE_S = 1.0
@@ -43,6 +44,7 @@ class FastFailure:
             RequestCode.LITE_PULL_MESSAGE: s.lite_pull_wait_max_ms,
             RequestCode.HEART_BEAT: s.heartbeat_wait_max_ms,
             RequestCode.END_TRANSACTION: s.transaction_wait_max_ms,
+            RequestCode.END_HALF_RANGES: s.transaction_wait_max_ms,
         }
         wanted = limits_ms if s.refuse_when_behind else {}
         self.overload.limit_waits({int(code): ms / 1000 for code, ms in wanted.items()})

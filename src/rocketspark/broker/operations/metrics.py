@@ -7,20 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rocketspark.access.decisions import Check
 from rocketspark.broker import topic_names
 from rocketspark.broker.access.audit.audit_log import Audit
 from rocketspark.broker.access.audit.audited_requests import request_name
-from rocketspark.broker.access.decisions import Check
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.figures import ReplicationFigures
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.statistics.histograms import Histogram, MessageSizes, RequestTimes
+from rocketspark.broker.statistics.histograms import MessageSizes, RequestTimes
 from rocketspark.broker.statistics.stats import Stats, TrafficStats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.store.store import Store

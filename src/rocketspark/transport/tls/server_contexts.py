@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rocketspark.errors import ConfigError
@@ -30,12 +30,14 @@ Stamps = tuple[certificate_files.Stamp | None, ...]
 class ServerContexts:
     """The context for new connections; None without a certificate.
 
-    `names`: further names and addresses for a certificate of the test mode.
+    `names`: further names and addresses for a certificate of the test mode; `alpn`: protocols that are named to clients
+    that ask (remoting has none).
     """
 
-    def __init__(self, settings: TlsSettings, *, names: Iterable[str] = ()) -> None:
+    def __init__(self, settings: TlsSettings, *, names: Iterable[str] = (), alpn: Sequence[str] = ()) -> None:
         self.settings = settings
         self._names = list(names)
+        self._alpn = list(alpn)
         self.context: ssl.SSLContext | None = None
         self._watching: asyncio.Task[None] | None = None
         self._complaint = ""
@@ -48,7 +50,7 @@ class ServerContexts:
         if s.test_mode:
             self.context = self._of_test_mode([host, *self._names])
         elif s.cert_path or s.key_path:
-            self.context = _context(s)
+            self.context = self._made()
         elif s.mode == "enforcing":
             raise ConfigError(
                 "tls.server.mode=enforcing needs a certificate: tls.server.certPath and tls.server.keyPath, or"
@@ -64,7 +66,13 @@ class ServerContexts:
         )
         with tempfile.TemporaryDirectory() as folder:
             cert, key = self_signed.write(pair, Path(folder))
-            return _context(self.settings, str(cert), str(key))
+            return self._made(str(cert), str(key))
+
+    def _made(self, cert: str = "", key: str = "") -> ssl.SSLContext:
+        context = _context(self.settings, cert, key)
+        if self._alpn:
+            context.set_alpn_protocols(self._alpn)
+        return context
 
     def watch(self) -> None:
         """Look for replaced files from now on."""
@@ -89,7 +97,7 @@ class ServerContexts:
 
     async def _reload(self) -> None:
         try:
-            context = await asyncio.to_thread(_context, self.settings)
+            context = await asyncio.to_thread(self._made)
         except Exception as e:
             # Whatever it is: later files are looked at too.
             text = str(e) if isinstance(e, ConfigError) else f"{type(e).__name__}: {e}"

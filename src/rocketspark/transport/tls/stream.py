@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from rocketspark.errors import NotSent
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.peer import Peer
 from rocketspark.transport.tls.failures import refusal
 
 log = LimitedLog("rocketspark.transport")
@@ -23,6 +22,22 @@ log = LimitedLog("rocketspark.transport")
 RECORD_BYTES = 16 << 10
 # What may come in before the handshake is done: the longest chains of certificates are below.
 HANDSHAKE_BYTES_MAX = 256 << 10
+
+
+class Above(Protocol):
+    """Who reads and writes over a connection: its peer, or what stands in for it."""
+
+    address: str
+
+    def data_received(self, data: bytes, /) -> None: ...
+
+    def eof_received(self) -> bool: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None, /) -> None: ...
 
 
 class TlsStream(asyncio.Transport, asyncio.Protocol):
@@ -34,7 +49,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def __init__(
         self,
-        peer: Peer,
+        peer: Above,
         context: ssl.SSLContext,
         *,
         server_side: bool,
@@ -62,6 +77,10 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         self._below = cast(asyncio.Transport, transport)
         if not self._object.server_side:
             self.shake()
+
+    def go_on_with(self, above: Above) -> None:
+        """Hand what comes from now on to another one."""
+        self._peer = above
 
     def begin(self, below: asyncio.Transport, data: bytes) -> None:
         """Take over a transport whose first bytes were read."""

@@ -70,7 +70,8 @@ def test_who_stalls_in_the_first_bytes_is_closed_in_time(
 
     run(main())
     assert len(caplog.messages) == 1
-    assert "the handshake was not done after 0.2 s" in caplog.text or "half a PROXY header" in caplog.text
+    told = "the handshake was not done after 0.2 s", "half of what a connection begins with"
+    assert any(text in caplog.text for text in told)
 
 
 def test_the_oldest_half_handshake_makes_room_and_nobody_else_does(

@@ -1,6 +1,6 @@
 """The HTTP server for scrapes of metrics. Rule: few connections, each for a short time; an idle one gives way to a new.
 
-Only loaded when metricsExporterType=PROM.
+Only loaded by who serves metrics: it takes the extra `metrics`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from prometheus_client.exposition import choose_encoder
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
 
-log = LimitedLog("rocketspark.broker")
+log = LimitedLog("rocketspark.transport")
 
 CONNECTIONS_MAX = 16
 HEAD_BYTES_MAX = 8192
@@ -54,13 +55,15 @@ class MetricsServer:
         self._turn = asyncio.Lock()
         self.port = 0
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Raises ConfigError if the port cannot be had."""
+    async def start(self, host: str, port: int, setting: str = "metricsPromExporterPort") -> None:
+        """Listen. Raises ConfigError, with the name of the setting, if the port cannot be had."""
         host = host or "127.0.0.1"
         try:
             self._server = await asyncio.start_server(self._connected, host, port, limit=HEAD_BYTES_MAX)
         except OSError as e:
-            raise ConfigError(f"metricsPromExporterPort {port} on {host} cannot be had: {e.strerror or e}") from e
+            raise ConfigError(f"{setting} {port} on {shown(host)} cannot be had: {e.strerror or e}") from e
+        except ValueError:
+            raise ConfigError(f"{setting} {port} on {shown(host)} cannot be had: that is no address") from None
         self.port = int(self._server.sockets[0].getsockname()[1])
         log.info("metrics on http://%s:%d/metrics", host, self.port)
 
@@ -144,7 +147,10 @@ class _Collected:
 def _page(families: list[Metric], headers: dict[str, str]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
-    encode, content_type = choose_encoder(headers.get("accept", ""))
+    try:
+        encode, content_type = choose_encoder(headers.get("accept", ""))
+    except (TypeError, ValueError):  # Of a version that is none.
+        encode, content_type = choose_encoder("")
     body = encode(registry)
     more = {"Content-Type": content_type}
     if "gzip" in headers.get("accept-encoding", ""):

@@ -15,9 +15,9 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from rocketspark.broker.operations.metrics import _as_far_as_known
-from rocketspark.broker.operations.metrics_server import HEAD_BYTES_MAX, MetricsServer
+from rocketspark.errors import ConfigError
 from rocketspark.transport.descriptors import Descriptors
+from rocketspark.transport.metrics_server import HEAD_BYTES_MAX, MetricsServer
 
 
 def two() -> list[Metric]:
@@ -101,6 +101,25 @@ def test_anything_else_ends_its_own_connection(text: bytes, begins: bytes) -> No
     run(main())
 
 
+@pytest.mark.parametrize(
+    "kind", ["application/openmetrics-text;version=1e9", "text/plain;version=x;escaping=y", ",;=,"]
+)
+def test_a_version_that_is_none_gets_the_plain_text(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            assert b"a 1.0\n" in await get(server, "/", f"Accept: {kind}\r\n")
+
+    run(main())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("host", ["a..b", "\x00", "x" * 70 + ".example", "256.1.1.1"])
+def test_a_host_that_is_none_is_a_mistake_of_one_line(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be had") as told:
+        run(MetricsServer(two).start(host, 0, "the metrics' port"))
+    assert "\x00" not in str(told.value)
+
+
 def test_who_says_nothing_keeps_nobody_out_and_holds_no_descriptor() -> None:
     descriptors = Descriptors(100)
 
@@ -150,12 +169,3 @@ def test_a_scrape_that_fails_is_that_one_alone() -> None:
             assert b"a 1.0\n" in await get(server)
 
     run(main())
-
-
-def test_rows_that_cannot_be_had_leave_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    def rows() -> Any:
-        yield 1
-        raise OSError("a file is broken")
-
-    assert _as_far_as_known("lag", rows()) == [1]
-    assert "metrics of lag are not whole" in caplog.text
