@@ -55,6 +55,7 @@ class ReceivedMessage:
     "ip:port". `properties` hold everything stored, system ones too; `body` is inflated. `body_error`: why `body` is as
     stored instead and not what was sent (it does not inflate, or is not what its CRC says); None: it is. `read_from`:
     the topic of the queue it was read from, where `topic` is another one, that of a message that comes again.
+    `receipt_handle`: by which a message that was popped is acknowledged; None for one that was pulled.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class ReceivedMessage:
         "queue_id",
         "queue_offset",
         "read_from",
+        "receipt_handle",
         "reconsume_times",
         "store_host",
         "store_time_ms",
@@ -116,6 +118,7 @@ class ReceivedMessage:
         self._late = None
         self.body_error: str | None = None
         self.read_from: str | None = None
+        self.receipt_handle: str | None = None
         self.topic = topic
         self.body = body
         self.tag = tag
@@ -173,7 +176,7 @@ class ReceivedMessage:
         # Only called for a slot that is not set. Two threads may both come here, and both set the same.
         if name == "_late" or name not in ReceivedMessage.__slots__:
             raise AttributeError(f"ReceivedMessage has no field {name!r}", name=name, obj=self)
-        if name in ("body_error", "read_from"):
+        if name in ("body_error", "read_from", "receipt_handle"):
             return None  # Whoever knows of one sets it.
         waiting = self._late
         if waiting is not None:

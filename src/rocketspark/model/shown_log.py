@@ -17,7 +17,7 @@ LOGGERS = tuple(
     f"rocketspark{name}"
     for name in (
         *("", ".audit", ".broker", ".broker.access", ".broker.replication", ".client", ".controller", ".namesrv"),
-        *(".recipes", ".sends", ".spark", ".store", ".transport"),
+        *(".proxy", ".proxy.audit", ".recipes", ".sends", ".spark", ".store", ".transport"),
     )
 )
 

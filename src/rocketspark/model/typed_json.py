@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,3 +41,22 @@ def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
     """Return plain values as a value of a type. Raises msgspec.ValidationError."""
     decoder(kind, strict=strict)
     return msgspec.convert(values, kind, strict=strict)
+
+
+class OwnType:
+    """A type that was made while running; nothing of it is kept here once nobody holds this."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        with _lock:
+            self._decoder = msgspec.json.Decoder(kind)
+        self.decode = self._decoder.decode
+
+    def convert(self, values: Any) -> Any:
+        """Return plain values as a value of the type. Raises msgspec.ValidationError."""
+        return msgspec.convert(values, self._kind)
+
+
+def decimal_decoder() -> msgspec.json.Decoder[Any]:
+    """Return a decoder to plain values that keeps every digit of a number with a fraction."""
+    return msgspec.json.Decoder(float_hook=Decimal)

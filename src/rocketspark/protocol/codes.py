@@ -193,6 +193,9 @@ class RequestCode(IntEnum):
     DROP_QUARANTINED = 7_310_003
     # What only brokers of ours keep, for their slaves.
     GET_BROKER_STATE = 7_310_004
+    # Many half messages at a time, where the broker's runtime table says `halfBatches`.
+    SEND_HALF_BATCH = 7_310_005
+    END_HALF_RANGES = 7_310_006
 
 
 class ResponseCode(IntEnum):

@@ -27,6 +27,8 @@ def test_request_codes() -> None:
         "RETRY_QUARANTINED",
         "DROP_QUARANTINED",
         "GET_BROKER_STATE",
+        "SEND_HALF_BATCH",
+        "END_HALF_RANGES",
     }
 
 

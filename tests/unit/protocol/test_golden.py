@@ -151,10 +151,14 @@ def test_typed_headers_hold_every_value_both_ways() -> None:
         RequestCode.QUERY_DATA_VERSION,
         RequestCode.BROKER_HEARTBEAT,
         RequestCode.GET_BROKER_MEMBER_GROUP,
+        # Our own.
+        RequestCode.SEND_HALF_BATCH,
+        RequestCode.END_HALF_RANGES,
     }
     assert headers.REPLY_HEADERS.keys() - answered == {
         RequestCode.LITE_PULL_MESSAGE,
         RequestCode.QUERY_DATA_VERSION,
+        RequestCode.SEND_HALF_BATCH,
     }
 
 

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from rocketspark.errors import FrameError
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
-from rocketspark.protocol.headers import Header, SendHeader, SendHeaderV1
+from rocketspark.protocol.headers import Header, SendHeader, SendHeaderV1, pop
 from rocketspark.protocol.headers.codec import Long
 
-KINDS = sorted({*headers.REQUEST_HEADERS.values(), *headers.REPLY_HEADERS.values()}, key=lambda kind: kind.__name__)
+POP_KINDS = {kind for kind in vars(pop).values() if isinstance(kind, type) and issubclass(kind, Header)} - {Header}
+KINDS = sorted(
+    {*headers.REQUEST_HEADERS.values(), *headers.REPLY_HEADERS.values(), *POP_KINDS}, key=lambda kind: kind.__name__
+)
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 SEND = {
     "producer_group": "P",

@@ -61,6 +61,8 @@ class LongPolling:
         # Requests to retry, in this turn or a later one.
         self._due: dict[HeldRequest, None] = {}
         self._scheduled = False
+        # Who else hears of queues that grew, by topic, and of which one.
+        self.listeners: dict[str, dict[Callable[[str, int], None], None]] = {}
         # True while readers do not see yet what is stored: queues that grew are marked again once they do.
         self.keeps_recent = False
         self._recent: set[QueueKey] = set()
@@ -116,11 +118,28 @@ class LongPolling:
         for waiter in list(self._owned.get(owner, ())):
             self.drop(waiter)
 
+    def listen(self, topic: str, arrived: Callable[[str, int], None]) -> None:
+        """Let `arrived(topic, queue id)` be called for each queue of a topic that grew, with each message or run."""
+        self.listeners.setdefault(topic, {})[arrived] = None
+
+    def listen_no_more(self, topic: str, arrived: Callable[[str, int], None]) -> None:
+        """End `listen`."""
+        listeners = self.listeners.get(topic, {})
+        listeners.pop(arrived, None)
+        if not listeners:
+            self.listeners.pop(topic, None)
+
+    def _tell(self, topic: str, queue_id: int) -> None:
+        for arrived in self.listeners[topic]:
+            arrived(topic, queue_id)
+
     def mark(self, topic: str, queue_id: int) -> None:
         """Note that the queue grew: its held requests are retried later in this turn of the loop."""
         key = (topic, queue_id)
         if self.keeps_recent:
             self._recent.add(key)
+        if topic in self.listeners:
+            self._tell(topic, queue_id)
         if key in self._waiting:
             self._marked.add(key)
             self._schedule()
@@ -128,6 +147,9 @@ class LongPolling:
     def confirmed(self, *, everything: bool) -> None:
         """Note that readers see more of what was stored, or everything: held requests look again."""
         grown = self._recent & self._waiting.keys()
+        for topic, queue_id in self._recent:
+            if topic in self.listeners:
+                self._tell(topic, queue_id)
         if everything:
             self._recent.clear()
         if grown:

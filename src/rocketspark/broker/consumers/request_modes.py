@@ -1,6 +1,6 @@
 """How groups are given topics' messages (SET_MESSAGE_REQUEST_MODE): kept and told to slaves, as RocketMQ does.
 
-Rule: this broker serves pulls whatever stands here; other modes come from a Java master only, and go back to one.
+Rule: a mode is what members are told that ask for their queues; a member that pulls or pops anyway is served.
 """
 
 from __future__ import annotations

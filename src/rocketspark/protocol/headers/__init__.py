@@ -47,6 +47,7 @@ from rocketspark.protocol.headers.groups import (
 )
 from rocketspark.protocol.headers.messages import (
     CheckTransactionHeader,
+    EndHalfRangesHeader,
     EndTransactionHeader,
     PullHeader,
     PullReply,
@@ -72,6 +73,18 @@ from rocketspark.protocol.headers.namesrv import (
     RouteHeader,
     ValueReply,
 )
+from rocketspark.protocol.headers.pop import (
+    AckHeader,
+    ChangeInvisibleTimeHeader,
+    ChangeInvisibleTimeReply,
+    NotificationHeader,
+    NotificationReply,
+    PeekHeader,
+    PollingInfoHeader,
+    PollingInfoReply,
+    PopHeader,
+    PopReply,
+)
 from rocketspark.protocol.headers.table import (
     REPLY_HEADERS,
     REQUEST_HEADERS,
@@ -84,8 +97,11 @@ from rocketspark.protocol.headers.topics import (
 __all__ = [
     "REPLY_HEADERS",
     "REQUEST_HEADERS",
+    "AckHeader",
     "BrokerHeader",
     "BrokerNameHeader",
+    "ChangeInvisibleTimeHeader",
+    "ChangeInvisibleTimeReply",
     "CheckTransactionHeader",
     "CloneOffsetsHeader",
     "ClusterHeader",
@@ -97,6 +113,7 @@ __all__ = [
     "CreateTopicHeader",
     "DataVersionReply",
     "DeleteGroupHeader",
+    "EndHalfRangesHeader",
     "EndTransactionHeader",
     "ForbiddenHeader",
     "GroupHeader",
@@ -110,7 +127,14 @@ __all__ = [
     "MemberGroupHeader",
     "MinBrokerIdHeader",
     "NoHeader",
+    "NotificationHeader",
+    "NotificationReply",
     "OffsetReply",
+    "PeekHeader",
+    "PollingInfoHeader",
+    "PollingInfoReply",
+    "PopHeader",
+    "PopReply",
     "ProducerGroupHeader",
     "PullHeader",
     "PullReply",

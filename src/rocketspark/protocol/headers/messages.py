@@ -26,7 +26,8 @@ class SendHeader(
         "broker_name": "n",
     },
 ):
-    """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), SEND_REPLY_MESSAGE_V2 (325): one-letter names.
+    """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), SEND_REPLY_MESSAGE_V2 (325) and our own SEND_HALF_BATCH
+    (7310005): one-letter names.
 
     `born_time_ms`: ms since 1970; `queue_id` below 0: the broker picks one.
     """
@@ -227,6 +228,22 @@ class EndTransactionHeader(
     from_check: bool | None = False
     message_id: str = ""
     transaction_id: str | None = None
+    broker_name: str | None = None
+
+
+class EndHalfRangesHeader(
+    Header,
+    kw_only=True,
+    gc=False,
+    rename={"producer_group": "producerGroup", "outcome": "commitOrRollback", "broker_name": "bname"},
+):
+    """END_HALF_RANGES (7310006), our own. `outcome`: 8 commit, 12 rollback; the body is `half_ranges.encode`'s, of half
+    messages that are all for `topic`.
+    """
+
+    topic: str
+    producer_group: str
+    outcome: Long
     broker_name: str | None = None
 
 

@@ -28,7 +28,7 @@ _PROPERTIES = re.compile(rb'"i":"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\u000[12])+)"
 # Clients of 4.9 leave the end of the last pair out.
 _PAIR = re.compile(rb"([^\\]+)\\u0001([^\\]+)(?:\\u0002|\Z)")
 # Properties of the system whose values differ from message to message; those of applications may all do.
-_VARYING_NAMES = frozenset({b"UNIQ_KEY", b"KEYS", b"TAGS", b"CORRELATION_ID", b"__SHARDINGKEY"})
+_VARYING_NAMES = frozenset({b"UNIQ_KEY", b"KEYS", b"TAGS", b"CORRELATION_ID", b"__SHARDINGKEY", b"BORN_TIMESTAMP"})
 _SYSTEM_NAMES = frozenset(name.encode() for name in SYSTEM_NAMES)
 # For the trial: other digits, none of them a leading zero, and other text.
 _OTHER_DIGITS = bytes.maketrans(b"0123456789", b"1234567891")

@@ -26,6 +26,7 @@ from rocketspark.protocol.headers.groups import (
 )
 from rocketspark.protocol.headers.messages import (
     CheckTransactionHeader,
+    EndHalfRangesHeader,
     EndTransactionHeader,
     PullHeader,
     PullReply,
@@ -58,6 +59,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     RequestCode.SEND_MESSAGE: SendHeaderV1,
     RequestCode.SEND_MESSAGE_V2: SendHeader,
     RequestCode.SEND_BATCH_MESSAGE: SendHeader,
+    RequestCode.SEND_HALF_BATCH: SendHeader,
     RequestCode.PULL_MESSAGE: PullHeader,
     RequestCode.LITE_PULL_MESSAGE: PullHeader,
     RequestCode.QUERY_MESSAGE: QueryMessageHeader,
@@ -72,6 +74,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     RequestCode.UNREGISTER_CLIENT: UnregisterClientHeader,
     RequestCode.CONSUMER_SEND_MSG_BACK: SendBackHeader,
     RequestCode.END_TRANSACTION: EndTransactionHeader,
+    RequestCode.END_HALF_RANGES: EndHalfRangesHeader,
     RequestCode.GET_BROKER_RUNTIME_INFO: RuntimeInfoHeader,
     RequestCode.CHECK_TRANSACTION_STATE: CheckTransactionHeader,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: ConsumerListHeader,
@@ -104,6 +107,7 @@ REPLY_HEADERS: dict[int, type[Header]] = {
     RequestCode.SEND_MESSAGE: SendReply,
     RequestCode.SEND_MESSAGE_V2: SendReply,
     RequestCode.SEND_BATCH_MESSAGE: SendReply,
+    RequestCode.SEND_HALF_BATCH: SendReply,
     RequestCode.PULL_MESSAGE: PullReply,
     RequestCode.LITE_PULL_MESSAGE: PullReply,
     RequestCode.QUERY_MESSAGE: QueryMessageReply,

@@ -384,9 +384,10 @@ class DelayOffsetTable(Body):
 
 
 class Quarantined(Body):
-    """A message that a broker of ours set aside: its place and the reason. `kind`: delay, timer, half.
+    """A message that a broker of ours set aside: its place and the reason. `kind`: delay, timer, half, pop.
 
-    `queue_offset`: in the topic it lies in, -1 if that is not known; `attempts`: how often it was tried.
+    `queue_offset`: in the topic it lies in, -1 if that is not known; `attempts`: how often it was tried; `group`: that
+    popped it.
     """
 
     name: str
@@ -398,6 +399,7 @@ class Quarantined(Body):
     reason: str
     first_seen_ms: int
     attempts: int
+    group: str = ""
 
 
 class QuarantineTable(Body):

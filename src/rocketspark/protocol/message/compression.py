@@ -65,7 +65,8 @@ def inflate(body: bytes, sys_flag: int) -> bytes:
         elif kind == sysflags.COMPRESSION_ZSTD:
             inflated, whole = _inflate_zstd(body)
         else:
-            inflater = zlib.decompressobj()
+            # Of either form: clients of the gRPC protocol compress with gzip and set the same flag.
+            inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
             inflated = inflater.decompress(body, INFLATED_BYTES_MAX + 1)
             whole = inflater.eof
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as e:

@@ -41,6 +41,8 @@ CORRELATION_ID = "CORRELATION_ID"
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 TTL = "TTL"
 MESSAGE_TYPE = "MSG_TYPE"
+# The receipt handle of a message of a retry topic, set by the broker in the answer to a pop.
+POP_HANDLE = "POP_CK"
 CHECK_IMMUNITY_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 # Names an application may not set itself (rule: MessageConst.STRING_HASH_SET, 5.x).

@@ -1,0 +1,112 @@
+"""The queues of topics on all brokers, as the NameServers tell them: what assignments are made from.
+
+Rule (TopicRouteInfoManager, 5.x): a topic is fetched when it is first asked for and again at every interval; what is
+known stays in use while no NameServer answers, and is forgotten when one says that there is no such topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.inner_connections import inner_connections
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RocketSparkError
+from rocketspark.model import MessageQueue
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers.namesrv import RouteHeader
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.bodies import TopicConfig
+
+log = LimitedLog("rocketspark.broker")
+
+ROUTE_MS = 3000
+TOPICS_MAX = 10_000
+# Of a retry topic, which is named after a group and a topic.
+TOPIC_CHARACTERS_MAX = 255
+# How many questions to the NameServers may be under way; others wait their turn.
+FETCHES_MAX = 16
+# A topic that nobody knows is not asked for again so soon.
+UNKNOWN_KEPT_S = 1.0
+
+
+class TopicQueues:
+    """What one broker knows of topics on all brokers; without a NameServer, `own_topic` returns one of its own."""
+
+    def __init__(self, settings: BrokerSettings, own_topic: Callable[[str], TopicConfig | None]) -> None:
+        self._settings = settings
+        self._own_topic = own_topic
+        self._connections = inner_connections(settings)
+        # By topic, those asked for last at the end; None: there is no such topic.
+        self._known: dict[str, list[MessageQueue] | None] = {}
+        self._asked_s: dict[str, float] = {}
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(FETCHES_MAX)
+
+    async def of(self, topic: str) -> list[MessageQueue] | None:
+        """Return the topic's queues that can be read, sorted; None if they are not known."""
+        if len(topic) > TOPIC_CHARACTERS_MAX:
+            return None
+        if not self._settings.namesrvs():
+            return self._own(topic)
+        queues = self._known.pop(topic, None)
+        age_s = asyncio.get_running_loop().time() - self._asked_s.get(topic, -UNKNOWN_KEPT_S)
+        if queues:
+            self._known[topic] = queues
+            if age_s * 1000 >= self._settings.route_interval_ms:
+                # What is known serves until the new one is there.
+                self._fetch(topic)
+        elif age_s >= UNKNOWN_KEPT_S:
+            await asyncio.shield(self._fetch(topic))
+        return self._known.get(topic)
+
+    def _own(self, topic: str) -> list[MessageQueue] | None:
+        config = self._own_topic(topic)
+        if config is None:
+            return None
+        return [MessageQueue(topic, self._settings.broker_name, i) for i in range(config.read_queue_nums)]
+
+    def _fetch(self, topic: str) -> asyncio.Task[None]:
+        task = self._fetches.get(topic)
+        if task is None:
+            task = self._fetches[topic] = asyncio.get_running_loop().create_task(self._ask(topic))
+            task.add_done_callback(lambda done: self._fetches.pop(topic, None))
+        return task
+
+    async def _ask(self, topic: str) -> None:
+        async with self._turns:
+            await self._ask_in_turn(topic)
+
+    async def _ask_in_turn(self, topic: str) -> None:
+        for namesrv in self._settings.namesrvs():
+            try:
+                peer = await self._connections.get(namesrv)
+                header = RouteHeader(topic=topic, standard_json=True)
+                reply = await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_ms=ROUTE_MS)
+                if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+                    if not topic.startswith(topic_names.RETRY_PREFIX):
+                        self._known.pop(topic, None)
+                    break
+                route = bodies.decode_route(topic, reply.raise_for_code("route").body)
+                # The physical queues, of static topics too.
+                self._known[topic] = sorted(msgspec.structs.replace(route, leaders={}).read_queues())
+                break
+            except RocketSparkError as e:
+                log.info("the queues of topic %s are not told by %s: %s", shown(topic), namesrv, e)
+        self._asked_s.pop(topic, None)
+        self._asked_s[topic] = asyncio.get_running_loop().time()
+        while len(self._asked_s) > TOPICS_MAX:
+            oldest = next(iter(self._asked_s))
+            del self._asked_s[oldest]
+            self._known.pop(oldest, None)
+
+    async def close(self) -> None:
+        """End what is being fetched, close the connections."""
+        for task in list(self._fetches.values()):
+            task.cancel()
+        await self._connections.close()

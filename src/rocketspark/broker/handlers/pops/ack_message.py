@@ -1,0 +1,203 @@
+"""ACK_MESSAGE, BATCH_ACK_MESSAGE: popped messages are done with. Rule: those that are not in flight are fine too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.pop.block_ends import BlockEnds
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.ordered import OrderedPops
+from rocketspark.broker.pop.requests import PopChecks
+from rocketspark.broker.replication.durability import Durability
+from rocketspark.errors import ServerError
+from rocketspark.protocol import frames, retry_topics
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import AckHeader, Request
+from rocketspark.protocol.json import batch_ack
+from rocketspark.protocol.json.batch_ack import AckedBatch
+from rocketspark.protocol.json.pop_records import CheckPointKey
+from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+# The limits of one request: a few ms.
+BATCHES_MAX = 4096
+# The offsets of one pop of a queue lie closer together.
+SPREAD_MAX = 16_384
+# Of ordered pops, whose offsets are looked at one by one.
+ORDERED_MAX = 16_384
+
+
+class Answers:
+    """Answers requests once what they noted is as durable as it should be."""
+
+    def __init__(self, durability: Durability) -> None:
+        self._durability = durability
+
+    def when_noted(
+        self, peer: Peer, request: Request[Any], answer: bytes, end: int, error: ServerError | None = None
+    ) -> None:
+        """Answer a request whose answer was promised; `end`: up to where the log has what it noted, 0 for nothing."""
+        if request.flag & frames.ONEWAY_FLAG:
+            return
+        if error is not None:
+            failure = peer.failure(request, error)
+            peer.answer(failure if failure is not None else b"")
+        elif end and self._durability.needed:
+            # Like RocketMQ's the answer is a success, also if it is late.
+            self._durability.when_durable(end, self._durability.wanted(), lambda code: peer.answer(answer))
+        else:
+            peer.answer(answer)
+
+
+class AckHandler:
+    """Serves acknowledgements."""
+
+    def __init__(
+        self,
+        checks: PopChecks,
+        store: Store,
+        offsets: ConsumerOffsets,
+        pops: InFlightMessages,
+        ordered: OrderedPops,
+        block_ends: BlockEnds,
+        answers: Answers,
+    ) -> None:
+        self._checks = checks
+        self._store = store
+        self._offsets = offsets
+        self._pops = pops
+        self._ordered = ordered
+        self._block_ends = block_ends
+        self._answers = answers
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.ACK_MESSAGE, self.ack, AckHeader)
+        routes.add(RequestCode.BATCH_ACK_MESSAGE, self.ack_batch)
+
+    def ack(self, peer: Peer, request: Request[AckHeader], body: bytes) -> bytes | None:
+        """ACK_MESSAGE (200051)."""
+        h = request.ext
+        self._checks.check_popped(peer, h.topic, h.queue_id, h.lite_topic)
+        low, high = self._store.queue_range(h.topic, h.queue_id)
+        if not low <= h.offset <= high:
+            raise ServerError(
+                ResponseCode.NO_MESSAGE,
+                f"offset is illegal, key:{h.topic}@{h.queue_id}, commit:{h.offset}, store:{low}~{high}",
+            )
+        handle = self._checks.handle(h.handle)
+        if handle.is_ordered:
+            self._ack_ordered(peer, h.topic, h.group, h.queue_id, h.offset, handle.pop_time_ms)
+            return reply(request.opaque)
+        if not request.flag & frames.ONEWAY_FLAG:
+            peer.promise()
+        self._pops.ack(
+            h.topic,
+            h.group,
+            h.queue_id,
+            handle,
+            h.offset,
+            lambda end, error: self._answers.when_noted(peer, request, reply(request.opaque), end, error),
+        )
+        return None
+
+    def _ack_ordered(self, peer: Peer, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int) -> None:
+        """Acknowledge a message of an ordered pop. Raises ServerError 13 for one that was not given out."""
+        committed = self._offsets.get(group, topic, queue_id)
+        if committed is not None and offset < committed:
+            return
+        if offset != committed and not self._ordered.has_batch(topic, group, queue_id):
+            # A kill took the note of the pop: RocketMQ would go on behind this message, without those before it.
+            return
+        try:
+            next_offset = self._ordered.acknowledge(topic, group, queue_id, offset, pop_time_ms)
+        except KeyError:
+            old = -1 if committed is None else committed
+            raise ServerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"offset is illegal, key:{topic}@{group}@{queue_id}, old:{old}, commit:{offset}, next:-1,"
+                f" /{peer.address}",
+            ) from None
+        if next_offset is None or next_offset > self._store.queue_range(topic, queue_id)[1]:
+            # Of a batch before, or of a message that is not there: no consumer goes on behind the queue's end.
+            return
+        if not self._offsets.is_reset(group, topic, queue_id):
+            self._offsets.commit(group, topic, queue_id, next_offset)
+        self._block_ends.look(topic, group, queue_id)
+
+    def ack_batch(self, peer: Peer, request: Request[Any], body: bytes) -> bytes | None:
+        """BATCH_ACK_MESSAGE (200151): what is not there any more is passed over."""
+        found = batch_ack.decode(body) if body else None
+        if found is None or not found.acks:
+            return reply(request.opaque, ResponseCode.NO_MESSAGE)
+        if len(found.acks) > BATCHES_MAX:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(found.acks)} batches are acknowledged at once, the limit is {BATCHES_MAX}",
+            )
+        self._checks.check_master()
+        noted = _Noted(self._answers, peer, request, len(found.acks))
+        for batch in found.acks:
+            self._ack_one_batch(peer, batch, found.broker_name, noted)
+        return None
+
+    def _ack_one_batch(self, peer: Peer, batch: AckedBatch, broker_name: str | None, noted: _Noted) -> None:
+        topic = retry_topics.real_topic(batch.topic, batch.group, batch.retry_flag)
+        if batch.revive_queue_id == ORDERED_REVIVE_QUEUE:
+            try:
+                self._ack_ordered_batch(peer, topic, batch, noted)
+            except ServerError as e:
+                noted.tell(0, e)
+            else:
+                noted.tell(0, None)
+            return
+        key = CheckPointKey(
+            topic, batch.group, batch.queue_id, batch.start_offset, batch.pop_time_ms, broker_name or ""
+        )
+        point = self._pops.check_points.get(key)
+        offsets = batch.among(() if point is None else point.record.offsets)
+        low, high = self._store.queue_range(topic, batch.queue_id)
+        offsets = [offset for offset in offsets if low <= offset <= high]
+        if offsets:
+            self._pops.ack_offsets(key, offsets, noted.tell)
+        else:
+            noted.tell(0, None)
+
+    def _ack_ordered_batch(self, peer: Peer, topic: str, batch: AckedBatch, noted: _Noted) -> None:
+        low, high = self._store.queue_range(topic, batch.queue_id)
+        for offset in batch.offsets(low, min(high, batch.start_offset + SPREAD_MAX)):
+            noted.ordered += 1
+            if noted.ordered > ORDERED_MAX:
+                raise ServerError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"more than {ORDERED_MAX} ordered messages are acknowledged at once",
+                )
+            self._ack_ordered(peer, topic, batch.group, batch.queue_id, offset, batch.pop_time_ms)
+
+
+class _Noted:
+    """The answer to a request of several batches, once all are noted. `ordered`: offsets of ordered pops so far."""
+
+    __slots__ = ("_answers", "_end", "_error", "_left", "_peer", "_request", "ordered")
+
+    def __init__(self, answers: Answers, peer: Peer, request: Request[Any], count: int) -> None:
+        self._answers = answers
+        self._peer = peer
+        self._request = request
+        self._left = count
+        self.ordered = 0
+        self._end = 0
+        self._error: ServerError | None = None
+        if not request.flag & frames.ONEWAY_FLAG:
+            peer.promise()
+
+    def tell(self, end: int, error: ServerError | None) -> None:
+        self._left -= 1
+        self._end = max(self._end, end)
+        self._error = error or self._error
+        if not self._left:
+            self._answers.when_noted(self._peer, self._request, reply(self._request.opaque), self._end, self._error)

@@ -1,0 +1,186 @@
+"""Check points that are not done, in memory: by their key, and counted by queue.
+
+Rule: one is done when all its messages are acknowledged and that is stored, or when the rest was delivered again. The
+records of one that is done before its time need not come out of the timer wheel: `is_unneeded` tells them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
+
+# Places of records in the timer wheel that are not needed, some 70 bytes each; more come out of it and are passed over.
+UNNEEDED_MAX = 1_000_000
+# Keys of check points that are done, and whose record may still come or come twice.
+PAST_MAX = 20_000
+
+
+class CheckPoint:
+    """One check point. `position`: of its record in the log; `revive_offset`: in its revive queue, -1 before its time.
+
+    `acked`: bit i for the i-th message; `stored`: those whose acknowledgement is in the log.
+    """
+
+    __slots__ = (
+        "ack_positions",
+        "acked",
+        "all_bits",
+        "is_done",
+        "position",
+        "record",
+        "revive_offset",
+        "revive_queue_id",
+        "stored",
+    )
+
+    def __init__(self, record: CheckPointRecord, revive_queue_id: int, position: int, revive_offset: int = -1) -> None:
+        self.record = record
+        self.revive_queue_id = revive_queue_id
+        self.position = position
+        self.revive_offset = revive_offset
+        self.acked = self.stored = record.acked
+        self.all_bits = (1 << len(record.offsets)) - 1
+        self.ack_positions: list[int] = []
+        self.is_done = False
+
+    def bits_of(self, offsets: Iterable[int]) -> int:
+        """Return the bits of some of its messages; offsets of others are passed over."""
+        own, bits = self.record.offsets, 0
+        for offset in offsets:
+            # Nearly always they are in a row.
+            at = offset - own[0]
+            if not (0 <= at < len(own) and own[at] == offset):
+                if offset not in own:
+                    continue
+                at = own.index(offset)
+            bits |= 1 << at
+        return bits
+
+    def offsets_of(self, bits: int) -> tuple[int, ...]:
+        """Return the offsets of bits."""
+        return tuple([offset for number, offset in enumerate(self.record.offsets) if bits >> number & 1])
+
+    @property
+    def open_offsets(self) -> tuple[int, ...]:
+        """The messages that are not acknowledged."""
+        return self.offsets_of(self.all_bits & ~self.acked)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """True if all its messages are, and the log says so."""
+        return not self.all_bits & ~self.stored
+
+
+class CheckPoints:
+    """The check points of one broker that are not done.
+
+    `read_all`: called with a revive queue before a check point is taken as not in it; `rolled_ms`: one with a longer
+    invisible time may be stored elsewhere meanwhile, as the timer wheel does not reach so far.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[CheckPointKey, CheckPoint] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._unneeded: set[int] = set()
+        self._past: dict[CheckPointKey, int] = {}
+        self.read_all: Callable[[int], None] = lambda queue_id: None
+        self.rolled_ms = math.inf
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[CheckPoint]:
+        return iter(list(self._by_key.values()))
+
+    def __contains__(self, key: CheckPointKey) -> bool:
+        return key in self._by_key
+
+    def get(self, key: CheckPointKey) -> CheckPoint | None:
+        """Return the check point of a key, None if there is none or it is done."""
+        return self._by_key.get(key)
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """Return how many messages of a queue are in flight for a group."""
+        return self._counts.get((topic, group, queue_id), 0)
+
+    def add(self, point: CheckPoint) -> None:
+        """Watch over a check point."""
+        self._by_key[point.record.key] = point
+        self._counted(point, (point.all_bits & ~point.acked).bit_count())
+
+    def _counted(self, point: CheckPoint, change: int) -> None:
+        key = point.record.key[:3]
+        left = self._counts.get(key, 0) + change
+        if left > 0:
+            self._counts[key] = left
+        else:
+            self._counts.pop(key, None)
+
+    def acknowledge(self, point: CheckPoint, bits: int) -> None:
+        """Take messages as acknowledged."""
+        new = bits & point.all_bits & ~point.acked
+        if new:
+            point.acked |= new
+            self._counted(point, -new.bit_count())
+
+    def take_back(self, point: CheckPoint, bits: int) -> None:
+        """Take messages as not acknowledged, as that could not be stored."""
+        old = bits & point.acked & ~point.stored
+        if old and not point.is_done:
+            point.acked &= ~old
+            self._counted(point, old.bit_count())
+
+    def stored_acks(self, point: CheckPoint, bits: int, position: int, *, came_out: bool = False) -> None:
+        """Note that the log has acknowledgements; `position`: of their record in the timer wheel, -1 if not there.
+
+        `came_out`: they were read in the revive queue.
+        """
+        point.stored |= bits & point.all_bits
+        if position >= 0:
+            point.ack_positions.append(position)
+        if not point.is_acknowledged or point.is_done:
+            return
+        if point.revive_offset < 0 and not came_out:
+            self.read_all(point.revive_queue_id)
+        self.remove(point)
+        if point.revive_offset >= 0 or came_out or point.record.invisible_time_ms >= self.rolled_ms:
+            return
+        if len(self._unneeded) < UNNEEDED_MAX:
+            self._unneeded.add(point.position)
+            self._unneeded.update(point.ack_positions)
+
+    def remove(self, point: CheckPoint) -> None:
+        """Take a check point as done."""
+        if point.is_done:
+            return
+        point.is_done = True
+        self._by_key.pop(point.record.key, None)
+        self._counted(point, -(point.all_bits & ~point.acked).bit_count())
+        if point.revive_offset >= 0 or point.position < 0:
+            self.note_past(point.record)
+
+    def note_past(self, record: CheckPointRecord) -> None:
+        """Keep in mind that a check point is done."""
+        self._past[record.key] = record.re_puts
+        if len(self._past) > PAST_MAX:
+            del self._past[next(iter(self._past))]
+
+    def was_done(self, record: CheckPointRecord) -> bool:
+        """Tell whether a check point that comes is done already; one that was put again is another."""
+        return self._past.get(record.key, -1) >= record.re_puts
+
+    def is_unneeded(self, position: int) -> bool:
+        """Tell, once, whether the record at a physical offset need not come out of the timer wheel."""
+        if position in self._unneeded:
+            self._unneeded.discard(position)
+            return True
+        return False
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._by_key.clear()
+        self._counts.clear()
+        self._unneeded.clear()
+        self._past.clear()

@@ -1,0 +1,286 @@
+"""Messages that consumers popped and have not acknowledged: what handlers ask and tell.
+
+Rules: a pop counts once its check point is stored, and the group's offset follows when that is on the disk, in the
+order of the pops. What is acknowledged in one turn of the loop for one check point is one record. All of it is in the
+revive topic (file mode of RocketMQ 5.5.0); in memory are the check points that are not done, made again at a start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages.put_message import PutMessage
+from rocketspark.broker.pop.check_points import CheckPoint, CheckPoints
+from rocketspark.broker.pop.pop_offsets import PopOffsets
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.errors import ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.json.pop_records import (
+    ACK_TAG,
+    BATCH_ACK_TAG,
+    CHECK_POINT_TAG,
+    AckRecord,
+    CheckPointKey,
+    CheckPointRecord,
+)
+from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS, ReceiptHandle
+
+log = LimitedLog("rocketspark.broker")
+
+# How long before its time a check point is in the revive topic (rule: PopAckConstants.ackTimeInterval, 5.x).
+AHEAD_MS = 1000
+# Check points that are not done, of some 500 bytes each: no more is popped then.
+CHECK_POINTS_MAX = 1_000_000
+
+# Called with the physical offset up to which the log has what was told, or with the error for which it has not.
+Tell = Callable[[int, ServerError | None], None]
+
+
+class Changed(NamedTuple):
+    """The handle of a message whose invisible time was changed: the fields that are new."""
+
+    pop_time_ms: int
+    invisible_time_ms: int
+    revive_queue_id: int
+
+
+class InFlightMessages:
+    """The messages in flight of one broker.
+
+    `check_points`: those that are not done; `offsets`: how far pops came whose check points are not on the disk yet.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        put_message: PutMessage,
+        consumer_offsets: ConsumerOffsets,
+        flushed_position: Callable[[], int],
+        *,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self._settings = settings
+        self._put_message = put_message
+        self._clock = clock
+        self.topic = topic_names.REVIVE_TOPIC_PREFIX + settings.cluster_name
+        self.check_points = CheckPoints()
+        self.offsets = PopOffsets(consumer_offsets, flushed_position)
+        # Called with (topic, group) of a retry topic that got a message.
+        self.revived: Callable[[str, str], None] = lambda topic, group: None
+        # Called when a message was given back that nobody has any more.
+        self.given_back: Callable[[], None] = lambda: None
+        # True while what is in flight is known, and looked after.
+        self.serving = False
+        self._pops = 0
+        # Of this turn: what is acknowledged, by check point, and who is told.
+        self._acked: dict[CheckPoint, int] = {}
+        self._tells: list[tuple[CheckPoint, Tell]] = []
+
+    # -- pops -----------------------------------------------------------------------------------------------------
+
+    def next_revive_queue(self) -> int:
+        """Return the revive queue of one pop request: all queues that it reads have the same."""
+        self._pops += 1
+        return self._pops % self._settings.revive_queue_count
+
+    def record_pop(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        start_offset: int,
+        offsets: Sequence[int],
+        *,
+        pop_time_ms: int,
+        invisible_time_ms: int,
+        revive_queue_id: int,
+        next_offset: int | None = None,
+        broker_name: str | None = None,
+    ) -> int:
+        """Store the check point of messages that are to be given out; returns the physical offset after it.
+
+        `topic`: the one they are in, a retry topic for retries; `start_offset`: where the pop began to read; `offsets`:
+        at most 32; `next_offset`: where the next pop goes on, behind the last of them if not given. The group's
+        committed offset follows by itself. Raises ServerError: nothing may be given out then.
+        """
+        self._check_serving()
+        if not 0 < len(offsets) <= 32:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"{len(offsets)} messages of one pop, 1 to 32 may be")
+        if len(self.check_points) >= CHECK_POINTS_MAX:
+            raise ServerError(
+                ResponseCode.SYSTEM_BUSY, f"{CHECK_POINTS_MAX} pops are not acknowledged: no more are given out"
+            )
+        key = CheckPointKey(
+            topic, group, queue_id, start_offset, pop_time_ms, broker_name or self._settings.broker_name
+        )
+        if key in self.check_points:
+            raise ServerError(ResponseCode.SYSTEM_BUSY, f"{shown(topic)} was popped from there in this millisecond")
+        record = CheckPointRecord(key, invisible_time_ms, tuple(offsets))
+        end = self.store_check_point(record, revive_queue_id)
+        self.offsets.popped(topic, group, queue_id, offsets[-1] + 1 if next_offset is None else next_offset, end)
+        return end
+
+    def _check_serving(self) -> None:
+        if not self.serving:
+            raise ServerError(
+                ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is no master: nothing is popped or acknowledged here"
+            )
+
+    def skip(self, topic: str, group: str, queue_id: int, next_offset: int) -> None:
+        """Note that no message before an offset is for the group, e.g. because none has its tags."""
+        self.offsets.popped(topic, group, queue_id, next_offset, 0)
+
+    def next_offset(self, topic: str, group: str, queue_id: int) -> int | None:
+        """Return where the next pop goes on if that is not committed yet; None: at the committed offset."""
+        return self.offsets.next_offset(topic, group, queue_id)
+
+    def forget(self, topic: str, group: str, queue_id: int) -> None:
+        """Forget where the next pop goes on: an offset was set by hand. What is in flight stays so."""
+        self.offsets.forget(topic, group, queue_id)
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """Return how many messages of a queue a group popped and has not acknowledged."""
+        return self.check_points.count(topic, group, queue_id)
+
+    # -- acknowledgements -----------------------------------------------------------------------------------------
+
+    def ack(self, topic: str, group: str, queue_id: int, handle: ReceiptHandle, offset: int, tell: Tell) -> None:
+        """Acknowledge one message; `tell` is called at once or at the end of this turn.
+
+        `topic`: the one it is in. What is acknowledged already or was delivered again since is told as done.
+        """
+        h = handle
+        self.ack_offsets(
+            CheckPointKey(topic, group, queue_id, h.start_offset, h.pop_time_ms, h.broker_name), (offset,), tell
+        )
+
+    def ack_offsets(self, key: CheckPointKey, offsets: Iterable[int], tell: Tell) -> None:
+        """Acknowledge messages of one check point, as `ack` does one."""
+        if not self.serving:
+            tell(0, ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is no master: acknowledge there"))
+            return
+        point = self.check_points.get(key)
+        bits = point.bits_of(offsets) if point is not None else 0
+        if point is None or not bits & ~point.acked:
+            # In this turn it may have been noted and not stored yet.
+            if point is not None and point in self._acked:
+                self._tells.append((point, tell))
+            else:
+                tell(0, None)
+            return
+        if not self._tells:
+            self._at_end_of_turn()
+        self._tells.append((point, tell))
+        self._acked[point] = self._acked.get(point, 0) | (bits & ~point.acked)
+        self.check_points.acknowledge(point, bits)
+
+    def _at_end_of_turn(self) -> None:
+        try:
+            asyncio.get_running_loop().call_soon(self.write_acks)
+        except RuntimeError:
+            pass  # Without a loop whoever works calls it.
+
+    def write_acks(self) -> None:
+        """Store what was acknowledged in this turn."""
+        acked, self._acked = self._acked, {}
+        tells, self._tells = self._tells, []
+        errors: dict[CheckPoint, ServerError] = {}
+        end = 0
+        for point, bits in acked.items():
+            try:
+                end = self._store_ack(point, bits)
+            except ServerError as e:
+                self.check_points.take_back(point, bits)
+                errors[point] = e
+            except Exception as e:
+                log.exception("an acknowledgement could not be noted")
+                self.check_points.take_back(point, bits)
+                errors[point] = ServerError(ResponseCode.SYSTEM_ERROR, f"the acknowledgement could not be noted: {e}")
+        for point, tell in tells:
+            try:
+                tell(end, errors.get(point))
+            except Exception:
+                # One that is told must not keep the others waiting.
+                log.exception("an acknowledgement could not be answered")
+
+    def _store_ack(self, point: CheckPoint, bits: int) -> int:
+        offsets = point.offsets_of(bits)
+        record = AckRecord(point.record.key, offsets, is_batch=len(offsets) > 1)
+        tag = BATCH_ACK_TAG if record.is_batch else ACK_TAG
+        position, end, waits = self._store(
+            point.revive_queue_id, tag, record.encode(), record.unique_key(), point.record.next_visible_ms
+        )
+        self.check_points.stored_acks(point, bits, position if waits else -1)
+        return end
+
+    def change_invisible_time(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        handle: ReceiptHandle,
+        offset: int,
+        invisible_time_ms: int,
+        tell: Tell,
+        *,
+        suspended: bool = False,
+    ) -> Changed:
+        """Let a message be invisible for so long from now on; the old handle is void then. `tell`: as for `ack`.
+
+        A message that was acknowledged or delivered again since is not in flight: nothing is stored for it.
+        `suspended`: its next delivery counts as no other attempt. Raises ServerError: the old handle holds.
+        """
+        self._check_serving()
+        # Never the key of the check point before, so that its acknowledgement is not the new one's.
+        pop_time_ms = max(self._clock(), handle.pop_time_ms + 1)
+        changed = Changed(pop_time_ms, invisible_time_ms, handle.revive_queue_id)
+        old = CheckPointKey(topic, group, queue_id, handle.start_offset, handle.pop_time_ms, handle.broker_name)
+        point = self.check_points.get(old)
+        if point is None or not point.bits_of((offset,)) & ~point.acked:
+            tell(0, None)
+            return changed
+        key = CheckPointKey(topic, group, queue_id, offset, pop_time_ms, handle.broker_name)
+        while key in self.check_points:
+            pop_time_ms += 1
+            key = key._replace(pop_time_ms=pop_time_ms)
+        record = CheckPointRecord(key, invisible_time_ms, (offset,), suspended=suspended)
+        self.store_check_point(record, point.revive_queue_id)
+        self.ack_offsets(old, (offset,), tell)
+        if invisible_time_ms == GIVEN_BACK_MS:
+            self.given_back()
+        return changed._replace(pop_time_ms=pop_time_ms, revive_queue_id=point.revive_queue_id)
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    def store_check_point(
+        self, record: CheckPointRecord, revive_queue_id: int, *, instead_of: CheckPoint | None = None
+    ) -> int:
+        """Store a check point and watch over it; returns the physical offset after it. Raises ServerError.
+
+        `instead_of`: the one that is done by it.
+        """
+        position, end, _ = self._store(
+            revive_queue_id,
+            CHECK_POINT_TAG,
+            record.encode(),
+            record.unique_key(),
+            record.next_visible_ms - AHEAD_MS,
+        )
+        if instead_of is not None:
+            self.check_points.remove(instead_of)
+        self.check_points.add(CheckPoint(record, revive_queue_id, position))
+        return end
+
+    def _store(
+        self, queue_id: int, tag: bytes, body: bytes, unique_key: bytes, deliver_ms: int
+    ) -> tuple[int, int, bool]:
+        """Store a record for the revive topic: (position, end, whether its time is to come, in the timer wheel)."""
+        pairs = {b"TAGS": tag, b"TIMER_DELIVER_MS": b"%d" % deliver_ms, b"UNIQ_KEY": unique_key}
+        return self._put_message.accept_own(self.topic, queue_id, body, pairs, self._clock())

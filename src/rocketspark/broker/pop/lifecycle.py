@@ -1,0 +1,104 @@
+"""Pops as a special service: they begin from what is in the log, and end with what is not committed written down."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.rebuild import Rebuild, saved_ms
+from rocketspark.broker.pop.revive import Revive
+from rocketspark.errors import ConfigError
+from rocketspark.store.store import Store
+
+log = logging.getLogger("rocketspark.broker")
+
+_KEY_VALUE_FOLDER = "kvStore"
+# Holds the log's end for which all offsets of pops are written.
+NOTE = "popOffsetsEnd"
+
+
+def check_store(root: str) -> None:
+    """Raise ConfigError for the store of a broker that kept its pops in a RocksDB (popConsumerKVServiceEnable)."""
+    folder = Path(root) / _KEY_VALUE_FOLDER
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.stat().st_size]
+    except OSError:
+        return
+    if any(name.endswith((".sst", ".log")) for name in names):
+        raise ConfigError(
+            f"{folder} holds popped messages in a RocksDB, which is not supported: run the Java broker on the store"
+            " once with popConsumerKVServiceInit=true and popConsumerKVServiceEnable=false until they are in its log,"
+            " then remove the folder"
+        )
+
+
+class PopLifecycle:
+    """Begins and ends the pops of one broker; several times while it runs."""
+
+    def __init__(
+        self,
+        store: Store,
+        timers: TimerMessages,
+        in_flight: InFlightMessages,
+        revive: Revive,
+        consumer_offsets: ConsumerOffsets,
+        broker_name: str,
+    ) -> None:
+        self._store = store
+        self._timers = timers
+        self._in_flight = in_flight
+        self._revive = revive
+        self._consumer_offsets = consumer_offsets
+        self._rebuild = Rebuild(store, timers, in_flight, revive, broker_name)
+        self._offsets_path = f"{store.settings.root}/config/consumerOffset.json"
+        self._note = Path(store.settings.root) / "config" / NOTE
+        self._served = False
+        self._stopped_at = -1
+        timers.doubt(in_flight.topic, in_flight.check_points.is_unneeded)
+        in_flight.check_points.read_all = revive.read_all
+
+    def start(self) -> None:
+        """Begin on the running loop, once the timer messages have. Raises StoreError."""
+        self.begin()
+        self._revive.start()
+
+    def begin(self) -> None:
+        """Find what is in flight, and serve it."""
+        self._in_flight.offsets.clear()
+        self._in_flight.check_points.rolled_ms = self._timers.window_ms
+        self._revive.begin()
+        self._rebuild.run()
+        if self._served or not self._is_noted():
+            self._rebuild.offsets(self._consumer_offsets, saved_ms(self._offsets_path))
+        self._in_flight.serving = self._served = True
+
+    def _is_noted(self) -> bool:
+        """Tell whether the offsets that were read are those of the log's end."""
+        try:
+            return self._note.read_text() == str(self._store.written_position)
+        except (OSError, ValueError):
+            return False
+
+    def stop(self) -> None:
+        """End; acknowledgements of this turn are stored, or told as failed."""
+        if self._in_flight.serving:
+            self._in_flight.write_acks()
+            self._in_flight.serving = False
+            self._stopped_at = self._store.written_position
+        self._revive.stop()
+        self._in_flight.offsets.stop()
+
+    def finish(self) -> None:
+        """Commit the rest, after the store's last flush."""
+        self._in_flight.offsets.commit_flushed(everything=True)
+        self._revive.commit()
+        if self._store.written_position != self._stopped_at:
+            return  # It was a slave since, whose offsets are older than its log.
+        try:
+            self._note.write_text(str(self._store.written_position))
+        except OSError as e:
+            log.warning("%s cannot be written: %s; pops are looked through at the next start", self._note, e.strerror)

@@ -1,0 +1,264 @@
+"""Ordered pops: what was given out last of each queue to each group, and until when that holds the queue back.
+
+Rules (QueueLevelConsumerManager, 5.5.0): nothing more of a queue is given out while a message of the last batch is
+neither acknowledged nor visible again; then all from the first unacknowledged one on come again. Kept in
+consumerOrderInfo.json as RocketMQ writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+import msgspec
+
+from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.model.text import INT_MAX, LONG_MAX
+from rocketspark.protocol import pop_info, retry_topics
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import Body
+
+FILE_NAME = "consumerOrderInfo.json"
+# An entry is forgotten so long after the last pop.
+KEPT_MS = 24 * 3_600_000
+# The bits of a batch are those of a Java long.
+BITS_MASK = (1 << 64) - 1
+
+_Int = Annotated[int, msgspec.Meta(ge=-INT_MAX - 1, le=INT_MAX)]
+_Long = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
+
+
+class LastBatch(
+    Body,
+    rename={
+        "attempt_id": "a",
+        "acked_bits": "cm",
+        "invisible_time_ms": "i",
+        "consumed_ms": "l",
+        "distances": "o",
+        "counts": "oc",
+        "next_visible_ms": "ot",
+        "pop_time_ms": "popTime",
+    },
+):
+    """The batch of a queue that a group was given last.
+
+    `distances`: the first offset, then how far the others lie behind it; `acked_bits`: bit i for the i-th of them;
+    `counts`: how often a message came before, where it did; `next_visible_ms`: of messages whose time was changed.
+    """
+
+    attempt_id: str | None = None
+    acked_bits: _Long = 0
+    invisible_time_ms: _Long | None = None
+    consumed_ms: _Long = 0
+    distances: list[_Long] | None = None
+    counts: dict[_Long, _Int] | None = None
+    next_visible_ms: dict[_Long, _Long] | None = None
+    pop_time_ms: _Long = 0
+
+    def offsets(self) -> list[int]:
+        """Return the queue offsets."""
+        if not self.distances:
+            return []
+        first = self.distances[0]
+        return [first, *(first + distance for distance in self.distances[1:])]
+
+    def blocked_until_ms(self, invisible_time_ms: int) -> int:
+        """Return the time from which the queue is free; 0 if no message holds it back.
+
+        `invisible_time_ms` stands in where the batch does not tell its own, as brokers before 5.0 left it.
+        """
+        held_ms = self.invisible_time_ms
+        if held_ms is None or held_ms <= 0:
+            held_ms = invisible_time_ms
+        changed, own_ms = self.next_visible_ms or {}, self.pop_time_ms + held_ms
+        return max((changed.get(offset, own_ms) for offset in self.unacknowledged()), default=0)
+
+    def unacknowledged(self) -> list[int]:
+        """Return the offsets that are not acknowledged."""
+        # A Java long's shift takes the number modulo 64.
+        return [offset for number, offset in enumerate(self.offsets()) if not self.acked_bits >> number % 64 & 1]
+
+    def next_offset(self) -> int:
+        """Return the first offset that is not acknowledged, or that behind the last; there must be one."""
+        left = self.unacknowledged()
+        return left[0] if left else self.offsets()[-1] + 1
+
+
+class OrderTable(Body):
+    """consumerOrderInfo.json: batches by "topic@group" and queue id."""
+
+    table: dict[str, dict[_Int, LastBatch]] = {}
+
+
+def encode_table(table: OrderTable) -> bytes:
+    """Return consumerOrderInfo.json, with numbers as bare keys and fields that are unknown left out."""
+    rows = b",".join(_row(key, queues) for key, queues in table.table.items())
+    return b'{"orderInfoCount":%d,"orderedConsumptionLevel":"QUEUE","table":{%b}}' % (len(table.table), rows)
+
+
+def _row(key: str, queues: dict[int, LastBatch]) -> bytes:
+    return bodies.encode(key) + b":{" + b",".join(b"%d:%b" % (q, _batch(b)) for q, b in queues.items()) + b"}"
+
+
+def _batch(batch: LastBatch) -> bytes:
+    fields = []
+    for field in msgspec.structs.fields(LastBatch):
+        value = getattr(batch, field.name)
+        if value is not None:
+            text = java_json.encode_number_keys(value) if isinstance(value, dict) else bodies.encode(value)
+            fields.append(b'"%b":%b' % (field.encode_name.encode(), text))
+    return b"{" + b",".join(fields) + b"}"
+
+
+class OrderedPops:
+    """The last batches of all groups. Times are in ms of the wall clock and handed in."""
+
+    def __init__(self, file: JsonFile[OrderTable]) -> None:
+        self._file = file
+        self._changes = self._saved = 0
+        self.table: dict[str, dict[int, LastBatch]] = (file.load() or OrderTable()).table
+
+    def blocked_until_ms(
+        self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time_ms: int
+    ) -> int:
+        """Return until when the queue is held back from the group; a time that is over for one that is free.
+
+        The attempt that got the last batch gets it again (its connection may have broken before it arrived).
+        """
+        queues = self.table.get(f"{topic}@{group}")
+        batch = None if queues is None else queues.get(queue_id)
+        if batch is None or not batch.distances or (attempt_id is not None and batch.attempt_id == attempt_id):
+            return 0
+        return batch.blocked_until_ms(invisible_time_ms)
+
+    def given(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offsets: Sequence[int],
+        *,
+        attempt_id: str | None,
+        pop_time_ms: int,
+        invisible_time_ms: int,
+    ) -> list[str]:
+        """Note a batch that is given out; return its items of the reply's order counts."""
+        queues = self.table.setdefault(f"{topic}@{group}", {})
+        before = queues.get(queue_id)
+        counts: dict[int, int] | None = None
+        if before is not None:
+            known = before.counts or {}
+            if before.attempt_id is not None and before.attempt_id == attempt_id:
+                counts = known
+            else:
+                seen = set(before.offsets())
+                counts = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in seen}
+        first = offsets[0]
+        queues[queue_id] = LastBatch(
+            attempt_id=attempt_id,
+            invisible_time_ms=invisible_time_ms,
+            consumed_ms=pop_time_ms,
+            distances=[first, *(offset - first for offset in offsets[1:])],
+            counts=counts,
+            pop_time_ms=pop_time_ms,
+        )
+        self._changes += 1
+        flag = retry_topics.retry_flag(topic)
+        counts = counts or {}
+        items = [pop_info.message_order_count_item(flag, queue_id, o, n) for o, n in sorted(counts.items())]
+        least = min(counts.values(), default=0) if len(counts) == len(offsets) else 0
+        return [*items, pop_info.order_count_item(flag, queue_id, least)]
+
+    def acknowledge(self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int) -> int | None:
+        """Return the offset to be committed once a message is acknowledged; None if it changes nothing any more.
+
+        Raises KeyError for an offset that was not given out.
+        """
+        queues = self.table.get(f"{topic}@{group}")
+        batch = None if queues is None else queues.get(queue_id)
+        if batch is None:
+            return offset + 1
+        if not batch.distances:
+            raise KeyError(offset)
+        if pop_time_ms != batch.pop_time_ms:
+            return None
+        try:
+            number = batch.offsets().index(offset)
+        except ValueError:
+            raise KeyError(offset) from None
+        bits = batch.acked_bits & BITS_MASK | 1 << number % 64
+        batch.acked_bits = bits - (1 << 64) if bits >> 63 else bits
+        self._changes += 1
+        return batch.next_offset()
+
+    def has_batch(self, topic: str, group: str, queue_id: int) -> bool:
+        """Tell whether a last batch of a queue is known."""
+        return queue_id in self.table.get(f"{topic}@{group}", {})
+
+    def change_next_visible(
+        self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int, next_visible_ms: int
+    ) -> None:
+        """Let a message of the last batch be visible again at another time; one of an older batch is left alone."""
+        batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
+        if batch is not None and batch.pop_time_ms == pop_time_ms:
+            if batch.next_visible_ms is None:
+                batch.next_visible_ms = {}
+            if offset in batch.offsets():
+                batch.next_visible_ms[offset] = next_visible_ms
+                self._changes += 1
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """Return how many messages of the last batch are not acknowledged."""
+        batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
+        return 0 if batch is None else len(batch.unacknowledged())
+
+    # -- forgetting -----------------------------------------------------------------------------------------------
+
+    def forget(self, topic: str, group: str, queue_id: int) -> None:
+        """Let a queue be free."""
+        if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
+            self._changes += 1
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic's queues."""
+        self._delete(key for key in self.table if key.rpartition("@")[0] == topic)
+
+    def delete_group(self, group: str) -> None:
+        """Forget a group's queues."""
+        self._delete(key for key in self.table if key.rpartition("@")[2] == group)
+
+    def _delete(self, keys: Iterator[str]) -> None:
+        for key in list(keys):
+            del self.table[key]
+            self._changes += 1
+
+    def clean(self, read_queues: Callable[[str], int], has_group: Callable[[str], bool], now_ms: int) -> None:
+        """Forget what no topic, queue or group is there for, and what was not popped for a day.
+
+        `read_queues`: how many queues of a topic are read, 0 of one that is not there.
+        """
+        for key, queues in list(self.table.items()):
+            topic, _, group = key.rpartition("@")
+            count = read_queues(topic) if has_group(group) else 0
+            for queue_id, batch in list(queues.items()):
+                if queue_id >= count or now_ms - batch.consumed_ms > KEPT_MS:
+                    del queues[queue_id]
+                    self._changes += 1
+            if not queues:
+                del self.table[key]
+                self._changes += 1
+
+    def blocked(self) -> Iterator[tuple[str, str, int]]:
+        """Give topic, group and queue of every last batch."""
+        for key, queues in self.table.items():
+            topic, _, group = key.rpartition("@")
+            for queue_id in queues:
+                yield topic, group, queue_id
+
+    def save(self) -> None:
+        """Write consumerOrderInfo.json if something changed since. Raises StoreError."""
+        if self._changes != self._saved:
+            changes = self._changes
+            self._file.save(OrderTable(table=self.table))
+            self._saved = changes

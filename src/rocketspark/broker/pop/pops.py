@@ -1,0 +1,115 @@
+"""The parts of pops together: what is in flight, what is held back in order, who waits. Wiring and forgetting only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.parts import Tables
+from rocketspark.broker.pop.block_ends import BlockEnds
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.ordered import OrderedPops
+from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.protocol import retry_topics
+from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+
+
+class Pops:
+    """What handlers know of pops. `waiting`: pops that wait; `notified`: those who wait to hear of messages."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        tables: Tables,
+        arrivals: LongPolling,
+        in_flight: InFlightMessages,
+        ordered: OrderedPops,
+    ) -> None:
+        self._settings = settings
+        self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        self.in_flight = in_flight
+        self.ordered = ordered
+        self.waiting = self._waiting(arrivals)
+        self.notified = self._waiting(arrivals, newest_first=True)
+        self.block_ends = BlockEnds(ordered, self.wake, enabled=lambda: settings.wake_after_order_block)
+
+    def _waiting(self, arrivals: LongPolling, *, newest_first: bool = False) -> WaitingPops:
+        s = self._settings
+        return WaitingPops(
+            arrivals,
+            self._retry_topics,
+            of_queue_max=lambda: s.pop_waiting_of_queue_max,
+            all_max=lambda: s.pop_waiting_max,
+            of_owner_max=lambda: s.held_pulls_of_connection_max,
+            newest_first=newest_first,
+        )
+
+    @staticmethod
+    def _retry_topics(topic: str, group: str) -> Iterable[str]:
+        return [retry_topics.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """Return how many messages of a queue a group has and has not acknowledged."""
+        return self.in_flight.count(topic, group, queue_id) + self.ordered.count(topic, group, queue_id)
+
+    def wake(self, topic: str, group: str, queue_id: int) -> None:
+        """Let those try again who wait for a queue."""
+        self.waiting.wake(topic, group, queue_id)
+        self.notified.wake(topic, group, queue_id)
+
+    def drop_owner(self, peer: object) -> None:
+        """Forget what is held for a connection that ended."""
+        self.waiting.drop_owner(peer)
+        self.notified.drop_owner(peer)
+
+    def answer_all(self) -> None:
+        """Answer all who wait, with nothing if there is nothing."""
+        self.waiting.answer_all()
+        self.notified.answer_all()
+
+    def close(self) -> None:
+        """Answer all who wait, for good."""
+        self.block_ends.close()
+        self.waiting.closed = self.notified.closed = True
+        self.answer_all()
+
+    # -- forgetting -----------------------------------------------------------------------------------------------
+
+    def reset(self, topic: str, group: str, queue_id: int) -> None:
+        """Begin anew where an offset was set by hand."""
+        self.ordered.forget(topic, group, queue_id)
+        self.in_flight.forget(topic, group, queue_id)
+        self.wake(topic, group, queue_id if queue_id >= 0 else ALL_QUEUES)
+
+    def retry_topics_of(self, topic: str) -> list[str]:
+        """Return the retry topics that hold messages of a topic, for any group."""
+        names = (name for group in self._offsets.groups_of(topic) for name in self._retry_topics(topic, group))
+        return [name for name in names if name in self._topics.table]
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic that is deleted; called before its offsets are."""
+        for group in self._offsets.groups_of(topic):
+            for queue_id in self._offsets.of(group, topic):
+                self.in_flight.forget(topic, group, queue_id)
+            self.wake(topic, group, ALL_QUEUES)
+        self.ordered.delete_topic(topic)
+
+    def delete_group(self, group: str) -> None:
+        """Forget a group that is deleted; called before its offsets are."""
+        for topic in self._offsets.topics_of(group):
+            for queue_id in self._offsets.of(group, topic):
+                self.in_flight.forget(topic, group, queue_id)
+            self.wake(topic, group, ALL_QUEUES)
+        self.ordered.delete_group(group)
+
+    def _read_queues(self, topic: str) -> int:
+        config = self._topics.table.get(topic)
+        return 0 if config is None else config.read_queue_nums
+
+    def save(self) -> None:
+        """Write what is held back in order, without what is too old. Raises StoreError."""
+        if self.ordered.table:
+            self.ordered.clean(self._read_queues, self._groups.table.__contains__, now_ms())
+        self.ordered.save()

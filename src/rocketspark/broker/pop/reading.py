@@ -1,0 +1,352 @@
+"""Reading for one pop, over a topic's queues and the group's retries. Rule: what is read is noted before it leaves.
+
+Order (PopMessageProcessor, 5.5.0): by chance the retry topic first or last; the queues of the topic one after another,
+beginning anywhere. Each queue is read from where the group's last pop ended, and what was read of it goes into the
+texts of the reply. It runs in one turn of the loop, so that no two pops of a group are at a queue at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import randrange
+from time import perf_counter
+
+from rocketspark.broker.parts import Tables
+from rocketspark.broker.pop.block_ends import BlockEnds
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.ordered import OrderedPops
+from rocketspark.broker.pop.pop_filter import PopFilter
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.stats import Stats
+from rocketspark.errors import ServerError, StoreError
+from rocketspark.protocol import pop_info, retry_topics
+from rocketspark.protocol.headers import PopHeader
+from rocketspark.protocol.headers.pop import INIT_MIN
+from rocketspark.protocol.message import properties, record, record_layout
+from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle
+from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+from rocketspark.store.get_message import GetMessageResult, GetStatus
+from rocketspark.store.store import Store
+
+_QUEUE_OFFSET = record_layout.only("size", "queue_offset")
+# The queue was read from an offset that is not there: it goes on from the one that the read tells.
+_MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_TOO_BIG, GetStatus.REMOVED)
+
+
+class Found:
+    """What one pop found. `rest`: messages left, as far as it looked; `cut`: a filter has not looked at all yet."""
+
+    __slots__ = (
+        "bytes",
+        "count",
+        "cut",
+        "orders",
+        "pop_time_ms",
+        "records",
+        "rest",
+        "revive_queue_id",
+        "starts",
+        "texts",
+    )
+
+    def __init__(self, pop_time_ms: int) -> None:
+        self.pop_time_ms = pop_time_ms
+        self.revive_queue_id = -1
+        self.records: list[bytes | memoryview] = []
+        self.count = self.bytes = self.rest = 0
+        self.cut = False
+        self.starts: list[str] = []
+        self.texts: list[str] = []
+        self.orders: list[str] = []
+
+
+class PopReading:
+    """Reads for pops."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        tables: Tables,
+        pops: InFlightMessages,
+        ordered: OrderedPops,
+        block_ends: BlockEnds,
+        stats: Stats,
+        *,
+        memory_bytes: int,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._batch_topics = store.consume_queues.batch_topics
+        self._topics = tables.topics
+        self._offsets = tables.offsets
+        self._pops = pops
+        self._ordered = ordered
+        self._block_ends = block_ends
+        self._stats = stats
+        self._memory_bytes = memory_bytes
+
+    def read(self, h: PopHeader, wanted: PopFilter, address: str, now_ms: int) -> Found:
+        """Take messages for a request, at most as many as it asks for. Raises ServerError if none can be noted."""
+        found = Found(now_ms)
+        try:
+            self._read_all(found, h, wanted, address)
+        except (ServerError, StoreError):
+            # What was noted leaves; the rest tells the next pop why it stays.
+            if not found.count:
+                raise
+        return found
+
+    def _read_all(self, found: Found, h: PopHeader, wanted: PopFilter, address: str) -> None:
+        s = self._settings
+        if wanted.accepts is not None:
+            wanted.accepts.begin()
+        if f"{h.topic}@{h.group}" not in self._offsets.table:
+            self._offsets.admit(h.group, h.topic, address)
+        chance = randrange(100)
+        retries = [] if h.order else self._retry_topics(h.topic, h.group, chance)
+        retries_first = chance < s.pop_retry_percent
+        if retries_first and retries:
+            self._read_retries(found, h, wanted, retries[0])
+        config = self._topics.get(h.topic)
+        count = config.read_queue_nums if config is not None else 0
+        if h.queue_id >= 0:
+            self._read_queue(found, h, wanted, h.topic, h.queue_id)
+        else:
+            queues = [(count - 1 - number + chance) % count for number in range(count)]
+            for number, queue_id in enumerate(queues):
+                if found.count >= h.count_max and not h.order:
+                    found.rest += self._left(h, queues[number:])
+                    break
+                self._read_queue(found, h, wanted, h.topic, queue_id)
+        if not retries_first and retries and found.count < h.count_max:
+            self._read_retries(found, h, wanted, retries[0])
+        if not found.count:
+            # RocketMQ leaves the other form of retry topics for a later pop: nobody may come for long.
+            for topic in retries[1:]:
+                self._read_retries(found, h, wanted, topic)
+
+    def _left(self, h: PopHeader, queues: list[int]) -> int:
+        """Return how many messages of the topic's other queues there are to be popped: 2 us a queue."""
+        topic, group, left = h.topic, h.group, 0
+        committed = self._offsets.table.get(f"{topic}@{group}", {})
+        queue_range, handed_out = self._store.queue_range, self._pops.next_offset
+        for queue_id in queues:
+            high = queue_range(topic, queue_id)[1]
+            offset = committed.get(queue_id)
+            if offset is None:
+                offset = self._first_offset(topic, queue_id, h.init_mode)
+            left += max(high - max(offset, handed_out(topic, group, queue_id) or 0), 0)
+        return left
+
+    def _retry_topics(self, topic: str, group: str, chance: int) -> list[str]:
+        """Return the retry topics to read, the one first that this pop prefers."""
+        s = self._settings
+        if not s.retry_topics_v2:
+            # Those of the second form are left from when the setting was another.
+            return [retry_topics.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
+        names = [retry_topics.retry_topic(topic, group, RETRY_V2)]
+        if s.retry_topics_v1_read:
+            names.insert(0 if chance % 2 == 0 else 1, retry_topics.retry_topic(topic, group, RETRY_V1))
+        return names
+
+    def _read_retries(self, found: Found, h: PopHeader, wanted: PopFilter, topic: str) -> None:
+        config = self._topics.table.get(topic)
+        if config is not None:
+            for queue_id in range(config.read_queue_nums):
+                self._read_queue(found, h, wanted, topic, queue_id)
+
+    def _read_queue(self, found: Found, h: PopHeader, wanted: PopFilter, topic: str, queue_id: int) -> None:
+        group, s = h.group, self._settings
+        high = self._store.queue_range(topic, queue_id)[1]
+        if s.pop_in_flight_limited and self._pops.count(topic, group, queue_id) > s.pop_in_flight_max:
+            offset = self.next_offset(topic, group, queue_id, h.init_mode)
+            found.rest += max(high - offset, 0)
+            return
+        offset = self._begin(topic, group, queue_id, h.init_mode)
+        if h.order:
+            until_ms = self._ordered.blocked_until_ms(topic, group, queue_id, h.attempt_id, h.invisible_time_ms)
+            if until_ms > found.pop_time_ms:
+                return
+        bytes_max = s.pull_bytes_max - found.bytes
+        if found.count >= h.count_max or bytes_max <= 0:
+            found.rest += max(high - offset, 0)
+            return
+        if offset == high:
+            return
+        offset, read = self._read_from(found, h, wanted, topic, queue_id, offset, bytes_max)
+        next_offset = read.next_offset
+        if read.count:
+            offsets: Sequence[int] = range(offset, read.next_offset)
+            if len(offsets) != read.count or topic.encode() in self._batch_topics:
+                offsets = list(_stored_offsets(read.records))
+                if found.count + read.count >= h.count_max and topic.encode() not in self._batch_topics:
+                    # What does not match behind the last is left to the next pop, as in RocketMQ.
+                    next_offset = offsets[-1] + 1
+            self._note(found, h, topic, queue_id, offset, offsets, next_offset)
+            self._add_records(found, h, topic, offset, read)
+        elif next_offset > offset:
+            self._pass_over(h, topic, queue_id, next_offset)
+        if wanted.accepts is not None and wanted.accepts.cut:
+            found.cut = True
+        found.rest += max(read.max_offset - next_offset, 0)
+
+    def _read_from(
+        self, found: Found, h: PopHeader, wanted: PopFilter, topic: str, queue_id: int, offset: int, bytes_max: int
+    ) -> tuple[int, GetMessageResult]:
+        """Read a queue; return from where it was, and what was read."""
+        count_max = h.count_max - found.count
+        began = perf_counter()
+        read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, wanted.accepts)
+        if read.status in _MOVED:
+            self._pops.forget(topic, h.group, queue_id)
+            self._offsets.commit(h.group, topic, queue_id, read.next_offset)
+            offset = read.next_offset
+            read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, wanted.accepts)
+        if read.count:
+            took_ms = (perf_counter() - began) * 1000
+            self._stats.pulled(h.group, topic, queue_id, read.count, read.size, took_ms)
+        else:
+            self._stats.missed()
+        return offset, read
+
+    def _note(
+        self,
+        found: Found,
+        h: PopHeader,
+        topic: str,
+        queue_id: int,
+        start: int,
+        offsets: Sequence[int],
+        next_offset: int,
+    ) -> None:
+        """Note what is given out, in the log or, for an ordered pop, in the table of these."""
+        if h.order:
+            found.revive_queue_id = ORDERED_REVIVE_QUEUE
+            found.orders += self._ordered.given(
+                topic,
+                h.group,
+                queue_id,
+                offsets,
+                attempt_id=h.attempt_id,
+                pop_time_ms=found.pop_time_ms,
+                invisible_time_ms=h.invisible_time_ms,
+            )
+            self._offsets.commit(h.group, topic, queue_id, start)
+            self._block_ends.look(topic, h.group, queue_id)
+        else:
+            if found.revive_queue_id < 0:
+                found.revive_queue_id = self._pops.next_revive_queue()
+            self._pops.record_pop(
+                topic,
+                h.group,
+                queue_id,
+                start,
+                offsets,
+                pop_time_ms=found.pop_time_ms,
+                invisible_time_ms=h.invisible_time_ms,
+                revive_queue_id=found.revive_queue_id,
+                next_offset=next_offset,
+            )
+        flag = retry_topics.retry_flag(topic)
+        found.starts.append(pop_info.start_offset_item(flag, queue_id, start))
+        found.texts.append(pop_info.message_offsets_item(flag, queue_id, offsets))
+
+    def _pass_over(self, h: PopHeader, topic: str, queue_id: int, next_offset: int) -> None:
+        if h.order:
+            self._offsets.commit(h.group, topic, queue_id, next_offset)
+        else:
+            self._pops.skip(topic, h.group, queue_id, next_offset)
+
+    # -- where to begin -------------------------------------------------------------------------------------------
+
+    def next_offset(self, topic: str, group: str, queue_id: int, init_mode: int = INIT_MIN) -> int:
+        """Return where the next pop of a queue begins; nothing changes by it."""
+        committed = self._offsets.get(group, topic, queue_id)
+        if committed is None:
+            committed = self._first_offset(topic, queue_id, init_mode)
+        handed_out = self._pops.next_offset(topic, group, queue_id)
+        return committed if handed_out is None else max(committed, handed_out)
+
+    def _begin(self, topic: str, group: str, queue_id: int, init_mode: int) -> int:
+        """Return where a pop begins: at an offset that was set by hand, or where the last ended."""
+        reset_to = self._offsets.take_reset(group, topic, queue_id)
+        if reset_to is not None:
+            self._ordered.forget(topic, group, queue_id)
+            self._pops.forget(topic, group, queue_id)
+            self._offsets.commit(group, topic, queue_id, reset_to)
+            return reset_to
+        offset = self.next_offset(topic, group, queue_id, init_mode)
+        if self._offsets.get(group, topic, queue_id) is None:
+            self._offsets.commit(group, topic, queue_id, offset)
+        return offset
+
+    def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
+        """Return where a group begins that is new to a queue (rule: getInitOffset, 5.5.0)."""
+        low, high = self._store.queue_range(topic, queue_id)
+        if init_mode == INIT_MIN or retry_topics.retry_flag(topic) != retry_topics.NORMAL:
+            return low
+        if self._settings.pop_init_by_memory and low <= 0 and high > 0 and self._is_in_memory(topic, queue_id, 0):
+            return 0
+        return max(high - 1, 0)
+
+    def _is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether a message is near enough to the log's end (rule: checkInMemByConsumeOffset, 5.x)."""
+        ((position, _, _),) = self._store.queue_units(topic, queue_id, offset, 1)
+        limit = self._memory_bytes * self._settings.memory_percent // 100
+        return self._store.written_position - position <= limit
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    def _add_records(self, found: Found, h: PopHeader, topic: str, start: int, read: GetMessageResult) -> None:
+        found.count += read.count
+        if topic == h.topic or self._settings.pop_actual_retry_topic:
+            found.records += read.records
+            found.bytes += read.size
+            return
+        for view in read.records:
+            for kept in record.decode_all(view, check_crc=False):
+                made = self._renamed(found, h, topic, start, kept)
+                found.records.append(made)
+                found.bytes += len(made)
+
+    def _renamed(self, found: Found, h: PopHeader, topic: str, start: int, kept: record.Record) -> bytes:
+        """Return the record of a retry as one of the topic, with its receipt handle."""
+        stored = kept.properties
+        if properties.find(stored, b"POP_CK") is None:
+            handle = ReceiptHandle(
+                start_offset=start,
+                pop_time_ms=found.pop_time_ms,
+                invisible_time_ms=h.invisible_time_ms,
+                revive_queue_id=found.revive_queue_id,
+                retry_flag=retry_topics.retry_flag(topic),
+                broker_name=self._settings.broker_name,
+                queue_id=kept.queue_id,
+                queue_offset=kept.queue_offset,
+            )
+            stored = properties.with_value(stored, b"POP_CK", handle.encode().encode())
+        return record.encode(
+            topic=h.topic.encode(),
+            queue_id=kept.queue_id,
+            queue_offset=kept.queue_offset,
+            position=kept.position,
+            body=kept.body,
+            properties=stored,
+            flag=kept.flag,
+            sys_flag=kept.sys_flag,
+            born_time_ms=kept.born_time_ms,
+            born_host=kept.born_host,
+            store_time_ms=kept.store_time_ms,
+            store_host=kept.store_host,
+            reconsume_times=kept.reconsume_times,
+            prepared_position=kept.prepared_position,
+        )
+
+
+def _stored_offsets(views: list[memoryview]) -> Iterator[int]:
+    for view in views:
+        at = 0
+        while at < len(view):
+            size, offset = _QUEUE_OFFSET.unpack_from(view, at)
+            yield offset
+            at += size

@@ -1,0 +1,139 @@
+"""What is in flight when a broker begins to serve pops, read from the log.
+
+Rule: a check point is in flight if it waits in the timer wheel or lies in a revive queue where that is not done; its
+acknowledgements are in the same places. After a kill the offsets of groups follow the check points that are newer than
+consumerOffset.json, so that nothing is given out twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.pop.check_points import CheckPoint
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.revive import Revive, records_of
+from rocketspark.errors import ProtocolError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import whole_number
+from rocketspark.protocol.json import pop_records
+from rocketspark.protocol.json.pop_records import AckRecord, CheckPointKey, CheckPointRecord
+from rocketspark.protocol.message import properties
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.store import Store
+
+log = LimitedLog("rocketspark.broker")
+
+# How much older than its file's time the content of consumerOffset.json may be.
+OFFSETS_AGE_MS = 10_000
+
+
+class Rebuild:
+    """Finds what is in flight; `run` once after the timer messages and the revive queues begin."""
+
+    def __init__(
+        self, store: Store, timers: TimerMessages, in_flight: InFlightMessages, revive: Revive, broker_name: str
+    ) -> None:
+        self._store = store
+        self._timers = timers
+        self._in_flight = in_flight
+        self._revive = revive
+        self._broker_name = broker_name
+        self._acks: list[tuple[AckRecord, int]] = []
+
+    def run(self) -> None:
+        """Fill the check points."""
+        points = self._in_flight.check_points
+        points.clear()
+        self._read_revive_queues()
+        for stored, pairs in self._timers.waiting(self._in_flight.topic):
+            found = self._decoded(stored)
+            if isinstance(found, AckRecord):
+                self._acks.append((found, stored.position))
+            elif found is not None and not points.was_done(found):
+                known = points.get(found.key)
+                if known is None:
+                    queue_id = whole_number(pairs.get(b"REAL_QID")) or 0
+                    self._revive.read_too(queue_id)
+                    points.add(CheckPoint(found, queue_id, stored.position))
+                elif known.position < 0:
+                    known.position = stored.position
+        for ack, position in self._acks:
+            point = points.get(ack.key)
+            if point is not None:
+                bits = point.bits_of(ack.offsets)
+                points.acknowledge(point, bits)
+                points.stored_acks(point, bits, position if position not in point.ack_positions else -1)
+        self._acks.clear()
+        if len(points):
+            log.info("%d pops are not acknowledged wholly", len(points))
+
+    def _read_revive_queues(self) -> None:
+        """Take the check points of each revive queue that are not done, and note the acknowledgements of all."""
+        points, topic = self._in_flight.check_points, self._in_flight.topic
+        for queue in self._revive.queues.values():
+            # What slots that are not done may have put there before a kill.
+            since = self._store.offset_at_time(topic, queue.queue_id, self._timers.read_ms) if queue.read else 0
+            for offset, stored in records_of(self._store, topic, queue.queue_id, min(since, queue.read)):
+                found = self._decoded(stored)
+                if isinstance(found, AckRecord):
+                    self._acks.append((found, -1))
+                elif found is not None and offset < queue.read:
+                    points.note_past(found)
+        for queue_id in self._revive.queues:
+            self._revive.read_all(queue_id)
+
+    def _decoded(self, stored: Record) -> CheckPointRecord | AckRecord | None:
+        """Return what a record notes; None if it cannot be read, which is told where it is due."""
+        tag = properties.find(stored.properties, b"TAGS")
+        try:
+            if tag == pop_records.CHECK_POINT_TAG:
+                return pop_records.decode_check_point(stored.body, self._broker_name)
+            if tag in (pop_records.ACK_TAG, pop_records.BATCH_ACK_TAG):
+                is_batch = tag == pop_records.BATCH_ACK_TAG
+                return pop_records.decode_ack(stored.body, self._broker_name, is_batch=is_batch)
+        except ProtocolError:
+            pass
+        return None
+
+    # -- offsets --------------------------------------------------------------------------------------------------
+
+    def offsets(self, consumer_offsets: ConsumerOffsets, saved_ms: int) -> None:
+        """Let the committed offsets follow the check points that are newer than the saved ones."""
+        furthest: dict[tuple[str, str, int], int] = {}
+        for found in self._newer(saved_ms - OFFSETS_AGE_MS):
+            key: CheckPointKey = found.key
+            if not found.re_puts and found.offsets:
+                queue = key.topic, key.group, key.queue_id
+                furthest[queue] = max(furthest.get(queue, 0), found.offsets[-1] + 1)
+        for (topic, group, queue_id), offset in furthest.items():
+            # Not beyond what there is: a check point may be of a topic that was made anew.
+            offset = min(offset, self._store.stored_range(topic, queue_id)[1])
+            committed = consumer_offsets.get(group, topic, queue_id)
+            if (committed is None or committed < offset) and not consumer_offsets.is_reset(group, topic, queue_id):
+                consumer_offsets.commit(group, topic, queue_id, offset)
+
+    def _newer(self, since_ms: int) -> Iterator[CheckPointRecord]:
+        topic = self._in_flight.topic
+        for stored, _ in self._timers.sent_for(topic, self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)):
+            found = self._decoded(stored)
+            if isinstance(found, CheckPointRecord):
+                yield found
+        # Those whose time was over at once never were in the wheel.
+        for queue_id in self._revive.queues:
+            start = self._store.offset_at_time(topic, queue_id, since_ms)
+            for _, stored in records_of(self._store, topic, queue_id, start):
+                found = self._decoded(stored)
+                if isinstance(found, CheckPointRecord) and found.key.pop_time_ms >= since_ms:
+                    yield found
+
+
+def saved_ms(path: str) -> int:
+    """Return when a file was written last; 0 if there is none."""
+    try:
+        return int(os.stat(path).st_mtime * 1000)
+    except OSError:
+        return 0

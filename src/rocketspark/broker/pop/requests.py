@@ -1,0 +1,150 @@
+"""What requests about pops are checked for. Rule: the same codes and remarks as RocketMQ 5.5.0, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rocketspark.broker.parts import Tables
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ProtocolError, ServerError
+from rocketspark.model.route import PERM_READ
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import Header, PopHeader, Request
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer
+from rocketspark.transport.request_frames import reply
+
+# RocketMQ's limit of one pop.
+COUNT_MAX = 32
+
+
+# The remark of RocketMQ's replies that set none.
+NO_REMARK = "not set any response code"
+
+
+def refusing(request: Request[Any], header: Header, answer: Callable[[], Answer]) -> Answer:
+    """Return an answer, or the refusal with the header of a reply: its numbers are 0 then, as in RocketMQ."""
+    try:
+        return answer()
+    except ServerError as e:
+        return reply(request.opaque, e.code, header, remark=e.remark)
+
+
+class PopChecks:
+    """Checks requests; each method raises ServerError."""
+
+    def __init__(self, settings: BrokerSettings, tables: Tables, pops: InFlightMessages) -> None:
+        self._settings = settings
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._pops = pops
+
+    def check_pop(self, peer: Peer, h: PopHeader) -> TopicConfig:
+        """Check a pop; return its topic's settings."""
+        s = self._settings
+        if not s.broker_permission & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] pop message is forbidden")
+        if h.count_max > COUNT_MAX:
+            remark = f"the broker[{s.host}] pop message's num is greater than {COUNT_MAX}"
+            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
+        # RocketMQ holds a request for no message, and ends with an exception for fewer.
+        if h.count_max < 1:
+            remark = f"the broker[{s.host}] pop message's num is less than 1"
+            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
+        self.check_invisible_time(h.invisible_time_ms)
+        if not s.timers_enabled:
+            remark = f"the broker[{s.host}] pop message is forbidden because timerWheelEnable is false"
+            raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
+        config = self.check_queue(peer, h.topic, h.queue_id)
+        self.check_group(peer, h.group, h.topic)
+        return config
+
+    def check_invisible_time(self, invisible_time_ms: int) -> None:
+        """Refuse a time that the timer wheel cannot keep; RocketMQ finds no message for one."""
+        most_ms = self._settings.timer_delay_max_s * 1000
+        if not 0 <= invisible_time_ms <= most_ms:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"the invisible time of {invisible_time_ms} ms is not from 0 to {most_ms} (timerMaxDelaySec)",
+            )
+
+    def check_readable(self) -> None:
+        """Refuse everything if the broker is not to be read."""
+        s = self._settings
+        if not s.broker_permission & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] peeking message is forbidden")
+
+    def check_queue(self, peer: Peer, topic: str, queue_id: int) -> TopicConfig:
+        """Check a topic that is to be read; a queue below 0 stands for all. Return the topic's settings."""
+        config = self._topic(topic)
+        if not config.perm & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
+        if queue_id >= config.read_queue_nums:
+            raise self._illegal_queue(peer, config, queue_id, ResponseCode.INVALID_PARAMETER)
+        return config
+
+    def _topic(self, topic: str) -> TopicConfig:
+        config = self._topics.get(topic)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        return config
+
+    @staticmethod
+    def _illegal_queue(peer: Peer, config: TopicConfig, queue_id: int, code: int) -> ServerError:
+        return ServerError(
+            code,
+            f"queueId[{queue_id}] is illegal, topic:[{config.topic_name}] topicConfig.readQueueNums:"
+            f"[{config.read_queue_nums}] consumer:[/{peer.address}]",
+        )
+
+    def check_group(self, peer: Peer, name: str, topic: str) -> None:
+        """Check that a group may read a topic."""
+        group = self._groups.get(name, by=peer.address)
+        if group is None:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+        if not group.consume_enable:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+        if self._groups.forbidden and not self._groups.readable(name, topic):
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] is forbidden for topic[{topic}]")
+
+    def check_again(self, topic: str, group: str) -> None:
+        """Check what may have changed while a request waited; nothing is made by it."""
+        config, known = self._topics.table.get(topic), self._groups.table.get(group)
+        if config is None:
+            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        if known is None:
+            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        if not known.consume_enable:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+        if not config.perm & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
+
+    def check_popped(self, peer: Peer, topic: str, queue_id: int, lite_topic: str | None) -> None:
+        """Check what a message is said to have been popped from."""
+        config = self._topic(topic)
+        if not 0 <= queue_id < config.read_queue_nums:
+            raise self._illegal_queue(peer, config, queue_id, ResponseCode.MESSAGE_ILLEGAL)
+        if lite_topic and lite_topic.strip():
+            raise ServerError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "lite topics are not supported")
+        self.check_master()
+
+    def check_master(self) -> None:
+        """Refuse what has to be noted where nothing can be."""
+        if not self._pops.serving:
+            remark = "this broker is no master: nothing is popped or acknowledged here"
+            raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+
+    @staticmethod
+    def handle(text: str) -> ReceiptHandle:
+        """Return a receipt handle; one of seven fields, of clients that leave the offset out, is read too."""
+        if text.count(" ") == 6:
+            text += " -1"
+        try:
+            return ReceiptHandle.decode(text)
+        except ProtocolError as e:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"{e}: {shown(text)!r}"[:400]) from e

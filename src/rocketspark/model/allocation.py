@@ -1,0 +1,57 @@
+"""How a topic's queues are shared out among a group's members. Pure: clients and brokers compute the same.
+
+Rule: results of RocketMQ's AllocateMessageQueue… strategies and of QueryAssignmentProcessor, 5.x. All take sorted
+lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rocketspark.model.queue import MessageQueue
+
+# (client id, the topic's queues, client ids of all members) -> the client's share.
+Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
+# The id of a queue that stands for all queues of its broker.
+ALL_QUEUES = -1
+
+
+def average(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
+    """Return neighbouring queues; the first members get one more if it does not come out even."""
+    if client_id not in members:
+        return []
+    place = members.index(client_id)
+    share, more = divmod(len(queues), len(members))
+    start = place * share + min(place, more)
+    return list(queues[start : start + share + (place < more)])
+
+
+def average_by_circle(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
+    """Deal the queues out in turn, like cards."""
+    if client_id not in members:
+        return []
+    return list(queues[members.index(client_id) :: len(members)])
+
+
+# By the names in requests.
+BROKER_STRATEGIES: dict[str, Strategy] = {"AVG": average, "AVG_BY_CIRCLE": average_by_circle}
+
+
+def pop_share(
+    strategy: Strategy, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], share_count: int
+) -> list[MessageQueue]:
+    """Return the queues that a member pops, each once: its own share and those of the `share_count` members after it.
+
+    `share_count` 0 or less, or as many as there are others to share with: all queues of every broker, as one queue -1
+    each. More members than queues: one queue each.
+    """
+    if share_count <= 0 or share_count >= len(members) - 1:
+        names = dict.fromkeys((q.topic, q.broker_name) for q in queues)
+        return [MessageQueue(topic, name, ALL_QUEUES) for topic, name in names]
+    if client_id not in members:
+        return []
+    place = members.index(client_id)
+    if len(members) > len(queues):
+        return [queues[place % len(queues)]]
+    sharers = [members[(place + step) % len(members)] for step in range(share_count + 1)]
+    return list(dict.fromkeys(queue for member in sharers for queue in strategy(member, queues, members)))

@@ -1,0 +1,178 @@
+"""Consumers that pop, as the others: signed over TLS, in a namespace, with hooks and traces, through the facade."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.patience import LIMIT_S
+
+from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.client.consumer.pop.popper import PopSettings
+from rocketspark.client.hooks import Consuming, Hooks
+from rocketspark.errors import RocketSparkError
+from rocketspark.testing.cluster import run_cluster
+from rocketspark.testing.process import run_server_process
+
+
+class Seen(Hooks):
+    """Counts calls of the listener and requests, by code."""
+
+    def __init__(self) -> None:
+        self.consumed: list[tuple[str, bool]] = []
+        self.requests: list[int] = []
+
+    def after_consume(self, consuming: Consuming) -> None:
+        self.consumed += [(m.topic, consuming.success) for m in consuming.messages]
+
+    def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
+        self.requests.append(code)
+
+
+def receive(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    end = time.monotonic() + LIMIT_S
+    while len(found) < count:
+        assert time.monotonic() < end
+        found += consumer.receive(timeout_ms=2000)
+    return found
+
+
+def test_signed_in_a_namespace_with_hooks_and_traces() -> None:
+    with run_cluster(secure=True) as cluster:
+        options: dict[str, Any] = cluster.client_options | {"namespace": "NS"}
+        with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+            operations.create_topic("NS%t", queue_count=2)
+            operations.create_topic("traces", queue_count=1)
+            operations.put_group("NS%push")
+            operations.set_request_mode("NS%t", "NS%push", "POP")
+        seen, got, arrived = Seen(), [], threading.Event()
+
+        def listener(messages: list[ReceivedMessage]) -> None:
+            got.extend(messages)
+            if len(got) == 20:
+                arrived.set()
+
+        pusher = PushConsumer(
+            cluster.namesrv,
+            "push",
+            consume_from="first",
+            pop=True,
+            batch_max=4,
+            trace="traces",
+            hooks=[seen],
+            **options,
+        )
+        pusher.subscribe("t")
+        pusher.listen(listener)
+        with (
+            Producer(cluster.namesrv, "p", **options) as producer,
+            SimpleConsumer(cluster.namesrv, "simple", consume_from="first", **options) as simple,
+            pusher,
+        ):
+            simple.subscribe("t")
+            for i in range(20):
+                producer.send("t", b"%d" % i)
+            found = receive(simple, 20)
+            simple.ack(found)
+            assert {m.topic for m in found} == {"t"}
+            assert {m.receipt_handle is None for m in found} == {False}
+            assert arrived.wait(LIMIT_S)
+            assert [(q.topic, q.queue_id) for q in pusher.queues() if q.queue_id < 0] == [("t", -1)]
+        assert sorted(m.body for m in got) == sorted(b"%d" % i for i in range(20))
+        assert sorted(seen.consumed) == [("t", True)] * 20
+        # Assigned, popped, acknowledged.
+        assert {400, 200050}.issubset(seen.requests)
+        assert {200051, 200151} & set(seen.requests)
+        with PullConsumer(
+            cluster.namesrv, "look", consume_from="first", auto_commit=False, **cluster.client_options
+        ) as look:
+            look.assign(look.queues("traces"))
+            text = b"".join(m.body for m in look.poll(LIMIT_S * 1000))
+            assert b"SubBefore" in text
+        # A stranger's receive says why at once.
+        keys = {"access_key": "rocketspark", "secret_key": "wrong"}
+        with SimpleConsumer(cluster.namesrv, "simple", **options | keys) as stranger:
+            stranger.subscribe("t")
+            began_s = time.monotonic()
+            with pytest.raises(RocketSparkError, match=r"signature|User"):
+                stranger.receive(timeout_ms=LIMIT_S * 1000)
+            assert time.monotonic() - began_s < LIMIT_S / 2
+
+
+def test_the_mode_that_an_operator_sets_is_seen_at_once_and_in_the_running_info() -> None:
+    with run_cluster() as cluster, SyncOperations(cluster.namesrv) as operations:
+        operations.create_topic("t", queue_count=3)
+        operations.put_group("g")
+        consumer = PushConsumer(cluster.namesrv, "g", consume_from="first", pop=True)
+        consumer.subscribe("t")
+        consumer.listen(print)
+        with consumer:
+
+            def ids() -> list[int]:
+                return [q.queue_id for q in consumer.queues() if q.topic == "t"]
+
+            assert ids() == [0, 1, 2]
+            for mode, expected in (("POP", [-1]), ("PULL", [0, 1, 2]), ("POP", [-1])):
+                operations.set_request_mode("t", "g", mode)
+                end = time.monotonic() + LIMIT_S
+                # Long before the next rebalance, which is 20 s away.
+                while ids() != expected:
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+            status = consumer._core._instance.asked.consumers["g"]
+            info = status.running_info(stacks=False)
+            assert b'"mqPopTable":{{"brokerName":"broker-a","queueId":-1,"topic":"t"}:{"droped":false' in info
+
+
+def test_consumers_go_on_after_the_broker_was_killed(tmp_path: Path) -> None:
+    with run_server_process(tmp_path / "store") as server:
+        with SyncOperations(server.namesrv) as operations:
+            operations.create_topic("t", queue_count=4)
+            operations.put_group("push")
+            operations.set_request_mode("t", "push", "POP")
+        got: set[bytes] = set()
+        some = threading.Event()
+
+        def listener(message: ReceivedMessage) -> None:
+            got.add(message.body)
+            if len(got) >= 50:
+                some.set()
+            time.sleep(0.002)
+
+        how = PopSettings(invisible_ms=2000)
+        pusher = PushConsumer(server.namesrv, "push", consume_from="first", pop=True, pop_settings=how, threads=4)
+        pusher.subscribe("t")
+        pusher.listen(listener)
+        with (
+            SimpleConsumer(server.namesrv, "simple", consume_from="first", invisible_ms=2000) as simple,
+            Producer(server.namesrv, "p") as producer,
+        ):
+            simple.subscribe("t")
+            for i in range(300):
+                producer.send("t", b"%d" % i)
+            with pusher:
+                assert some.wait(LIMIT_S)
+                acked = receive(simple, 32)[:32]
+                simple.ack(acked)
+                server.kill()
+                with pytest.raises(RocketSparkError):
+                    simple.receive(timeout_ms=500)
+                server.restart()
+                end = time.monotonic() + LIMIT_S
+                while len(got) < 300:
+                    assert time.monotonic() < end, len(got)
+                    time.sleep(0.02)
+            bodies = {m.body for m in acked}
+            while len(bodies) < 300:
+                assert time.monotonic() < end, len(bodies)
+                try:
+                    more = simple.receive(timeout_ms=2000)
+                    simple.ack(more)
+                except RocketSparkError:
+                    continue
+                bodies |= {m.body for m in more}

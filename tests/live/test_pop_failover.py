@@ -1,0 +1,11 @@
+"""Messages in flight where the master is killed and its slave takes over: two brokers of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.java.pop_failover import popped_messages_survive
+
+
+def test_what_was_popped_comes_again_from_the_new_master(tmp_path: Path) -> None:
+    popped_messages_survive(tmp_path, "PP")

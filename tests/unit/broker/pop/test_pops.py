@@ -1,0 +1,457 @@
+"""Pops in the store by a clock set by hand: acknowledged, changed, delivered again, stopped, killed."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.pop import rig as rig_module
+from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig, clock_of
+
+from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.pop.lifecycle import check_store
+from rocketspark.errors import ConfigError, ServerError
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.store.timers.timer_files import TimerFiles
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return clock_of(monkeypatch)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, clock: Clock) -> Rig:
+    made = Rig(tmp_path, clock)
+    for number in range(4):
+        made.send(f"K{number}")
+    return made
+
+
+def test_what_is_not_acknowledged_comes_again_and_nothing_else(rig: Rig) -> None:
+    popped = rig.pop()
+    assert [key for key, _ in popped] == ["K0", "K1", "K2", "K3"]
+    assert rig.pops.count(TOPIC, GROUP, 0) == 4
+    assert rig.ack(popped[1][1], popped[2][1]) == [None, None]
+    assert rig.pops.count(TOPIC, GROUP, 0) == 2
+    rig.at(NOW + 10_000)
+    assert rig.keys() == []
+    rig.at(NOW + 12_000)
+    assert rig.keys() == ["K0", "K3"]
+    assert rig.revived == [(RETRY, GROUP)] * 2
+    assert rig.pops.count(TOPIC, GROUP, 0) == 0
+    assert [r.reconsume_times for r in rig.records(RETRY)] == [1, 1]
+    pairs = pairs_of(rig.records(RETRY)[0].properties)
+    assert (pairs[b"1ST_POP_TIME"], pairs[b"ORIGIN_GROUP"]) == (b"%d" % NOW, b"G")
+    assert rig.at(NOW + 60_000).keys() == ["K0", "K3"]
+
+
+def test_the_records_are_those_of_rocketmq(rig: Rig) -> None:
+    popped = rig.pop(3)
+    rig.ack(popped[0][1])
+    rig.ack(popped[1][1], popped[2][1])
+    stored = rig.records("rmq_sys_wheel_timer")
+    assert [r.body.decode() for r in stored] == [
+        '{"bm":0,"bn":"broker-a","c":"G","d":[0,1,2],"it":10000,"n":3,"pt":1795214512000,"q":0,'
+        '"reviveTime":1795214522000,"ro":0,"so":0,"sp":false,"t":"T"}',
+        '{"ao":0,"bn":"broker-a","c":"G","pt":1795214512000,"q":0,"so":0,"t":"T"}',
+        '{"ao":-1,"aol":[1,2],"bn":"broker-a","c":"G","pt":1795214512000,"q":0,"so":0,"t":"T"}',
+    ]
+    first, second, third = [pairs_of(r.properties) for r in stored]
+    assert first == {
+        b"TAGS": b"ck",
+        b"TIMER_DELIVER_MS": b"1795214521000",
+        b"UNIQ_KEY": b"T@0@0@G@1795214512000@broker-a@ck",
+        b"TIMER_OUT_MS": b"1795214520000",
+        b"REAL_TOPIC": REVIVE.encode(),
+        b"REAL_QID": b"1",
+    }
+    assert (second[b"TAGS"], second[b"UNIQ_KEY"]) == (b"ack", b"T@0@0@G@1795214512000@broker-a@ack")
+    assert (third[b"TAGS"], third[b"UNIQ_KEY"]) == (b"bAck", b"T@0@-1@G@1795214512000@broker-a@ack")
+    assert second[b"TIMER_DELIVER_MS"] == third[b"TIMER_DELIVER_MS"] == b"1795214522000"
+
+
+def test_a_pop_acknowledged_wholly_never_leaves_the_wheel(rig: Rig) -> None:
+    popped = rig.pop()
+    rig.ack(*(handle for _, handle in popped))
+    rig.at(NOW + 30_000)
+    assert rig.revive_records() == []
+    assert rig.keys() == []
+
+
+def test_what_is_delivered_again_has_its_own_invisible_time_and_attempts(rig: Rig) -> None:
+    rig.pop(1)
+    rig.at(NOW + 12_000)
+    again = rig.pop(topic=RETRY)
+    assert [key for key, _ in again] == ["K0"]
+    rig.at(NOW + 24_000)
+    assert [r.reconsume_times for r in rig.records(RETRY)] == [1, 2]
+    assert rig.offsets.get(GROUP, RETRY, 0) == 0
+    assert rig.pops.next_offset(RETRY, GROUP, 0) == 1
+    (last,) = rig.pop(topic=RETRY)
+    rig.ack(last[1])
+    assert rig.at(NOW + 60_000).keys() == ["K0", "K0"]
+
+
+def test_a_changed_invisible_time_counts_from_then_on(rig: Rig) -> None:
+    ((_, handle),) = rig.pop(1)
+    rig.at(NOW + 5000)
+    changed = rig.change(handle, 20_000)
+    assert changed == (NOW + 5000, 20_000, 1)
+    assert rig.pops.count(TOPIC, GROUP, 0) == 1
+    assert rig.at(NOW + 25_000).keys() == []
+    assert rig.at(NOW + 27_000).keys() == ["K0"]
+    # The old handle is worth nothing, nor is one of what was delivered again.
+    assert rig.ack(handle) == [None]
+    assert rig.change(handle, 1000).pop_time_ms == NOW + 27_000
+    assert rig.at(NOW + 60_000).keys() == ["K0"]
+
+
+def test_what_is_given_back_comes_again_at_once_and_no_other_time_does(rig: Rig) -> None:
+    handles = [handle for _, handle in rig.pop()]
+    clock = rig.clock
+    clock.now_ms = NOW + 5000
+    for handle, invisible_ms in zip(handles, (0, 1, 2, 1000), strict=True):
+        rig.change(handle, invisible_ms)
+    came = {}
+    for after_ms in (0, 1, 999, 1000, 1001, 1002, 1999, 2000):
+        clock.now_ms = NOW + 5000 + after_ms
+        rig.settle()
+        came[after_ms] = "".join(sorted(rig.keys())).replace("K", "")
+    assert came == {0: "", 1: "1", 999: "1", 1000: "01", 1001: "01", 1002: "012", 1999: "012", 2000: "0123"}
+    # Its acknowledgement by the handle before it is worth nothing, and does no harm.
+    assert rig.ack(handles[1]) == [None]
+    assert rig.pop(topic=RETRY)[0][0] == "K1"
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_what_is_given_back_just_before_the_end_comes_once(rig: Rig, how: str) -> None:
+    ((_, handle),) = rig.pop(1)
+    rig.change(handle, 1)
+    rig = rig.restarted() if how == "stopped" else rig.killed()
+    assert rig.at(NOW + 2000).keys() == ["K0"]
+    rig = rig.restarted() if how == "stopped" else rig.killed()
+    assert rig.at(NOW + 30_000).keys() == ["K0"]
+
+
+def test_revive_works_soon_after_something_is_given_back_and_not_more_often(rig: Rig) -> None:
+    async def life() -> list[float]:
+        loop = asyncio.get_running_loop()
+        rig.revive.start()
+        async with asyncio.timeout(30):
+            while rig.revive._timer.when() < loop.time() + 0.5:  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+        turns = []
+        for _ in range(3):
+            turns.append(rig.revive._timer.when() - loop.time())  # type: ignore[union-attr]
+            rig.pops.given_back()
+        rig.revive.stop()
+        rig.pops.given_back()
+        assert rig.revive._timer is None
+        return turns
+
+    first, second, third = asyncio.run(life())
+    assert first > 0.5
+    assert third <= second <= 0.02
+
+
+def test_a_time_changed_in_the_millisecond_of_the_pop_is_another_check_point(rig: Rig) -> None:
+    ((_, handle),) = rig.pop(1)
+    assert rig.change(handle, 20_000) == (NOW + 1, 20_000, 1)
+    assert rig.at(NOW + 23_000).keys() == ["K0"]
+
+
+def test_an_acknowledgement_counts_until_the_second_delivery(rig: Rig) -> None:
+    (_, first), (_, second) = rig.pop(2)
+    rig.at(NOW + 10_500)
+    rig.ack(first)
+    rig.at(NOW + 13_000)
+    assert rig.keys() == ["K1"]
+    assert rig.ack(first, second) == [None, None]
+    assert rig.at(NOW + 30_000).keys() == ["K1"]
+
+
+def test_the_offset_is_committed_once_the_check_point_is_on_the_disk(rig: Rig) -> None:
+    rig.pop(2)
+    assert rig.offsets.get(GROUP, TOPIC, 0) is None
+    assert rig.pops.next_offset(TOPIC, GROUP, 0) == 2
+    rig.store.flush_log()
+    rig.pop(1)
+    assert rig.offsets.get(GROUP, TOPIC, 0) == 2
+    assert rig.pops.next_offset(TOPIC, GROUP, 0) == 3
+    rig.pops.forget(TOPIC, GROUP, 0)
+    rig.store.flush_log()
+    rig.pops.offsets.commit_flushed()
+    assert rig.offsets.get(GROUP, TOPIC, 0) == 2
+    assert rig.pops.next_offset(TOPIC, GROUP, 0) is None
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "killed after a save"])
+@pytest.mark.parametrize("when", [0, 3000, 9500, 10_500, 11_500, 13_000])
+def test_a_restart_loses_nothing_and_brings_nothing_again(rig: Rig, how: str, when: int) -> None:
+    popped = rig.pop()
+    rig.ack(popped[0][1], popped[3][1])
+    rig.send("K4")
+    rig.at(NOW + 2000)
+    if how == "killed after a save":
+        rig.save()
+    ((_, late),) = rig.pop(invisible_ms=10_000)
+    rig.at(NOW + 2000 + when)
+    rig.ack(late)
+    rig = rig.restarted() if how == "stopped" else rig.killed()
+    assert rig.pop() == []
+    rig.at(NOW + 40_000)
+    expected = ["K1", "K2"] + (["K4"] if when > 11_000 else [])
+    assert rig.keys() == expected
+    assert rig.pops.count(TOPIC, GROUP, 0) == 0
+    assert len(rig.pops.check_points) == 0
+    rig = rig.killed()
+    assert rig.at(NOW + 80_000).keys() == expected
+
+
+def test_the_progress_of_the_revive_group_is_the_last_record_that_is_done(rig: Rig) -> None:
+    for _ in range(3):
+        rig.pop(1)
+    rig.at(NOW + 12_000)
+    assert [rig.offsets.get(REVIVE_GROUP, REVIVE, queue_id) for queue_id in range(4)] == [None, 0, 0, 0]
+
+
+def test_nothing_is_popped_where_nothing_can_be_stored(rig: Rig) -> None:
+    ((_, handle),) = rig.pop(1)
+    rig.service.stop()
+    with pytest.raises(ServerError, match="no master"):
+        rig.pop(1)
+    (error,) = rig.ack(handle)
+    assert error is not None
+    assert "no master" in error.remark
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [(b"{", "no check point"), (b'{"t":"T"}', "no group"), (b'{"t":"T","c":"G","n":99}', "99 messages")],
+)
+def test_a_bad_record_hurts_only_itself(rig: Rig, body: bytes, why: str) -> None:
+    rig.pop(1)
+    pairs = {b"TAGS": b"ck", b"UNIQ_KEY": b"X"}
+    rig.put_message.accept_own(REVIVE, 1, body, pairs, rig.clock())
+    rig.put_message.accept_own(REVIVE, 1, b"{}", pairs | {b"TAGS": b"odd"}, rig.clock())
+    rig.put_message.accept_own(REVIVE, 1, b'{"ao":1,"t":"T","c":"nobody"}', pairs | {b"TAGS": b"ack"}, rig.clock())
+    rig.at(NOW + 12_000)
+    assert rig.keys() == ["K0"]
+    first, second = rig.quarantine.entries()
+    assert why in first.reason
+    assert "neither a check point" in second.reason
+    assert {(e.kind, e.topic, e.queue_id) for e in (first, second)} == {("pop", REVIVE, 1)}
+    assert rig.offsets.get(REVIVE_GROUP, REVIVE, 1) == 3
+
+
+def test_a_message_that_cannot_be_read_is_set_aside_and_the_others_come(rig: Rig) -> None:
+    rig.pop()
+    damaged = rig.records(TOPIC)[1]
+    view = rig.store.log.mapped_files.get(0).view
+    place = damaged.position + bytes(view[damaged.position : damaged.position + damaged.size]).index(b"K1")
+    view[place] ^= 1
+    rig.at(NOW + 13_000)
+    assert rig.keys() == ["K0", "K2", "K3"]
+    (entry,) = rig.quarantine.entries()
+    assert (entry.kind, entry.topic, entry.queue_offset, entry.group) == ("pop", TOPIC, 1, GROUP)
+    view[place] ^= 1
+    rig.quarantine.retry(entry.name)
+    assert rig.keys() == ["K0", "K2", "K3", "K1"]
+
+
+@pytest.mark.parametrize("gone", ["topic", "group"])
+def test_what_nobody_can_get_any_more_is_dropped(rig: Rig, gone: str) -> None:
+    rig.pop()
+    if gone == "topic":
+        rig.topics.delete(TOPIC)
+    else:
+        rig.settings.auto_create_group = False
+        rig.groups.delete(GROUP)
+    rig.at(NOW + 20_000)
+    assert rig.keys() == []
+    assert len(rig.pops.check_points) == 0
+
+
+def test_what_is_removed_from_the_log_is_passed_over(rig: Rig) -> None:
+    rig.pop()
+    rig.store.consume_queues.find(TOPIC, 0).min = 2  # type: ignore[union-attr, misc]
+    rig.at(NOW + 20_000)
+    assert rig.keys() == ["K2", "K3"]
+
+
+def test_a_retry_topic_that_cannot_be_made_now_is_tried_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **named: object) -> None:
+        raise ServerError(ResponseCode.SYSTEM_BUSY, "too many topics")
+
+    (_, _), (_, second) = rig.pop(2)
+    rig.ack(second)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.topics, "ensure", refuse)
+        rig.at(NOW + 13_000)
+        assert rig.keys() == []
+        (again,) = list(rig.pops.check_points)
+        assert (again.record.offsets, again.record.re_puts, again.record.invisible_time_ms) == ((0,), 1, 20_000)
+        rig = rig.killed()
+        patched.setattr(rig.topics, "ensure", refuse)
+        rig.at(NOW + 23_000)
+        (again,) = list(rig.pops.check_points)
+        assert (again.record.re_puts, again.record.invisible_time_ms) == (2, 40_000)
+    assert rig.at(NOW + 45_000).keys() == ["K0"]
+
+
+def test_the_second_form_of_retry_topics(tmp_path: Path, clock: Clock) -> None:
+    rig = Rig(tmp_path, clock, retry_topics_v2=True)
+    rig.send("K0")
+    rig.pop(1)
+    rig.at(NOW + 12_000)
+    assert rig.keys("%RETRY%G+T") == ["K0"]
+    config = rig.topics.get("%RETRY%G+T")
+    assert config is not None
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
+    assert rig.offsets.get(GROUP, "%RETRY%G+T", 0) == 0
+
+
+def test_a_suspended_message_comes_without_another_attempt(rig: Rig) -> None:
+    ((_, handle),) = rig.pop(1)
+    rig.pops.change_invisible_time(TOPIC, GROUP, 0, handle, 0, 2000, lambda end, error: None, suspended=True)
+    rig.pops.write_acks()
+    rig.at(NOW + 5000)
+    assert [r.reconsume_times for r in rig.records(RETRY)] == [0]
+
+
+def test_a_reset_offset_is_not_undone_by_a_pop_before_it(rig: Rig) -> None:
+    rig.pop()
+    rig.offsets.reset(GROUP, TOPIC, 0, 1)
+    rig.store.flush_log()
+    rig.pops.offsets.commit_flushed()
+    assert rig.offsets.get(GROUP, TOPIC, 0) == 1
+
+
+def test_who_becomes_master_again_goes_on_where_the_log_says(rig: Rig) -> None:
+    rig.pop(2)
+    rig.pops.skip(TOPIC, GROUP, 0, 4)
+    assert rig.pops.next_offset(TOPIC, GROUP, 0) == 4
+    rig.service.stop()
+    rig.service.begin()
+    assert rig.pops.next_offset(TOPIC, GROUP, 0) is None
+    rig.store.flush_log()
+    rig.pops.offsets.commit_flushed()
+    assert rig.offsets.get(GROUP, TOPIC, 0) == 2
+
+
+def test_acknowledgements_that_cannot_be_stored_are_told_and_count_for_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **named: object) -> None:
+        raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
+
+    ((_, handle),) = rig.pop(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.put_message, "accept_own", full)
+        (error,) = rig.ack(handle)
+    assert error is not None
+    assert rig.pops.count(TOPIC, GROUP, 0) == 1
+    assert rig.at(NOW + 12_000).keys() == ["K0"]
+
+
+@pytest.mark.parametrize("when_s", [5, 30, 55])
+def test_what_waited_longer_than_the_wheel_reaches_does_not_come_once_acknowledged(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, when_s: int
+) -> None:
+    monkeypatch.setattr(rig_module, "TimerFiles", partial(TimerFiles, roll_slots=20))
+    rig = Rig(tmp_path, clock)
+    rig.send("K0")
+    rig.send("K1")
+    (_, first), (_, second) = rig.pop(invisible_ms=60_000)
+    rig.at(NOW + when_s * 1000)
+    rig.ack(first)
+    rig.ack(second)
+    rig.at(NOW + 70_000)
+    assert rig.keys() == []
+    assert rig.pops.count(TOPIC, GROUP, 0) == 0
+
+
+def test_a_message_is_not_lost_where_not_even_its_check_point_can_be_put_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*args: object) -> None:
+        raise ServerError(ResponseCode.SYSTEM_BUSY, "too many topics")
+
+    def full(*args: object) -> None:
+        raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
+
+    rig.pop(1)
+    rig.at(NOW + 10_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.revive, "_ensure", busy)
+        patched.setattr(rig.put_message, "accept_own", full)
+        rig.clock.now_ms += 2000
+        for _ in range(3):
+            rig.revive.work()
+        assert rig.keys() == []
+        patched.undo()
+        patched.setattr(rig.revive, "_ensure", busy)
+        rig.at(NOW + 13_000)
+        assert rig.pops.count(TOPIC, GROUP, 0) == 1
+    assert rig.at(NOW + 30_000).keys() == ["K0"]
+    assert rig.pops.count(TOPIC, GROUP, 0) == 0
+
+
+def test_a_message_suspended_twice_is_not_taken_as_delivered_after_a_kill(rig: Rig) -> None:
+    def suspend(handle: ReceiptHandle, topic: str) -> None:
+        rig.pops.change_invisible_time(topic, GROUP, 0, handle, 0, 0, lambda end, error: None, suspended=True)
+        rig.pops.write_acks()
+
+    rig.send("K4", queue_id=1)
+    ((_, handle),) = rig.pop(1)
+    suspend(handle, TOPIC)
+    # This one has records of the same second in its revive queue that are not done.
+    rig.pop(queue_id=1, invisible_ms=1500)
+    rig.clock.now_ms += 1100
+    rig.settle()
+    assert rig.keys() == ["K0"]
+    ((_, handle),) = rig.pop(topic=RETRY)
+    suspend(handle, RETRY)
+    rig.settle()
+    rig.save()
+    rig = rig.killed()
+    rig.at(NOW + 20_000)
+    assert rig.keys() == ["K0", "K0", "K4"]
+
+
+def test_an_acknowledgement_that_fails_oddly_is_told_and_keeps_nobody_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((_, first),) = rig.pop(1)
+    ((_, second),) = rig.pop(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.pops.check_points, "read_all", lambda queue_id: [].pop())
+        assert [error is not None and error.code for error in rig.ack(first, second)] == [1, 1]
+    assert rig.at(NOW + 30_000).keys() == []
+    assert rig.pops.count(TOPIC, GROUP, 0) == 0
+
+
+def test_a_store_with_pops_in_a_rocksdb_is_refused(tmp_path: Path) -> None:
+    check_store(str(tmp_path))
+    folder = tmp_path / "kvStore"
+    folder.mkdir()
+    (folder / "CURRENT").write_text("MANIFEST-000004\n")
+    (folder / "000005.log").write_bytes(b"")
+    check_store(str(tmp_path))
+    (folder / "000008.sst").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="holds popped messages in a RocksDB"):
+        check_store(str(tmp_path))
+
+
+def test_a_check_point_of_another_broker_is_kept_and_no_message_here_is_taken_for_its(rig: Rig) -> None:
+    body = CheckPointRecord(CheckPointKey(TOPIC, GROUP, 0, 1, NOW, "broker-b"), 1000, (1,)).encode()
+    rig.put_message.accept_own(REVIVE, 1, body, {b"TAGS": b"ck", b"UNIQ_KEY": b"X"}, rig.clock())
+    rig.at(NOW + 5000)
+    assert rig.keys() == []
+    (kept,) = list(rig.pops.check_points)
+    assert (kept.record.key.broker_name, kept.record.re_puts) == ("broker-b", 1)

@@ -1,0 +1,199 @@
+"""Waiting pops: who is woken, in which order, and that no message stays while somebody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.pop.waiting_pops import WaitingPops
+
+T, G = "T", "G"
+
+
+def waiting_pops(arrivals: LongPolling, *, most: int = 100_000, newest_first: bool = False) -> WaitingPops:
+    return WaitingPops(
+        arrivals,
+        lambda topic, group: [f"%RETRY%{group}_{topic}", f"%RETRY%{group}+{topic}"],
+        of_queue_max=lambda: most,
+        all_max=lambda: most,
+        of_owner_max=lambda: most,
+        newest_first=newest_first,
+    )
+
+
+class Rig:
+    """Queues of messages that waiting requests take one of each."""
+
+    def __init__(self) -> None:
+        self.arrivals = LongPolling()
+        self.waiting = waiting_pops(self.arrivals)
+        self.queues: dict[int, int] = {}
+        self.given: list[tuple[int, str]] = []
+        self.tries = 0
+
+    def retry_of(self, name: int, queue_id: int) -> Callable[[bool], int | None]:
+        def retry(final: bool) -> int | None:
+            self.tries += 1
+            for queue, count in self.queues.items():
+                if (count and queue_id in (-1, queue, 99)) or (count and queue == 99):
+                    self.queues[queue] -= 1
+                    self.given.append((name, "message"))
+                    return sum(n for q, n in self.queues.items() if queue_id in (-1, q))
+            if final:
+                self.given.append((name, "nothing"))
+                return 0
+            return None
+
+        return retry
+
+    def wait(self, name: int, queue_id: int = -1, owner: str = "o", timeout_ms: int = 100_000) -> None:
+        self.waiting.wait(T, G, queue_id, timeout_ms, self.retry_of(name, queue_id), owner=owner)
+
+    def arrive(self, queue_id: int) -> None:
+        self.queues[queue_id] = self.queues.get(queue_id, 0) + 1
+        topic = f"%RETRY%{G}_{T}" if queue_id == 99 else T
+        self.arrivals.mark(topic, 0 if queue_id == 99 else queue_id)
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("wait"), st.sampled_from([-1, -1, 0, 1])),
+        st.tuples(st.just("arrive"), st.sampled_from([0, 1, 2, 99])),
+        st.tuples(st.just("gone"), st.integers(0, 3)),
+        st.tuples(st.just("turn"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int]]) -> None:
+    async def main() -> None:
+        rig = Rig()
+        waits: dict[int, tuple[int, str]] = {}
+        for number, (what, value) in enumerate(steps):
+            if what == "wait":
+                # As a pop does that looks first.
+                if rig.retry_of(number, value)(False) is None:
+                    owner = str(number % 4)
+                    waits[number] = value, owner
+                    rig.wait(number, value, owner)
+            elif what == "arrive":
+                rig.arrive(value)
+            elif what == "gone":
+                rig.waiting.drop_owner(str(value))
+                waits = {n: w for n, w in waits.items() if w[1] != str(value)}
+            else:
+                await turns()
+        await turns()
+        answered = {name for name, _ in rig.given}
+        left = {n: w for n, w in waits.items() if n not in answered}
+        assert rig.waiting.total == len(left)
+        for queue_id, _ in left.values():
+            for queue, count in rig.queues.items():
+                assert not count or (queue_id not in (-1, queue) and queue != 99)
+        assert len(rig.given) == len(answered)
+        for name in left:
+            rig.waiting.drop_owner(waits[name][1])
+        assert rig.waiting.total == 0
+        assert not rig.arrivals.listeners
+        assert not rig.waiting._counts
+
+    asyncio.run(main())
+
+
+def test_the_first_is_woken_first_or_the_last() -> None:
+    async def main(newest_first: bool) -> list[int]:
+        rig = Rig()
+        rig.waiting = waiting_pops(rig.arrivals, newest_first=newest_first)
+        for name in range(3):
+            rig.wait(name)
+        for _ in range(2):
+            rig.arrive(0)
+            await turns()
+        return [name for name, _ in rig.given]
+
+    assert asyncio.run(main(False)) == [0, 1]
+    assert asyncio.run(main(True)) == [2, 1]
+
+
+def test_a_burst_wakes_as_many_as_it_has_messages() -> None:
+    async def main() -> None:
+        rig = Rig()
+        for name in range(10):
+            rig.wait(name)
+        for queue_id in (0, 1, 0, 2):
+            rig.arrive(queue_id)
+        await turns()
+        assert [name for name, _ in rig.given] == [0, 1, 2, 3]
+        assert rig.waiting.count(T, G, -1) == 6
+        # Nobody tried in vain but one.
+        assert rig.tries <= 6
+
+    asyncio.run(main())
+
+
+def test_thousands_that_wait_cost_a_message_little() -> None:
+    async def main() -> None:
+        rig = Rig()
+        began = time.perf_counter()
+        for name in range(20_000):
+            rig.wait(name, owner=f"o{name % 100}")
+        for _ in range(1000):
+            rig.arrive(0)
+            await turns(2)
+        assert len(rig.given) == 1000
+        # Some 0.3 s; looking at all of them for each message would take minutes.
+        assert time.perf_counter() - began < 60
+        for number in range(100):
+            rig.waiting.drop_owner(f"o{number}")
+        assert rig.waiting.total == 0
+
+    asyncio.run(main())
+
+
+def test_one_that_fails_hurts_no_other() -> None:
+    async def main() -> None:
+        rig = Rig()
+
+        def broken(final: bool) -> int | None:
+            raise ZeroDivisionError
+
+        def gone(final: bool) -> int | None:
+            rig.waiting.drop(left)
+            return None
+
+        rig.waiting.wait(T, G, -1, 100_000, broken, owner="o")
+        left = rig.waiting.wait(T, G, -1, 100_000, gone, owner="p")
+        rig.wait(1)
+        rig.arrive(0)
+        await turns()
+        assert rig.given == [(1, "message")]
+        assert rig.waiting.total == 0
+
+    asyncio.run(main())
+
+
+def test_whose_time_is_over_is_told_once() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.wait(1, timeout_ms=10)
+        while not rig.given:
+            await asyncio.sleep(0.001)
+        assert rig.given == [(1, "nothing")]
+        rig.arrive(0)
+        await turns()
+        assert len(rig.given) == 1
+
+    asyncio.run(main())
