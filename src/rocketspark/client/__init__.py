@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
+    from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
     from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
     from rocketspark.client.producer.prepared_message import split
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
         TransactionState,
     )
     from rocketspark.client.results import SendResult, SendStatus
-    from rocketspark.client.sync import Producer, PullConsumer, PushConsumer
+    from rocketspark.client.sync import Producer, PullConsumer, PushConsumer, SimpleConsumer
 
 _HOME = {
     "AsyncPullConsumer": "consumer.pull_consumer",
     "AsyncPushConsumer": "consumer.push_consumer",
+    "AsyncSimpleConsumer": "consumer.pop.simple_consumer",
     "PullConsumer": "sync",
+    "SimpleConsumer": "sync",
     "PushConsumer": "sync",
     "AsyncProducer": "producer.producer",
     "Producer": "sync",
@@ -45,12 +48,14 @@ __all__ = [
     "AsyncProducer",
     "AsyncPullConsumer",
     "AsyncPushConsumer",
+    "AsyncSimpleConsumer",
     "AsyncTransactionProducer",
     "Producer",
     "PullConsumer",
     "PushConsumer",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "Transaction",
     "TransactionProducer",
     "TransactionResult",

@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
+from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
+from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
@@ -202,7 +204,7 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
         Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed.
         """
         loop, core = self._loop, self._core
-        return self._handed(loop, core.poll(timeout_ms, count_max=count_max), core.unread_now)
+        return _handed(loop, core.poll(timeout_ms, count_max=count_max), core.unread_now)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Give out messages one by one, while the consumer is open; each is finished when the next is asked for.
@@ -212,7 +214,7 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
         core = self._core
         while (loop := self._thread) is not None:
             try:
-                message_iterator = self._handed(loop, core.lend(), core.take_back)
+                message_iterator = _handed(loop, core.lend(), core.take_back)
             except StateError:
                 if self._thread is None:
                     return  # Closed by another thread.
@@ -226,15 +228,6 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
             finally:
                 # Not waited for: an iterator may be let go when the process ends.
                 loop.put(LoopNotice(functools.partial(core.take_back, message_iterator)))
-
-    def _handed(self, loop: LoopThread, coroutine: Coroutine[Any, Any, T], take_back: Callable[[T], None]) -> T:
-        """Return a coroutine's result to this thread; if the thread is interrupted, the result is taken back."""
-        waiter: ThreadWaiter[T] = ThreadWaiter(coroutine)
-        try:
-            return loop.ask(waiter)
-        except BaseException:
-            loop.put(LoopNotice(lambda: waiter.return_to(take_back)))
-            raise
 
     def close(self) -> None:
         """Finish and close. As the asynchronous client's `close`; may be called again."""
@@ -253,6 +246,50 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
         for message_iterator in list(self._core.lent):
             if message_iterator.thread == threading.get_ident():
                 message_iterator.finished = True
+
+
+class SimpleConsumer(QueriesFacade[AsyncSimpleConsumer]):
+    """Receives messages and acknowledges each. Arguments and rules: those of AsyncSimpleConsumer.
+
+    >>> with SimpleConsumer("127.0.0.1:9876", "audit", consume_from="first") as consumer:
+    ...     consumer.subscribe("orders")
+    ...     for message in consumer.receive():
+    ...         print(message.body)
+    ...         consumer.ack(message)
+    """
+
+    @arguments_of(AsyncSimpleConsumer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        core = AsyncSimpleConsumer(*args, **kwargs)
+        super().__init__(core)
+        self.group = core.group
+
+    subscribe = at_any_time(AsyncSimpleConsumer.subscribe)
+    unsubscribe = at_any_time(AsyncSimpleConsumer.unsubscribe)
+    give_back = at_any_time(AsyncSimpleConsumer.give_back)
+    ack = blocking(AsyncSimpleConsumer.ack)
+    change_invisible_time = blocking(AsyncSimpleConsumer.change_invisible_time)
+
+    def receive(
+        self, count_max: int = COUNT_MAX, *, timeout_ms: float = 15_000, invisible_ms: float | None = None
+    ) -> list[ReceivedMessage]:
+        """Return up to `count_max` messages (1 to 32) as soon as there are some. As AsyncSimpleConsumer.receive.
+
+        A thread that is interrupted loses nothing: what it would have got is given back.
+        """
+        loop, core = self._loop, self._core
+        found = core.receive(count_max, timeout_ms=timeout_ms, invisible_ms=invisible_ms)
+        return _handed(loop, found, core.give_back)
+
+
+def _handed(loop: LoopThread, coroutine: Coroutine[Any, Any, T], take_back: Callable[[T], None]) -> T:
+    """Return a coroutine's result to this thread; if the thread is interrupted, the result is taken back."""
+    waiter: ThreadWaiter[T] = ThreadWaiter(coroutine)
+    try:
+        return loop.ask(waiter)
+    except BaseException:
+        loop.put(LoopNotice(lambda: waiter.return_to(take_back)))
+        raise
 
 
 class LoopNotice:

@@ -15,6 +15,7 @@ from rocketspark.client import (
     AsyncProducer,
     AsyncPullConsumer,
     AsyncPushConsumer,
+    AsyncSimpleConsumer,
     AsyncTransactionProducer,
     Producer,
     PullConsumer,
@@ -62,6 +63,7 @@ TABLES = {
     "A `TransactionProducer` also takes:": lambda: arguments(AsyncTransactionProducer.__init__),
     "### Of push consumers": lambda: arguments(AsyncPushConsumer.__init__),
     "### Of pull consumers": lambda: arguments(AsyncPullConsumer.__init__),
+    "### Of simple consumers": lambda: arguments(AsyncSimpleConsumer.__init__),
     "### Of a message": message_fields,
 }
 

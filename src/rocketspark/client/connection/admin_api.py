@@ -7,6 +7,7 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.admin import QuarantinedHeader
 from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.transport.peer import Peer
 
 
@@ -101,3 +102,27 @@ async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
         return None
     reply.raise_for_code(f"settings of topic {topic!r}")
     return java_json.decode(reply.body, bodies.TopicConfig)
+
+
+async def group_config(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.GroupConfig | None:
+    """Return a group's settings on one broker, None if it is unknown there; some brokers make it by the question."""
+    header = headers.GroupHeader(group=group)
+    reply = await broker.request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+        return None
+    reply.raise_for_code(f"settings of group {group!r}")
+    return java_json.decode(reply.body, bodies.GroupConfig)
+
+
+async def put_group(broker: Peer, config: bodies.GroupConfig, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Create a group on one broker, or change it. `attributes` are changes: "+name": value, "-name": ""."""
+    body = bodies.encode(config)
+    reply = await broker.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"settings of group {config.group_name!r}")
+
+
+async def set_request_mode(broker: Peer, mode: RequestMode, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Say on one broker how a group is given a topic's messages."""
+    body = bodies.encode(mode)
+    reply = await broker.request(RequestCode.SET_MESSAGE_REQUEST_MODE, None, body, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"request mode of group {mode.consumer_group!r}")

@@ -22,8 +22,9 @@ from rocketspark.client.connection.broker_requests import BrokerRequests
 from rocketspark.client.connection.nameserver_discovery import fetch_addresses, where_to_look
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.client.hooks import HookSet
-from rocketspark.errors import ConfigError, NotSent, RocketSparkError, StateError
+from rocketspark.errors import ConfigError, NotSent, RocketSparkError, ServerError, StateError
 from rocketspark.model import BrokerData, MessageQueue
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address
 from rocketspark.transport.peer import Peer
@@ -258,7 +259,12 @@ class Instance:
 
     async def check_namesrv(self) -> None:
         """Raise NotSent unless a NameServer answers."""
-        await self.routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self.timeout_ms))
+        try:
+            await self.routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self.timeout_ms))
+        except ServerError as e:
+            # A proxy answers so: it serves routes alone.
+            if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
 
     async def close(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave the group; the last one to close ends the heartbeats and closes all connections."""

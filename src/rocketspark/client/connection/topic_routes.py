@@ -233,6 +233,10 @@ class RouteCache:
         broker = self._brokers.get(broker_name)
         return broker.master if broker else None
 
+    def name_at(self, address: str) -> str:
+        """Return the name of the broker whose member is at "host:port"; empty if none is known there."""
+        return next((name for name, b in self._brokers.items() if address in b.addresses.values()), "")
+
     def readable(self, broker_name: str, broker_id: int = 0) -> str | None:
         """Return "host:port" to read from: that member of the broker, if it is a slave the next one, else its master,
         else the lowest slave (rule: findBrokerAddressInSubscribe, 5.x).

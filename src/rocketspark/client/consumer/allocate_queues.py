@@ -13,26 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
+from rocketspark.model.allocation import Strategy, average, average_by_circle
 
-# (client id, the topic's queues, client ids of all members) -> the client's share.
-Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
-
-
-def average(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-    """Return neighbouring queues; the first members get one more if it does not come out even."""
-    if client_id not in members:
-        return []
-    place = members.index(client_id)
-    share, more = divmod(len(queues), len(members))
-    start = place * share + min(place, more)
-    return list(queues[start : start + share + (place < more)])
-
-
-def average_by_circle(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-    """Deal the queues out in turn, like cards."""
-    if client_id not in members:
-        return []
-    return list(queues[members.index(client_id) :: len(members)])
+__all__ = [
+    "STRATEGIES",
+    "Strategy",
+    "average",
+    "average_by_circle",
+    "by_config",
+    "by_machine_room",
+    "consistent_hash",
+    "machine_room_nearby",
+    "strategy_of",
+]
 
 
 def by_config(queues: Iterable[MessageQueue]) -> Strategy:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocketspark.client.callbacks import on_loop, passes_on
+from rocketspark.client.consumer.pop.popper import Popper
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import Rebalance
 from rocketspark.client.hooks import is_coroutine_function
@@ -72,7 +73,8 @@ class PullConsumerStatus:
         subscribed = [bodies.SubscriptionBody.of(s) for _, s in sorted(members.subscriptions.items())]
         queues = [(QueueBody.of(q), self._queue(f)) for q, f in sorted(members.pullers.items())]
         parts = [
-            b'"mqPopTable":{},"mqTable":%b' % java_json.encode_object_keys(queues),
+            b'"mqPopTable":%b' % java_json.encode_object_keys(self._popped()),
+            b'"mqTable":%b' % java_json.encode_object_keys(queues),
             b'"properties":%b' % bodies.encode(settings),
             b'"statusTable":%b' % bodies.encode(self._status()),
             b'"subscriptionSet":%b' % bodies.encode(subscribed),
@@ -83,6 +85,9 @@ class PullConsumerStatus:
 
     def _status(self) -> dict[str, dict[str, float]]:
         return {}
+
+    def _popped(self) -> list[tuple[QueueBody, dict[str, Any]]]:
+        return []
 
     def _queue(self, puller: Puller) -> dict[str, Any]:
         process_queue, locks = puller.process_queue, self._rebalance.locks
@@ -106,7 +111,9 @@ class PullConsumerStatus:
 
 
 class PushConsumerStatus(PullConsumerStatus):
-    """A push consumer's answers. `listener`: without hooks; `batched`: it gets lists; `bare`: takes a namespace off."""
+    """A push consumer's answers. `listener`: without hooks; `batched`: it gets lists; `bare`: takes a namespace off.
+    `poppers`: by what they pop.
+    """
 
     consume_type = "CONSUME_PASSIVELY"
 
@@ -119,6 +126,7 @@ class PushConsumerStatus(PullConsumerStatus):
         ordered: bool,
         batched: bool,
         bare: Callable[[ReceivedMessage], ReceivedMessage],
+        poppers: Mapping[MessageQueue, Popper],
     ) -> None:
         more = {"PROP_CONSUMEORDERLY": ordered, "PROP_THREADPOOL_CORE_SIZE": settings["consumeThreadMax"]}
         super().__init__(rebalance, {**settings, **more})
@@ -126,6 +134,13 @@ class PushConsumerStatus(PullConsumerStatus):
         self._ordered = ordered
         self._batched = batched
         self._bare = bare
+        self._poppers = poppers
+
+    def _popped(self) -> list[tuple[QueueBody, dict[str, Any]]]:
+        return [
+            (QueueBody.of(q), {"droped": False, "lastPopTimestamp": p.popped_ms, "waitAckCount": p.waiting})
+            for q, p in sorted(self._poppers.items())
+        ]
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Read those of the topic's queues that are read here on from these offsets, and commit them."""

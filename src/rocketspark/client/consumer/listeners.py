@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
-from rocketspark.client.consumer.puller import Puller
 from rocketspark.model import ReceivedMessage
 
 log = logging.getLogger("rocketspark.client")
@@ -25,9 +24,9 @@ QUICK_PER_PACE = 4
 CANCELLED_PAUSE_S = 1.0
 
 
-# The argument of one listener call, a message or a list of one queue's, with the puller that read it. Plain tuples:
-# one is made for every message.
-Unit = tuple[Puller, Any]
+# The argument of one listener call, a message or a list of one queue's, with the puller or the pop that read it, which
+# has `dropped` and `counts`. Plain tuples: one is made for every message.
+Unit = tuple[Any, Any]
 # Takes the units that are done, and those that failed. What was not begun, since its queue was given up, is in neither.
 Report = Callable[[list[Unit], list[Unit]], None]
 Listener = Callable[[Any], Any]

@@ -21,6 +21,7 @@ from rocketspark.model.subscription import TAG
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import properties, record, sysflags
+from rocketspark.protocol.retry_topics import first_topic
 
 log = logging.getLogger("rocketspark.client")
 
@@ -113,6 +114,8 @@ class Puller:
         self._broker_id = 0
         self._pull_ms = 0.0
         self._is_retry = queue.topic.startswith(RETRY_PREFIX)
+        # Of a retry topic of pops, which is named after the topic too.
+        self._first_topic = first_topic(queue.topic, group)
         self._by_sql = subscription.expression_type != TAG
         self._task: asyncio.Task[None] | None = None
 
@@ -233,7 +236,7 @@ class Puller:
         if self._is_retry:
             for message in messages:
                 message.read_from = self.queue.topic
-                message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
+                message.topic = message.properties.get(properties.RETRY_TOPIC, self._first_topic)
         self.process_queue.add(messages, inflated=inflation.inflated > 0)
         # Only now: messages below it count as read.
         self.process_queue.next_offset = next_offset

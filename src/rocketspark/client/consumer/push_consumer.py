@@ -26,6 +26,8 @@ from rocketspark.client.consumer.listeners import Listeners, Overdue, TaskListen
 from rocketspark.client.consumer.offset_commits import ConsumeFrom
 from rocketspark.client.consumer.offset_stores import LocalOffsets
 from rocketspark.client.consumer.ordered_listeners import OrderedListeners
+from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
+from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance
@@ -73,6 +75,10 @@ class AsyncPushConsumer(ConsumerLife):
             message in work is that many offsets behind (not for `ordered`).
         rebalance_interval_ms, commit_interval_ms: how often shares are looked at and offsets committed.
         close_timeout_ms: how long `close` waits for listeners that run.
+        pop: brokers of RocketMQ 5 assign the queues, and say for each topic and group whether they are pulled or popped
+            (`mqadmin setConsumeMode`, `rocketspark group set-mode`). Popped messages are acknowledged one by one:
+            a listener has to end within `pop_settings.invisible_ms`, or its messages come again. Not for `ordered` or
+            `broadcast`. `pop_settings`: see PopSettings.
         options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
@@ -103,6 +109,8 @@ class AsyncPushConsumer(ConsumerLife):
         commit_interval_ms: float = 5000,
         close_timeout_ms: float = 30_000,
         offset_folder: str | None = None,
+        pop: bool = False,
+        pop_settings: PopSettings | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
         if threads < 1 or batch_max < 1:
@@ -126,6 +134,12 @@ class AsyncPushConsumer(ConsumerLife):
         self._suspend_ms = suspend_ms
         self._consume_timeout_s = consume_timeout_ms / 1000
         self._close_timeout_s = close_timeout_ms / 1000
+        if pop and (ordered or broadcast):
+            raise ConfigError("pop=True is not for ordered or broadcast")
+        if pop and (consume_from not in ("last", "first") or strategy not in STRATEGIES):
+            raise ConfigError(
+                f"pop=True takes consume_from last or first, and as strategy one of {', '.join(STRATEGIES)}"
+            )
         self._locks = QueueLocks(self._instance, self.group) if ordered and not broadcast else None
         self._rebalance = Rebalance(
             self._instance,
@@ -153,6 +167,21 @@ class AsyncPushConsumer(ConsumerLife):
             settled=self._settled if ordered else None,
             set_aside=self._set_aside,
         )
+        self._popping: PopReading | None = None
+        if pop:
+            how = check_settings(pop_settings or PopSettings())
+            self._popping = self._rebalance.assignment = PopReading(
+                self._instance,
+                self.group,
+                self._namespace,
+                how._replace(from_first=consume_from == "first"),
+                strategy=STRATEGIES[str(strategy)],
+                attempts_max=self._attempts_max,
+                subscriptions=self._rebalance.subscriptions,
+                rates=self._rebalance.rates,
+                deliver=self._deliver_popped,
+                give_up=self._bury_popped,
+            )
         self._trace_as(self.group, "CONSUME")
         # By the names of RocketMQ's properties: what its tools show.
         self._settings: dict[str, object] = {
@@ -201,10 +230,14 @@ class AsyncPushConsumer(ConsumerLife):
     def pause(self) -> None:
         """Fetch no more until `resume`; what was fetched already is still handed over."""
         self._rebalance.pause_all(True)
+        if self._popping is not None:
+            self._popping.pause_all(True)
 
     def resume(self) -> None:
         """Fetch again."""
         self._rebalance.pause_all(False)
+        if self._popping is not None:
+            self._popping.pause_all(False)
 
     def listen(self, listener: F) -> F:
         """Set the function that gets each message (a list of messages if `batch_max` is over 1).
@@ -248,6 +281,7 @@ class AsyncPushConsumer(ConsumerLife):
             ordered=self._ordered,
             batched=self._batch_max > 1,
             bare=self._bare,
+            poppers=self._popping.poppers if self._popping is not None else {},
         )
         self._rebalance.keep_committing()
         await self._rebalance.join()
@@ -285,6 +319,8 @@ class AsyncPushConsumer(ConsumerLife):
         if self._entered:
             self._instance.asked.consumers.pop(self.group, None)
         await self._rebalance.stop_reading()
+        if self._popping is not None:
+            await self._popping.stop()
         try:
             async with asyncio.timeout(self._close_timeout_s):
                 await self._settle()
@@ -292,6 +328,8 @@ class AsyncPushConsumer(ConsumerLife):
             log.warning("group %s: a listener still runs; its messages will be delivered again", self.group)
         self._takes_back = False
         await end_all(self._returning, END_S)
+        if self._popping is not None:
+            await self._popping.finish()
         if self._entered:
             await self._rebalance.leave()
         await self._leave()
@@ -303,11 +341,15 @@ class AsyncPushConsumer(ConsumerLife):
             await asyncio.wait(self._returning)
 
     async def queues(self) -> list[MessageQueue]:
-        """Return the queues this member reads now, those of its retry topic too; after the first rebalance."""
+        """Return the queues this member reads now, those of its retry topic too; after the first rebalance.
+
+        Queue -1 of a broker stands for all its queues of the topic, popped.
+        """
         self._check_started()
         await self._rebalance.balanced.wait()
         self._check_started()
-        return sorted(self._bare_queue(q) for q in self._rebalance.pullers)
+        popped = self._popping.poppers if self._popping is not None else ()
+        return sorted(self._bare_queue(q) for q in (*self._rebalance.pullers, *popped))
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -319,6 +361,21 @@ class AsyncPushConsumer(ConsumerLife):
         n = self._batch_max
         given = messages if n == 1 else [messages[i : i + n] for i in range(0, len(messages), n)]
         self._listeners.put(zip(repeat(puller), given))
+
+    def _deliver_popped(self, batch: PopBatch, messages: list[ReceivedMessage]) -> None:
+        assert self._listeners is not None
+        n = self._batch_max
+        if n == 1:
+            self._listeners.put(zip(repeat(batch), messages))
+            return
+        for _, of_queue in groupby(sorted(messages, key=_place), key=_place):
+            given = list(of_queue)
+            self._listeners.put((batch, given[i : i + n]) for i in range(0, len(given), n))
+
+    async def _bury_popped(self, message: ReceivedMessage) -> None:
+        full = self._wrapped(message)
+        peer = await self._instance.master_of(MessageQueue(full.topic, message.broker_name, message.queue_id))
+        await self._send_back(peer, full, delay_level=-1)
 
     def _set_aside(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
         """Send messages that no attempt can give to the listener to the dead letter queue, so that they hold up no
@@ -365,6 +422,8 @@ class AsyncPushConsumer(ConsumerLife):
         return full
 
     def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
+        if self._popping is not None:
+            done, failed = self._popping.finished(done, failed)
         now_ms = int(time.time() * 1000)
         for puller, units in groupby(done, key=itemgetter(0)):
             given = [unit[1] for unit in units]
@@ -472,6 +531,10 @@ class AsyncPushConsumer(ConsumerLife):
             broker_name=queue.broker_name,
         )
         await client_api.send(await self._instance.broker(address), header, message.body)
+
+
+def _place(message: ReceivedMessage) -> tuple[str, str, int, int]:
+    return (*message.queue, message.queue_offset)
 
 
 def _always(queue: MessageQueue) -> bool:

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all, every, passes_on
@@ -39,6 +40,16 @@ END_S = 5.0
 MISSING_S = 3.0
 
 
+class Assignment(Protocol):
+    """What brokers assign to a member; it reads by itself what is not to be pulled."""
+
+    async def share(self, topic: str, route: TopicRoute) -> list[MessageQueue] | None:
+        """Return the queues of a topic to pull; None: leave all as it is."""
+
+    def begin(self, topic: str) -> None:
+        """Begin to read the others: those that are not pulled any more were given up."""
+
+
 class Rebalance:
     """The queues that one consumer reads.
 
@@ -49,7 +60,7 @@ class Rebalance:
     the brokers do not know of the member. `broadcast`: every queue is read, whoever else reads it. With `locks` a queue
     is read only while it is locked, and given up only once `settled` returns. `on_taken` and `on_leaving` are told of
     changes that rebalancing makes: afterwards, and before the offsets are committed. `continued` is told of a puller
-    that ended for a new filter, and of the one that goes on.
+    that ended for a new filter, and of the one that goes on. `assignment`: a broker says what this member reads.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class Rebalance:
         on_taken: OnQueues | None = None,
         on_leaving: OnQueues | None = None,
         continued: Callable[[Puller, Puller], None] | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         self.instance = instance
         self.group = group
@@ -102,6 +114,7 @@ class Rebalance:
         self._on_taken = on_taken
         self._on_leaving = on_leaving
         self._continued = continued
+        self.assignment = assignment
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._resets: set[asyncio.Task[None]] = set()
         self._one_reset = asyncio.Lock()
@@ -265,6 +278,15 @@ class Rebalance:
                 if self._broadcast:
                     shares[topic] = queues
                     continue
+                if self.assignment is not None:
+                    assigned = await self.assignment.share(topic, route)
+                    if assigned is None:
+                        whole = False
+                        continue
+                    shares[topic] = assigned
+                    await self._leave_all_but(topic, assigned)
+                    self.assignment.begin(topic)
+                    continue
                 members = await self._members(route)
                 if members is None:
                     whole = False
@@ -274,7 +296,8 @@ class Rebalance:
                 shares[topic] = self._strategy(self.instance.client_id, queues, members)
                 await self._leave_all_but(topic, shares[topic])
             except RouteNotFound:
-                whole = False
+                # A retry topic of pops is made by the first message that comes again.
+                whole = whole and self.assignment is not None and topic.startswith(validators.RETRY_PREFIX)
             except RocketSparkError as e:
                 log.info("rebalance of topic %s in group %s: %s", topic, self.group, e)
                 whole = False

@@ -10,10 +10,9 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Collection
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from rocketspark.client.connection import client_api
-from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.hooks import HookSet, Sending, guarded
 from rocketspark.client.producer.latency_faults import LatencyFaults
@@ -28,6 +27,10 @@ from rocketspark.protocol.message import batch, properties
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import ReplyWaiter
 from rocketspark.transport.request_frames import Reply
+
+if TYPE_CHECKING:
+    # Not with the module, which options need too: each stream of Spark's starts a process that imports those.
+    from rocketspark.client.connection.instance import Instance
 
 T = TypeVar("T")
 

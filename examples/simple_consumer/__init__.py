@@ -1,0 +1,1 @@
+"""Receive and acknowledge messages one by one, with more workers than queues."""

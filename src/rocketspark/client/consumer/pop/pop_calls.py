@@ -1,0 +1,256 @@
+"""Pops, acknowledgements and new invisible times of one group.
+
+Rule: a message that was popped and has no taker is given back: it comes again soon, here or elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import NamedTuple
+
+from rocketspark.client.connection import pop_api
+from rocketspark.client.connection.instance import Instance
+from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
+from rocketspark.errors import BrokerNotFound, ProtocolError, ReceiptExpired, RocketSparkError, ServerError, UsageError
+from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, namespace
+from rocketspark.model.allocation import ALL_QUEUES
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers.pop import INIT_MAX, INIT_MIN, PopHeader
+from rocketspark.protocol.message import record
+from rocketspark.protocol.pop_answers import Popped, give_handles
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+# A broker holds a pop for `poll_ms`; no reply for this much longer means that none will come.
+REPLY_SPARE_MS = 10_000
+# After which a message that was given back is visible (rule: ReceiveMessageResponseStreamWriter, 5.x).
+GIVEN_BACK_MS = 1000
+# A broker takes no more.
+COUNT_MAX = 32
+INVISIBLE_MS_MAX = 12 * 3600 * 1000
+# How many messages are given back at a time.
+GIVE_BACK_AT_ONCE = 64
+INFLATED_BYTES = 64 << 20
+
+
+class Wanted(NamedTuple):
+    """What is popped of a queue, or with queue -1 of all queues of its broker.
+
+    `from_first`: where a group begins that never read it; `attempt_id`: repeated, the same ordered messages come again.
+    """
+
+    queue: MessageQueue
+    subscription: Subscription
+    invisible_ms: int
+    count_max: int = COUNT_MAX
+    from_first: bool = False
+    ordered: bool = False
+    attempt_id: str | None = None
+
+
+class PopCalls:
+    """The calls of one group. `bare`: the namespace that is taken off topics."""
+
+    def __init__(self, instance: Instance, group: str, bare: str) -> None:
+        self._instance = instance
+        self.group = group
+        self._namespace = bare
+        # By broker, how far its clock is ahead of our monotonic one, in ms.
+        self._clock_ms: dict[str, float] = {}
+        self._giving_back: set[asyncio.Task[None]] = set()
+
+    # -- pops ----------------------------------------------------------------------------------------------------
+
+    async def pop(self, wanted: Wanted, poll_ms: int) -> list[ReceivedMessage]:
+        """Return messages with their receipt handles; wait at the broker up to `poll_ms` for the first.
+
+        Those that the tags do not want (brokers compare hashes) are acknowledged. Raises ServerError, TransportError.
+        """
+        queue, subscription = wanted.queue, wanted.subscription
+        peer = await self._peer(queue.topic, queue.broker_name)
+        header = PopHeader(
+            group=self.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            count_max=wanted.count_max,
+            invisible_time_ms=wanted.invisible_ms,
+            poll_time_ms=poll_ms,
+            # RocketMQ's broker counts the waiting from here on its own clock: 0 takes that of the arrival.
+            born_time_ms=0,
+            init_mode=INIT_MIN if wanted.from_first else INIT_MAX,
+            expression_type=subscription.expression_type,
+            expression=subscription.expression,
+            order=wanted.ordered,
+            attempt_id=wanted.attempt_id,
+            broker_name=queue.broker_name,
+        )
+        found = await pop_api.pop(peer, header, timeout_ms=poll_ms + REPLY_SPARE_MS)
+        if found.code != ResponseCode.SUCCESS:
+            if found.code == ResponseCode.POLLING_FULL:
+                raise ServerError(found.code, "too many pops wait at the broker", address=peer.address, retriable=True)
+            return []
+        reply = found.header
+        self._clock_ms[queue.broker_name] = reply.pop_time_ms - time.monotonic() * 1000
+        inflation = record.Inflation(INFLATED_BYTES, check_crc=False, to_end=True)
+        messages = record.decode_messages(found.records, queue.broker_name, inflation)
+        popped = Popped(
+            broker_name=queue.broker_name,
+            group=self.group,
+            pop_time_ms=reply.pop_time_ms,
+            invisible_time_ms=reply.invisible_time_ms,
+            revive_queue_id=reply.revive_queue_id,
+            start_offsets=reply.start_offsets,
+            message_offsets=reply.message_offsets,
+            order_counts=reply.order_counts,
+        )
+        give_handles(messages, popped)
+        return self._chosen(messages, subscription)
+
+    def _chosen(self, messages: list[ReceivedMessage], subscription: Subscription) -> list[ReceivedMessage]:
+        tags = subscription.tags
+        others = [m for m in messages if m.tag not in tags] if tags else []
+        if self._namespace:
+            for message in messages:
+                message.topic = namespace.unwrap(self._namespace, message.topic)
+        if not others:
+            return messages
+        self._own(self._pass_over(others))
+        return [m for m in messages if m.tag in tags]
+
+    async def _pass_over(self, messages: Sequence[ReceivedMessage]) -> None:
+        try:
+            await self.ack(messages)
+        except RocketSparkError as e:
+            log.info("group %s: messages of other tags come again: %s", self.group, e)
+
+    async def _peer(self, topic: str, broker_name: str) -> Peer:
+        # Pops are a master's; `readable` is it, or who stands in for it.
+        routes = self._instance.routes
+        address = routes.readable(broker_name)
+        if address is None:
+            await routes.refresh(topic)
+            address = routes.readable(broker_name)
+        if address is None:
+            raise BrokerNotFound(topic, remark=f"no broker {broker_name!r} is known for topic {topic!r}: start it")
+        return self._instance.open_broker(address) or await self._instance.broker(address)
+
+    async def look_again(self, topic: str, error: BaseException) -> None:
+        """Fetch the topic's route if the error says that its broker may be elsewhere now."""
+        if isinstance(error, ServerError) and error.code not in NO_MASTER_CODES:
+            return
+        try:
+            await self._instance.routes.refresh(topic)
+        except RocketSparkError as e:
+            log.info("no new route of topic %s: %s", topic, e)
+
+    # -- afterwards ----------------------------------------------------------------------------------------------
+
+    def handle_of(self, message: ReceivedMessage) -> ReceiptHandle:
+        """Return a message's receipt handle. Raises UsageError without one, ReceiptExpired for an old one."""
+        text = message.receipt_handle
+        if text is None:
+            raise UsageError(f"message {message.message_id} has no receipt handle: it was not received by popping")
+        try:
+            handle = ReceiptHandle.decode(text)
+        except ProtocolError as e:
+            raise UsageError(f"message {message.message_id}: {e}") from e
+        late_ms = self.late_ms(handle)
+        if late_ms is not None and late_ms >= 0:
+            raise ReceiptExpired(message.message_id, handle.invisible_time_ms, late_ms)
+        return handle
+
+    def late_ms(self, handle: ReceiptHandle) -> float | None:
+        """Return for how long a message is visible again, less than 0 if it is not; None if that cannot be told."""
+        clock_ms = self._clock_ms.get(handle.broker_name)
+        return None if clock_ms is None else clock_ms + time.monotonic() * 1000 - handle.next_visible_ms
+
+    def _full_topic(self, message: ReceivedMessage) -> str:
+        return namespace.wrap(self._namespace, message.topic)
+
+    async def ack(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Acknowledge messages: they do not come again. Those of one broker go in one request.
+
+        Raises UsageError, ReceiptExpired (others are acknowledged all the same), ServerError, TransportError.
+        """
+        by_broker: dict[str, list[tuple[str, ReceiptHandle]]] = {}
+        failed: RocketSparkError | None = None
+        for message in messages:
+            try:
+                handle = self.handle_of(message)
+            except RocketSparkError as e:
+                failed = failed or e
+                continue
+            by_broker.setdefault(handle.broker_name, []).append((self._full_topic(message), handle))
+        for result in await asyncio.gather(*map(self._ack, by_broker.items()), return_exceptions=True):
+            if isinstance(result, RocketSparkError):
+                failed = failed or result
+            elif isinstance(result, BaseException):
+                raise result
+        if failed is not None:
+            raise failed
+
+    async def _ack(self, of_broker: tuple[str, list[tuple[str, ReceiptHandle]]]) -> None:
+        broker_name, handles = of_broker
+        peer = await self._peer(handles[0][0], broker_name)
+        timeout_ms = self._instance.timeout_ms
+        if len(handles) == 1:
+            ((topic, handle),) = handles
+            await pop_api.ack(peer, self.group, topic, handle, timeout_ms=timeout_ms)
+        else:
+            await pop_api.ack_all(peer, self.group, broker_name, handles, timeout_ms=timeout_ms)
+
+    async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
+        """Let a message be invisible for so long from now on; its receipt handle is another one then.
+
+        Raises UsageError, ReceiptExpired, ServerError, TransportError.
+        """
+        handle, topic = self.handle_of(message), self._full_topic(message)
+        peer = await self._peer(topic, handle.broker_name)
+        new = await pop_api.change_invisible_time(
+            peer, self.group, topic, handle, invisible_ms, timeout_ms=self._instance.timeout_ms
+        )
+        message.receipt_handle = new.encode()
+
+    # -- given back ----------------------------------------------------------------------------------------------
+
+    def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Let messages come again soon, in the background."""
+        if messages:
+            self._own(self._give_back(messages))
+
+    async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        for at in range(0, len(messages), GIVE_BACK_AT_ONCE):
+            some = messages[at : at + GIVE_BACK_AT_ONCE]
+            calls = (self.change_invisible_time(m, GIVEN_BACK_MS) for m in some)
+            for message, result in zip(some, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+                if isinstance(result, RocketSparkError):
+                    text = "group %s: message %s comes again when its invisible time is over: %s"
+                    log.info(text, self.group, message.message_id, result)
+
+    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
+
+    def abandon(self, asking: asyncio.Task[list[ReceivedMessage]]) -> None:
+        """Give back what a pop returns that nobody waits for any more."""
+        asking.add_done_callback(lambda done: self.give_back(_result(done)))
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until what is given back is, or the time is over."""
+        if self._giving_back:
+            await asyncio.wait(list(self._giving_back), timeout=timeout_s)
+
+
+def _result(done: asyncio.Task[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+    return [] if done.cancelled() or done.exception() is not None else done.result()
+
+
+def every_broker(topic: str, names: Iterable[str]) -> list[MessageQueue]:
+    """Return what stands for all queues of each of these brokers."""
+    return [MessageQueue(topic, name, ALL_QUEUES) for name in names]

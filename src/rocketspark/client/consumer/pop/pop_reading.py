@@ -1,0 +1,258 @@
+"""The popping half of a push consumer: brokers assign its queues, to pull or to pop; what is popped is acknowledged.
+
+Rule: of a queue that is not assigned any more nothing is popped; what was popped of it is finished all the same, as its
+receipt handle holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from rocketspark.client.callbacks import end_all
+from rocketspark.client.connection import pop_api
+from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consumer.listeners import Unit
+from rocketspark.client.consumer.pop.pop_calls import PopCalls
+from rocketspark.client.consumer.pop.popper import PopBatch, Popper, PopSettings
+from rocketspark.client.observe.consume_stats import ConsumeStats
+from rocketspark.client.validators import RETRY_PREFIX
+from rocketspark.errors import ReceiptExpired, RocketSparkError
+from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
+from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2, retry_topic
+
+log = logging.getLogger("rocketspark.client")
+
+ACK_TRIES = 3
+AGAIN_S = 1.0
+END_S = 5.0
+STRATEGIES = {"average": "AVG", "average_by_circle": "AVG_BY_CIRCLE"}
+
+
+class PopReading:
+    """What one push consumer pops.
+
+    `subscriptions`: by topic, shared with the rebalance; `deliver` gets what is popped; `give_up(message)` hands a
+    message that failed too often to the dead letter queue. `attempts_max` below 0: there is no limit.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        group: str,
+        bare: str,
+        how: PopSettings,
+        *,
+        strategy: str,
+        attempts_max: int,
+        subscriptions: dict[str, Subscription],
+        rates: ConsumeStats,
+        deliver: Callable[[PopBatch, list[ReceivedMessage]], None],
+        give_up: Callable[[ReceivedMessage], Awaitable[None]],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._how = how
+        self._strategy = strategy
+        self._attempts_max = attempts_max
+        self._subscriptions = subscriptions
+        self._rates = rates
+        self._deliver = deliver
+        self._give_up = give_up
+        self._calls = PopCalls(instance, group, bare)
+        self.poppers: dict[MessageQueue, Popper] = {}
+        self._assigned: dict[str, list[MessageQueue]] = {}
+        self._batches: set[PopBatch] = set()
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._stopped: set[asyncio.Task[None]] = set()
+        self._paused = False
+        self._closed = False
+
+    # -- assignment ----------------------------------------------------------------------------------------------
+
+    async def share(self, topic: str, route: TopicRoute) -> list[MessageQueue] | None:
+        """Ask a broker for this member's queues of a topic; return those to pull, None: leave all as it is.
+
+        Those to pop are begun by `begin`. Raises RocketSparkError.
+        """
+        for gone in {q.topic for q in self.poppers} - set(self._subscriptions):
+            self._own(gone, [])
+        brokers = [b for b in route.brokers if b.addresses]
+        if not brokers:
+            return None
+        addresses = random.choice(brokers).addresses
+        peer = await self._instance.broker(addresses[min(addresses)])
+        found = await pop_api.query_assignment(
+            peer, topic, self._group, self._instance.client_id, self._strategy, timeout_ms=self._instance.timeout_ms
+        )
+        if found is None:
+            return None
+        self._assigned[topic] = [q for q, mode in found.items() if mode == "POP"]
+        # Before a puller begins: it starts where the pops ended.
+        self._own(topic, [q for q in self._assigned[topic] if q in self.poppers])
+        pulled = [q for q, mode in found.items() if mode != "POP"]
+        if not topic.startswith(RETRY_PREFIX) and (pulled or self._assigned[topic]):
+            self._take_retries(topic, pull=bool(pulled))
+        return pulled
+
+    def _take_retries(self, topic: str, *, pull: bool) -> None:
+        """Pull what failed or was not finished while the topic was popped; a pop gives it out by itself."""
+        for flag in (RETRY_V1, RETRY_V2):
+            name = retry_topic(topic, self._group, flag)
+            if not pull:
+                self._subscriptions.pop(name, None)
+            elif name not in self._subscriptions:
+                self._subscriptions[name] = subscribe(name)
+
+    def begin(self, topic: str) -> None:
+        """Begin to pop what `share` was told to be popped, once nothing of it is pulled any more."""
+        self._own(topic, self._assigned.get(topic, []))
+
+    def _own(self, topic: str, queues: list[MessageQueue]) -> None:
+        for queue in [q for q in self.poppers if q.topic == topic and q not in queues]:
+            task = self.poppers.pop(queue).task
+            task.cancel()
+            self._stopped.add(task)
+            task.add_done_callback(self._stopped.discard)
+            log.info("group %s pops %s no more", self._group, queue)
+        for queue in queues:
+            if queue not in self.poppers and not self._closed:
+                self.poppers[queue] = self._popper(queue)
+                log.info("group %s pops %s", self._group, queue)
+
+    def _popper(self, queue: MessageQueue) -> Popper:
+        topic = queue.topic
+        popper = Popper(
+            self._calls,
+            queue,
+            lambda: self._subscriptions.get(topic) or subscribe(topic),
+            self._how,
+            deliver=self._popped,
+            counts=self._rates.of(topic),
+            batches=self._batches,
+        )
+        popper.paused = self._paused
+        return popper
+
+    def pause_all(self, paused: bool) -> None:
+        """Stop or resume popping, also of queues that are assigned later."""
+        self._paused = paused
+        for popper in self.poppers.values():
+            popper.paused = paused
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _popped(self, batch: PopBatch, messages: list[ReceivedMessage]) -> None:
+        spoiled = [m for m in messages if m.body_error is not None]
+        for message in spoiled:
+            where = f"offset {message.queue_offset} of {message.queue}"
+            log.error("%s is not given to the listener, but set aside: %s", where, message.body_error)
+            batch.counts.failed += 1
+            batch.finish([message])
+            self._task(self._bury(message))
+        good = [m for m in messages if m.body_error is None] if spoiled else messages
+        if good:
+            self._deliver(batch, good)
+
+    def finished(self, done: list[Unit], failed: list[Unit]) -> tuple[list[Unit], list[Unit]]:
+        """Acknowledge popped messages that are done, delay those that failed; return the units that were pulled."""
+        acked: list[ReceivedMessage] = []
+        for batch, units in groupby(done, key=itemgetter(0)):
+            if isinstance(batch, PopBatch):
+                messages = [m for unit in units for m in _messages(unit)]
+                batch.counts.taken += len(messages)
+                batch.finish(messages)
+                acked += messages
+        if acked:
+            self._task(self._ack(acked))
+        for unit in failed:
+            batch = unit[0]
+            if isinstance(batch, PopBatch):
+                messages = _messages(unit)
+                batch.counts.failed += len(messages)
+                batch.finish(messages)
+                for message in messages:
+                    self._task(self._fail(message))
+        return [u for u in done if not isinstance(u[0], PopBatch)], [
+            u for u in failed if not isinstance(u[0], PopBatch)
+        ]
+
+    async def _ack(self, messages: list[ReceivedMessage]) -> None:
+        for _ in range(ACK_TRIES):
+            messages = [m for m in messages if not self._is_late(m)]
+            try:
+                await self._calls.ack(messages)
+                return
+            except RocketSparkError as e:
+                log.info("group %s: %d messages are not acknowledged: %s", self._group, len(messages), e)
+                if not e.retriable:
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+    def _is_late(self, message: ReceivedMessage) -> bool:
+        """Tell whether a message's invisible time is over: nothing can be said of it any more, it comes again."""
+        try:
+            self._calls.handle_of(message)
+        except ReceiptExpired as e:
+            log.warning("group %s: the listener took too long: %s", self._group, e)
+            return True
+        return False
+
+    async def _fail(self, message: ReceivedMessage) -> None:
+        if self._is_late(message):
+            return
+        if 0 <= self._attempts_max <= message.reconsume_times:
+            await self._bury(message)
+            return
+        try:
+            await self._calls.change_invisible_time(message, self._how.delay_ms(message.reconsume_times))
+        except RocketSparkError as e:
+            text = "group %s: message %s comes again when its invisible time is over: %s"
+            log.warning(text, self._group, message.message_id, e)
+
+    async def _bury(self, message: ReceivedMessage) -> None:
+        try:
+            await self._give_up(message)
+            await self._calls.ack([message])
+        except Exception as e:
+            text = "group %s: message %s is not taken as a dead letter, it comes again: %s"
+            log.warning(text, self._group, message.message_id, e)
+
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Pop no more; what was popped can still be finished."""
+        self._closed = True
+        tasks = [p.task for p in self.poppers.values()]
+        self.poppers.clear()
+        await end_all([*tasks, *self._stopped], END_S)
+
+    async def finish(self) -> None:
+        """Give back what no listener took, and wait until what is acknowledged is told to the brokers."""
+        for batch in list(self._batches):
+            messages = list(batch.pending.values())
+            batch.finish(messages)
+            self._calls.give_back(messages)
+        if self._finishing:
+            await asyncio.wait(list(self._finishing), timeout=END_S)
+        await end_all(self._finishing, END_S)
+        await self._calls.settle(END_S)
+
+
+def _pulled(units: list[Unit]) -> list[Unit]:
+    return [unit for unit in units if not isinstance(unit[0], PopBatch)]
+
+
+def _messages(unit: Unit) -> list[ReceivedMessage]:
+    given = unit[1]
+    return given if isinstance(given, list) else [given]

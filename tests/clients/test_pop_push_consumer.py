@@ -1,0 +1,158 @@
+"""Our PushConsumer where the broker says that it pops, on our broker and on Apache's."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.clients.scene import Inbox, Scene
+from tests.java.apache import ask
+from tests.patience import LIMIT_S
+
+from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage
+from rocketspark.client.consumer.pop.popper import PopSettings
+from rocketspark.errors import ConfigError
+from rocketspark.model import MessageQueue
+
+QUICK = PopSettings(invisible_ms=3000, delays_ms=(1,))
+
+
+def set_mode(scene: Scene, mode: str, share: int = 0) -> None:
+    body = {"topic": scene.topic, "consumerGroup": scene.group, "mode": mode, "popShareQueueNum": share}
+    assert ask(scene.cluster.broker, 401, json.dumps(body).encode()).code == 0
+
+
+def consumer_of(scene: Scene, inbox: Any, **options: Any) -> PushConsumer:
+    made: dict[str, Any] = {"consume_from": "first", "pop": True, "rebalance_interval_ms": 200} | options
+    consumer = PushConsumer(scene.namesrv, scene.group, **made)
+    consumer.subscribe(scene.topic)
+    consumer.listen(inbox)
+    return consumer
+
+
+def send(scene: Scene, texts: list[str]) -> None:
+    with Producer(scene.namesrv, "p") as producer:
+        for text in texts:
+            producer.send(scene.topic, text.encode())
+
+
+def until(true: Any) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_done_failed_and_given_up(scene: Scene) -> None:
+    set_mode(scene, "POP")
+    inbox = Inbox(lambda m: m.body.startswith(b"good") or (m.body == b"twice" and m.reconsume_times > 0))
+    with consumer_of(scene, inbox, pop_settings=QUICK, max_reconsume_times=1) as consumer:
+        assert [q.queue_id for q in consumer.queues() if q.topic == scene.topic] == [-1]
+        send(scene, [*(f"good{i}" for i in range(40)), "twice", "never"])
+        until(lambda: scene.has_topic(f"%DLQ%{scene.group}"))
+        until(lambda: Counter(m.body for m in inbox.received)[b"twice"] == 2)
+        time.sleep(QUICK.invisible_ms / 1000 + 2.5)
+    counts = Counter(m.body for m in inbox.received)
+    assert counts == {b"good%d" % i: 1 for i in range(40)} | {b"twice": 2, b"never": 2}
+    assert {(m.topic, m.reconsume_times) for m in inbox.received if m.body == b"never"} == {
+        (scene.topic, 0),
+        (scene.topic, 1),
+    }
+    with PullConsumer(scene.namesrv, f"look-{scene.group}", consume_from="first") as look:
+        look.assign([MessageQueue(f"%DLQ%{scene.group}", "broker-a", 0)])
+        (dead,) = look.poll(LIMIT_S * 1000)
+        assert dead.body == b"never"
+
+
+def test_a_listener_that_outlives_the_invisible_time_is_dropped(scene: Scene) -> None:
+    set_mode(scene, "POP")
+    slow = threading.Event()
+
+    def listener(message: ReceivedMessage) -> None:
+        if message.reconsume_times == 0:
+            slow.wait(LIMIT_S)
+
+    inbox = Inbox(listener)
+    with consumer_of(scene, inbox, pop_settings=QUICK._replace(invisible_ms=1000)):
+        send(scene, ["x"])
+        until(lambda: len(inbox.received) == 2)
+        slow.set()
+    assert [(m.body, m.reconsume_times) for m in inbox.received] == [(b"x", 0), (b"x", 1)]
+
+
+def test_a_close_gives_back_what_was_not_begun(scene: Scene) -> None:
+    set_mode(scene, "POP")
+    hold = threading.Event()
+    first = Inbox(lambda m: hold.wait(LIMIT_S))
+    consumer = consumer_of(scene, first, threads=1, pop_settings=QUICK._replace(invisible_ms=600_000))
+    consumer.start()
+    send(scene, [str(i) for i in range(8)])
+    popping = consumer._core._popping
+    assert popping is not None
+    until(lambda: sum(p.waiting for p in popping.poppers.values()) == 8)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    until(lambda: not popping.poppers)
+    hold.set()
+    closing.join(LIMIT_S)
+    assert len(first.received) == 1
+    second = Inbox()
+    with consumer_of(scene, second):
+        second.wait_for(7)
+    assert Counter(m.body for m in [*first.received, *second.received]) == {b"%d" % i: 1 for i in range(8)}
+
+
+def test_modes_to_and_fro_under_load_lose_nothing(scene: Scene) -> None:
+    inbox = Inbox()
+    consumers = [consumer_of(scene, inbox, pop_settings=QUICK) for _ in range(2)]
+    for consumer in consumers:
+        consumer.start()
+    count, sent = 600, 0
+    with Producer(scene.namesrv, "p") as producer:
+        for turn, mode in enumerate(("POP", "PULL", "POP", "PULL")):
+            set_mode(scene, mode, share=turn % 3 - 1)
+            for _ in range(count // 4):
+                producer.send(scene.topic, b"%d" % sent)
+                sent += 1
+                time.sleep(0.002)
+    until(lambda: len({m.body for m in inbox.received}) == count)
+    for consumer in consumers:
+        consumer.close()
+    assert {m.body for m in inbox.received} == {b"%d" % i for i in range(count)}
+    assert {m.topic for m in inbox.received} == {scene.topic}
+
+
+def test_shares_of_members(scene: Scene) -> None:
+    set_mode(scene, "POP", share=1)
+    inboxes = [Inbox() for _ in range(3)]
+    consumers = [consumer_of(scene, inbox, threads=2, batch_max=2) for inbox in inboxes]
+    for consumer in consumers:
+        consumer.start()
+
+    def shares() -> list[int]:
+        return sorted(q.queue_id for c in consumers for q in c.queues() if q.topic == scene.topic)
+
+    # Each queue by its own member and by the one before it.
+    until(lambda: shares() == [0, 0, 1, 1, 2, 2, 3, 3])
+    set_mode(scene, "POP", share=-1)
+    until(lambda: shares() == [-1, -1, -1])
+    for consumer in consumers:
+        consumer.close()
+
+
+def test_mistakes_are_clear(scene: Scene) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "ordered or broadcast": {"ordered": True},
+        "consume_from last or first": {"consume_from": 5},
+        "strategy": {"strategy": "consistent_hash"},
+        "invisible_ms 0": {"pop_settings": PopSettings(invisible_ms=0)},
+        "count_max": {"pop_settings": PopSettings(count_max=33)},
+        "delays_ms": {"pop_settings": PopSettings(delays_ms=())},
+    }
+    for text, options in wrong.items():
+        with pytest.raises(ConfigError, match=text):
+            consumer_of(scene, print, **options)
