@@ -14,9 +14,11 @@ from rocketspark.cli.commands import (
     backup,
     consume,
     controller,
+    group,
     outbox,
     pipeline,
     produce,
+    proxy,
     quarantine,
     servers,
     topic,
@@ -44,9 +46,11 @@ app.command("server")(servers.server)
 app.command("namesrv")(servers.namesrv)
 app.command("broker")(servers.broker)
 app.command("controller")(controller.controller)
+app.command("proxy")(proxy.proxy)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.command("produce")(produce.produce)

@@ -73,6 +73,16 @@ def server(
     controller_port: Annotated[
         int, typer.Option(min=0, max=65535, help="The controller's port, with --replicas; 0 takes a free one.")
     ] = 9877,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The port of RocketMQ 5's gRPC protocol, served by a process beside; 0 takes a free one"
+            " [default: 8081 if it is free and the extra grpc is installed].",
+        ),
+    ] = None,
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Do not serve gRPC.")] = False,
     secure: Annotated[
         bool,
         typer.Option(
@@ -93,7 +103,8 @@ def server(
     once all in sync have the message; when the master dies a slave goes on.
 
     When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`, with several brokers their addresses
-    separated by commas; with replicas `controller=HOST:PORT` stands between, and of each broker the master comes first.
+    separated by commas; with replicas `controller=HOST:PORT` stands between, and of each broker the master comes first;
+    ` grpc=HOST:PORT` ends it where gRPC is served.
     SIGTERM or Ctrl-C stops it cleanly.
 
     Example: `rocketspark server --store ./store`
@@ -115,6 +126,7 @@ def server(
     settings = _settings(config, store=store, host=host, port=broker_port)
     settings.tls = tls.over(settings.tls, warn)
     options = [*_options(config, log_level), *tls.arguments()]
+    grpc = None if no_grpc else _grpc_port(settings, grpc_port)
     door = _secured(settings) if secure else None
     if door:
         options += ["--secure", str(door.folder)]
@@ -151,11 +163,34 @@ def server(
             await broker.start()
             servers.push_async_callback(broker.close)
             addresses, between = [broker.address], ""
+        last = ""
+        if grpc is not None:
+            last = f" grpc={await _proxy(servers, settings, grpc, log_level)}"
         if door:
             print(how_to_enter(door, nameserver.address), file=sys.stderr, flush=True)
-        return f"ready namesrv={nameserver.address}{between} broker={','.join(addresses)}"
+        return f"ready namesrv={nameserver.address}{between} broker={','.join(addresses)}{last}"
 
     serve(start, log_level=log_level.value)
+
+
+def _grpc_port(settings: BrokerSettings, asked: int | None) -> int | None:
+    from rocketspark.cli.commands.proxy import port_beside
+
+    return port_beside(settings.listen_host or "127.0.0.1", asked)
+
+
+async def _proxy(servers: AsyncExitStack, settings: BrokerSettings, port: int, log_level: LogLevel) -> str:
+    """Start the proxy's process; returns its address."""
+    from rocketspark.cli.commands.proxy import access_beside, proxy_process
+
+    options, environment = access_beside(settings)
+    options += ["--log-level", log_level.value]
+    host = settings.listen_host or "127.0.0.1"
+    process = proxy_process(settings.namesrv_addresses, host, port, options, environment)
+    servers.push_async_callback(process.stop)
+    await process.start()
+    process.keep()
+    return process.address
 
 
 def _secured(settings: BrokerSettings) -> SecureFolder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -20,6 +21,17 @@ T = TypeVar("T")
 # Topics that brokers make for themselves, beside those named after clusters and brokers.
 _OWN = frozenset("TBW102 BenchmarkTest SELF_TEST_TOPIC OFFSET_MOVED_EVENT SCHEDULE_TOPIC_XXXX".split())
 _OWN_PREFIXES = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "TRANS_CHECK_MAX_TIME_TOPIC", "SYNC_BROKER_MEMBER_")
+
+
+class MessageType(StrEnum):
+    """What may be sent to a topic."""
+
+    normal = "normal"
+    fifo = "fifo"
+    delay = "delay"
+    transaction = "transaction"
+    mixed = "mixed"
+
 
 app = typer.Typer(help="List, show, create and delete topics.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
@@ -71,13 +83,15 @@ def show(topic: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
             }
             for q in state.queues
         ]
-        print_json({"topic": topic, "messages": state.message_count, "queues": queues})
+        told = {"topic": topic, "messages": state.message_count, "queues": queues}
+        print_json(told | {"type": state.message_type} if state.message_type else told)
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"{shown(topic)}: {state.message_count:,} messages"), title_justify="left")
+    kind = f", type {shown(state.message_type)}" if state.message_type else ""
+    table = Table(title=Text(f"{shown(topic)}: {state.message_count:,} messages{kind}"), title_justify="left")
     table.add_column("broker")
     for title in ("queue", "oldest offset", "next offset", "messages"):
         table.add_column(title, justify="right")
@@ -91,24 +105,35 @@ def show(topic: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
 def create(
     topic: Name,
     queues: Annotated[int, typer.Option("-q", "--queues", min=1, max=1024, help="Queues on each broker.")] = 8,
+    kind: Annotated[
+        MessageType | None,
+        typer.Option("--type", help="What clients of RocketMQ 5 may send to it; mixed: everything [default: normal]."),
+    ] = None,
     cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None,
     broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
-    """Create a topic on every broker, or change the number of its queues.
+    """Create a topic on every broker, or change the number of its queues and its type.
 
     Example: `rocketspark topic create orders --queues 8`
+
+    Example: `rocketspark topic create payments --type fifo`
     """
+    message_type = None if kind is None else kind.value.upper()
     made = run_operation(
         at,
-        lambda operations: operations.create_topic(topic, queue_count=queues, cluster=cluster, brokers=broker or None),
+        lambda operations: operations.create_topic(
+            topic, queue_count=queues, message_type=message_type, cluster=cluster, brokers=broker or None
+        ),
     )
     names = [b.broker_name for b in made]
     if json:
-        print_json({"topic": topic, "queues": queues, "brokers": names})
+        told: dict[str, object] = {"topic": topic, "queues": queues, "brokers": names}
+        print_json(told if message_type is None else told | {"type": message_type})
     else:
-        print(f"created {shown(topic)} with {queues} queues on {_listed(names)}")
+        what = "" if message_type is None else f", type {message_type},"
+        print(f"created {shown(topic)} with {queues} queues{what} on {_listed(names)}")
 
 
 @app.command()

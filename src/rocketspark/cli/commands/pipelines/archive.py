@@ -1,13 +1,12 @@
-"""`pipeline archive`: topics to Parquet files by topic and hour."""
+"""`pipeline archive`: topics to Parquet files, a Delta or an Iceberg table, by topic and hour."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
 
 
 def archive(
@@ -16,8 +15,12 @@ def archive(
     ] = None,
     *,
     to: Annotated[
-        Path, typer.Option("-t", "--to", help="The archive's folder, which driver and executors share.")
-    ] = Path("archive"),
+        str,
+        typer.Option("-t", "--to", help="The archive's folder, which driver and executors share. Tables: or s3a://…"),
+    ] = "archive",
+    table_format: Annotated[str, typer.Option("--format", help="parquet, delta or iceberg.")] = "parquet",
+    catalog: Catalog = "",
+    table: TableName = "",
     once: Annotated[bool, typer.Option("--once", help="End when all is archived that was there at the start.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new messages.")] = 60,
     tags: Annotated[str, typer.Option(help='Only messages with one of these tags: "A || B".')] = "*",
@@ -28,37 +31,53 @@ def archive(
     compact: Annotated[bool, typer.Option(help="Merge the files of hours that are over.")] = True,
     close_after: Annotated[float, typer.Option(min=0, help="Seconds after its end that an hour is merged.")] = 300,
     keep_replaced: Annotated[
-        float, typer.Option(min=0, help="Seconds that merged files stay for readers that began before.")
-    ] = 3600,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds that merged Parquet files stay for readers that began before (3600).",
+            show_default=False,
+        ),
+    ] = None,
     file_mb: Annotated[int, typer.Option(min=1, help="Size of merged files.")] = 256,
     shared: SharedOptions,
 ) -> None:
-    """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once.
+    """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once; with
+    --format delta or iceberg in a table partitioned so, one commit per micro-batch.
 
-    Goes on where the folder's last run ended, whatever ended that. Runs until Ctrl-C, or with --once until all is
-    archived. Any Parquet reader may read the folder meanwhile.
+    Goes on where the archive's last run ended, whatever ended that. Runs until Ctrl-C, or with --once until all is
+    archived. Any reader of the format may read it meanwhile.
 
     Example: `rocketspark pipeline archive orders payments --to /data/archive --once`
+
+    Example: `rocketspark pipeline archive orders --to s3a://lake/orders --format delta`
     """
     where = shared.connection()
     options = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
     where = where._replace(options=options | dict(where.options))
     if not topics and not {"topic", "topicpattern", "assign"} & {name.lower() for name in where.options}:
         raise typer.BadParameter("name topics, or give -o topicPattern=REGEX", param_hint="TOPICS")
-    with shared.start("archive") as (spark, progress):
+    from rocketspark.spark.lakehouse.table import TablePlace, archive_for
+
+    target = archive_for(table_format, to, catalog, table)
+    if isinstance(target, TablePlace) and keep_replaced is not None:
+        raise typer.BadParameter(
+            f"files that a {table_format} table merged stay until its own clean-up", param_hint="--keep-replaced"
+        )
+    writes = (target.place,) if isinstance(target, TablePlace) else ()
+    with shared.start("archive", writes=writes, archives=(target,)) as (spark, progress):
         from rocketspark.spark.pipelines.archive import pipeline
 
         result = pipeline.run(
             spark,
             where,
             topics or [],
-            to,
+            target,
             once=once,
             interval_s=interval,
             batch_rows=batch_rows,
             compact=compact,
             close_after_s=close_after,
-            keep_replaced_s=keep_replaced,
+            keep_replaced_s=pipeline.KEEP_REPLACED_S if keep_replaced is None else keep_replaced,
             file_bytes=file_mb << 20,
             progress=progress,
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
 from rocketspark.cli.commands.pipelines.times import Since, Until, moment
 
 _COMPARE = "Comparing two places"
@@ -20,13 +19,15 @@ class CompareOptions(NamedTuple):
         str, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
     ] = ""
     against_archive: Annotated[
-        Path | None,
+        str,
         typer.Option(
             help="Compare with what this archive holds of the topic, or of --against.",
             show_default=False,
             rich_help_panel=_COMPARE,
         ),
-    ] = None
+    ] = ""
+    catalog: Catalog = ""
+    table: TableName = ""
     against_namesrv: Annotated[
         str,
         typer.Option(
@@ -53,6 +54,8 @@ class CompareOptions(NamedTuple):
             raise typer.BadParameter("--group, --ignore and --max-lag have no meaning with it", param_hint="--against")
         if self.against_namesrv and (not self.against or self.against_archive):
             raise typer.BadParameter("name the topic there with --against", param_hint="--against-namesrv")
+        if (self.catalog or self.table) and not self.against_archive:
+            raise typer.BadParameter("they say where --against-archive is: name it", param_hint="--catalog, --table")
         if self.by not in ("id", "content"):
             raise typer.BadParameter(f"{self.by!r}: id or content is needed", param_hint="--by")
 
@@ -104,13 +107,16 @@ def audit(
         figures.check_kinds(ignore or ())
     except UsageError as e:
         raise typer.BadParameter(str(e), param_hint="--ignore") from None
-    with shared.start("audit", only_reads=True) as (spark, progress):
+    from rocketspark.spark.lakehouse.table import archive_at
+
+    archive = archive_at(other.against_archive, other.catalog, other.table) if other.against_archive else None
+    with shared.start("audit", only_reads=True, archives=(archive,) if archive else ()) as (spark, progress):
         if other.wanted:
             there = where._replace(namesrv=other.against_namesrv) if other.against_namesrv else where
             compared = compare.run(
                 spark,
                 compare.Side(where, topics[0]),
-                compare.Side(there, other.against or topics[0], other.against_archive),
+                compare.Side(there, other.against or topics[0], archive),
                 by=other.by,
                 since_ms=since_ms,
                 until_ms=until_ms,

@@ -47,7 +47,7 @@ def dedupe(
 
     # Keys may be many: they are not to fill the JVM's heap.
     conf = (f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}",)
-    with shared.start("dedupe", conf=conf) as (spark, progress):
+    with shared.start("dedupe", conf=conf, writes=(checkpoint,)) as (spark, progress):
         result = pipeline.run(
             spark,
             where,

@@ -71,7 +71,7 @@ def outbox(
     from rocketspark.spark.pipelines.default_names import default_folder
 
     folder = name or default_folder(f"outbox-{table}")
-    with shared.start("outbox") as (spark, progress):
+    with shared.start("outbox", writes=(checkpoint,)) as (spark, progress):
         result = pipeline.run(
             spark,
             where,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
 from rocketspark.cli.commands.pipelines.times import moment
 from rocketspark.cli.options import LeftOut
 
@@ -39,14 +39,19 @@ class RowOptions(NamedTuple):
 
 
 def restore(
-    archive: Annotated[Path, typer.Argument(help="The archive's folder.", show_default=False)],
+    archive: Annotated[str, typer.Argument(help="The archive: its folder, s3a://….", show_default=False)],
     topics: Annotated[
         list[str] | None, typer.Argument(help="Topics of the archive; all if none is named.", show_default=False)
     ] = None,
     to: Annotated[
         str | None, typer.Option("-t", "--to", help="The target topic, for one topic; else the same name.")
     ] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else in the archive.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the progress files; else in the archive, or for tables .rocketspark/restores."),
+    ] = None,
+    catalog: Catalog = "",
+    table: TableName = "",
     *,
     rows: RowOptions,
     shared: Annotated[SharedOptions, LeftOut("options")],
@@ -62,17 +67,20 @@ def restore(
     arguments = rows.arguments() | {"state": state}
     if to is not None and len(topics or ()) > 1:
         raise typer.BadParameter("one topic can be given another name, not several", param_hint="--to")
-    with shared.start("restore") as (spark, progress):
+    from rocketspark.spark.lakehouse.table import archive_at
+
+    source = archive_at(archive, catalog, table)
+    with shared.start("restore", archives=(source,)) as (spark, progress):
         from rocketspark.spark.pipelines.restore import pipeline
 
-        names = topics or pipeline.topics_of(archive)
+        names = topics or pipeline.topics_of(source, spark)
         if to is not None and len(names) > 1:
             raise typer.BadParameter(f"the archive holds {', '.join(names)}: name one of them", param_hint="--to")
         results = []
         wanted: list[str | None] = [*names] or [None]
         for topic in wanted:
             if not progress.stop.asked:
-                results.append(pipeline.restore(spark, archive, where, topic, to, progress=progress, **arguments))
+                results.append(pipeline.restore(spark, source, where, topic, to, progress=progress, **arguments))
     shared.finish(results[0] if len(results) == 1 else {"restored": results}, progress)
 
 

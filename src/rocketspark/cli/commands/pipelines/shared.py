@@ -7,7 +7,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -17,6 +19,7 @@ from rocketspark.cli.options import HERE, ClusterAccess, Json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from rocketspark.spark.lakehouse.table import TablePlace
     from rocketspark.spark.pipelines.connection import Connection
     from rocketspark.spark.pipelines.progress import Progress
 
@@ -51,6 +54,27 @@ Options = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+Catalog = Annotated[
+    str,
+    typer.Option(
+        help="Iceberg's catalog: jdbc:sqlite:/data/catalog.db, jdbc:postgresql://host/db (PGUSER, PGPASSWORD in the"
+        " environment); else catalog.db in the folder.",
+        show_default=False,
+    ),
+]
+TableName = Annotated[
+    str, typer.Option("--table", help="Iceberg's table; else rocketspark.archive.", show_default=False)
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Serve metrics for Prometheus on 127.0.0.1, at this port, while the command runs; 0: a free one.",
+        show_default=False,
+        rich_help_panel=_SPARK,
+    ),
+]
 
 
 @contextmanager
@@ -64,6 +88,9 @@ def wrong_usage() -> Iterator[None]:
         raise typer.BadParameter(str(e)) from None
 
 
+_MADE: ContextVar[tuple[SharedOptions | None, Connection | None]] = ContextVar("connection of the command")
+
+
 class SharedOptions(NamedTuple):
     """The options that all pipeline commands have, as they were given."""
 
@@ -73,6 +100,7 @@ class SharedOptions(NamedTuple):
     master: Master = ""
     remote: Remote = ""
     conf: Conf = None
+    metrics_port: MetricsPort = None
     json: Json = False
 
     def connection(self) -> Connection:
@@ -85,29 +113,59 @@ class SharedOptions(NamedTuple):
             options = pairs(self.options, "--option")
         keys = self.at.client_options()
         tls = client_tls(keys.pop("use_tls", False), **{n: keys.pop(n) for n in list(keys) if n.startswith("tls_")})
-        return connection(Connection(self.at.namesrv, self.namespace, **keys, options=options, tls=tls))
+        made = connection(Connection(self.at.namesrv, self.namespace, **keys, options=options, tls=tls))
+        _MADE.set((self, made))
+        return made
 
     @contextmanager
     def start(
-        self, name: str, *, conf: tuple[str, ...] = (), only_reads: bool = False
+        self,
+        name: str,
+        *,
+        conf: tuple[str, ...] = (),
+        only_reads: bool = False,
+        reads: tuple[str | Path, ...] = (),
+        writes: tuple[str | Path, ...] = (),
+        archives: tuple[Path | TablePlace, ...] = (),
     ) -> Iterator[tuple[SparkSession, Progress]]:
         """Give the session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one
         line.
 
         `conf`: settings that those given go before. One that `only_reads` has nothing to finish: they end it at once.
+        `reads`, `writes`: its places; those on object stores are looked at before it begins. `archives`: those that
+        are tables have their jars.
         """
         _check_packages()
+        from rocketspark.spark.lakehouse.object_store import check_place
+        from rocketspark.spark.lakehouse.table import TablePlace
         from rocketspark.spark.pipelines.connection import pairs
         from rocketspark.spark.pipelines.progress import stderr_progress
         from rocketspark.spark.pipelines.session import SessionOptions, check_options, open_session
 
         with wrong_usage():
-            wanted = SessionOptions(self.master, self.remote, pairs([*conf, *(self.conf or ())], "--conf"))
+            given = pairs([*conf, *(self.conf or ())], "--conf")
+            tables = tuple(one for one in archives if isinstance(one, TablePlace))
+            wanted = SessionOptions(self.master, self.remote, given, reads + writes, tables)
             check_options(wanted)
         progress = stderr_progress(name)
         asked = _ended_at_once() if only_reads else progress.signals()
-        with open_session(name, wanted) as spark, asked:
+        with open_session(name, wanted) as spark, asked, self._metrics(spark, progress):
+            for place in dict.fromkeys((*reads, *writes, *(table.place for table in tables))):
+                check_place(spark, place, writes=place in writes)
             yield spark, progress
+
+    def _metrics(self, spark: SparkSession, progress: Progress) -> AbstractContextManager[object]:
+        """Serve metrics while the block runs, if they are wanted."""
+        if self.metrics_port is None:
+            return nullcontext()
+        from rocketspark.spark.metrics.of_pipelines import serve
+
+        # Made once: a key on the command line has a warning.
+        options, made = _MADE.get((None, None))
+        where = made if options is self and made is not None else self.connection()
+        listening = serve(spark, where.namesrv, where.access, progress, self.metrics_port)
+        progress.say(f"metrics at {listening.url}")
+        return listening
 
     def finish(self, result: Any, progress: Progress, *, code: int = 0, ends: bool = True) -> None:
         """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever

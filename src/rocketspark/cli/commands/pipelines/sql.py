@@ -39,7 +39,10 @@ def sql(
     with wrong_usage():
         variables = pairs(variable, "--var")
     plan = read_plan(file, variables)
-    with shared.start("sql") as (spark, progress):
+    place = checkpoint or f"{file}.checkpoints"
+    reads = tuple(source.path for source in plan.sources if source.path)
+    writes = () if dry_run else (place, *(sink.path for sink in plan.sinks if sink.path))
+    with shared.start("sql", reads=reads, writes=writes) as (spark, progress):
         if dry_run:
             shared.finish(pipeline.dry_run(spark, plan, where), progress)
             return
@@ -47,7 +50,7 @@ def sql(
             spark,
             plan,
             where,
-            checkpoint=checkpoint or f"{file}.checkpoints",
+            checkpoint=place,
             interval_s=interval,
             progress=progress,
         )

@@ -37,15 +37,17 @@ def trace(
     where = shared.connection()
     since_ms, until_ms = moment("--since", since), moment("--until", until)
     from rocketspark.errors import ConfigError
+    from rocketspark.spark.lakehouse.object_store import scheme_of, write_text
     from rocketspark.spark.pipelines.trace import html_report, pipeline
     from rocketspark.spark.pipelines.trace.plots import check_installed
 
     if html is not None:
         # Before the work rather than after it.
         check_installed()
-        if html.is_dir() or not html.parent.is_dir():
+        there = bool(scheme_of(html))
+        if not there and (html.is_dir() or not html.parent.is_dir()):
             raise ConfigError(f"--html {html}: a file in a folder that is there is needed")
-    with shared.start("trace", only_reads=True) as (spark, progress):
+    with shared.start("trace", only_reads=True, reads=(html.parent,) if html else ()) as (spark, progress):
         report = pipeline.run(
             spark,
             where,
@@ -57,6 +59,9 @@ def trace(
             progress=progress,
         )
         if html is not None:
-            html_report.write_html(report, html)
+            if scheme_of(html):
+                write_text(spark, html, html_report.html(report))
+            else:
+                html_report.write_html(report, html)
             progress.say(f"the report is in {html}")
         shared.finish(report if shared.json else pipeline.summary(report), progress)

@@ -1,0 +1,119 @@
+"""Processes that run beside this one: brokers, the proxy. Rule: one that dies comes back on its own port, and none
+outlives its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from rocketspark.errors import RocketSparkError
+
+log = logging.getLogger("rocketspark")
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+RESTART_PAUSE_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return a function by which a child process ends when its parent is killed; None where the system lacks it."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class ChildProcess:
+    """One `rocketspark` command. `arguments`: what follows it, by the port it is to take (0: a free one, kept later);
+    it is ready once it prints "ready `kind`=HOST:PORT". `environment`: what it has besides this process's, for secrets.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        arguments: Callable[[int], list[str]],
+        port: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.address = ""
+        self._ready = re.compile(rf"ready {kind}=(\S+):(\d+)")
+        self._arguments = arguments
+        self._environment = {**os.environ, **environment} if environment else None
+        self._port = port
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The number of the process that runs, 0 while none does."""
+        return 0 if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready. Raises RocketSparkError if it ends before."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rocketspark.cli.main", *self._arguments(self._port)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._environment,
+            # Ctrl-C is for the parent: it ends the others in order.
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                line = (await self._process.stdout.readline()).decode(errors="replace")
+        except TimeoutError:
+            line = ""
+        found = self._ready.match(line)
+        if not found:
+            await self._end()
+            raise RocketSparkError(f"{self.name} did not start; its log above says why")
+        self.address, self._port = f"{found[1]}:{found[2]}", int(found[2])
+
+    def keep(self) -> None:
+        """Restart the process whenever it ends by itself."""
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            if self._stopping:
+                return
+            log.warning("%s ended with %d; it is started again on %s", self.name, code, self.address)
+            await asyncio.sleep(RESTART_PAUSE_S)
+            try:
+                await self.start()
+            except RocketSparkError as e:
+                log.error("%s", e)
+
+    async def stop(self) -> None:
+        """End the process cleanly."""
+        self._stopping = True
+        await self._end()
+        if self._keeper is not None:
+            self._keeper.cancel()
+
+    async def _end(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.error("%s did not stop within %.0f s: killed", self.name, STOP_TIMEOUT_S)
+            self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,269 @@
+"""`proxy`: RocketMQ 5's gRPC protocol before a cluster; and how `server` starts one beside its broker."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocketspark.cli import server_tls
+from rocketspark.cli.child_processes import ChildProcess
+from rocketspark.cli.commands.servers import Level, LogLevel, Secure, warn
+from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, PASSWORD_VARIABLE, SECRET_KEY_FILE_VARIABLE, ClusterAccess
+from rocketspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from rocketspark.broker.settings import BrokerSettings
+    from rocketspark.proxy.settings import ProxySettings
+    from rocketspark.transport.request_signer import RequestSigner
+    from rocketspark.transport.tls.client_tls import ClientTls
+    from rocketspark.transport.tls.settings import TlsSettings
+
+DEFAULT_PORT = 8081
+# As of every server's key.
+PORT_KEY_PASSWORD = "ROCKETMQ_TLS_SERVER_KEYPASSWORD"
+EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
+
+Advertised = Annotated[
+    str | None,
+    typer.Option(help="The host that routes tell clients to come to [default: the one by which they asked]."),
+]
+
+
+def proxy(
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            *("--grpc-port", "-p"),
+            min=0,
+            max=65535,
+            help="Port to listen on; 0 takes a free one [default: grpcServerPort, else 8081].",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="A rmq-proxy.json of Apache's proxy; options win over it.")
+    ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="How many processes share the port: each serves the clients that come to it."),
+    ] = 1,
+    share_port: Annotated[bool, typer.Option("--share-port", hidden=True)] = False,
+    advertise: Advertised = None,
+    at: ClusterAccess = HERE,
+    secure: Secure = None,
+    port_tls_mode: Annotated[
+        server_tls.TlsModes | None,
+        typer.Option(help="TLS on the proxy's port: beside plain, alone, or none [default: permissive]."),
+    ] = None,
+    port_tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="Its certificate and chain, PEM; new files are taken without a stop [default: made anew]."),
+    ] = None,
+    port_tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM.")] = None,
+    proxy_networks: Annotated[
+        str, typer.Option(help="Addresses of load balancers whose PROXY headers are believed: 10.0.0.0/8,…")
+    ] = "",
+    remoting_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="One more port for clients before RocketMQ 5.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port for Prometheus on 127.0.0.1; 0 takes a free one; further processes take the ones after it"
+            " [default: of the file with metricsExporterType PROM, else none].",
+        ),
+    ] = None,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Serve RocketMQ 5's gRPC protocol before any cluster, RocketMQ's own too.
+
+    All official clients of RocketMQ 5 speak it. The proxy keeps nothing: what it knows of clients ends with it, and
+    they tell it anew. Keys and TLS are those of its own requests to the cluster; with keys, each client must have keys
+    of its own, and may do what the cluster's users and rules let him. Clients come plain or by TLS, on one port.
+
+    When ready it prints one line, `ready proxy=HOST:PORT`, with `metrics=HOST:PORT` if they are served. SIGTERM or
+    Ctrl-C stops it cleanly.
+
+    Example: `rocketspark proxy -n 127.0.0.1:9876 --grpc-port 8081`
+
+    Example: `rocketspark proxy -c rmq-proxy.json --processes 4`
+    """
+    if not is_installed():
+        raise ConfigError(EXTRA)
+    # What gRPC's own library would write of a port is told in our words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from rocketspark.cli.serve import serve
+    from rocketspark.client.connection.acl_signing import Signer
+    from rocketspark.proxy.server import ProxyServer
+    from rocketspark.transport.tls.client_tls import client_tls
+
+    settings = _settings(config, at.namesrv, host=host, port=grpc_port, advertised_host=advertise)
+    settings.share_port = share_port
+    settings.remoting_port = remoting_port
+    if metrics_port is not None:
+        settings.metrics_port = metrics_port
+    options = at.client_options()
+    tls_options = {name: value for name, value in options.items() if name.startswith(("use_tls", "tls_"))}
+    tls = client_tls(**{"use_tls": False, **tls_options})
+    keys = {name: value for name, value in options.items() if name not in tls_options}
+    signer: Any = Signer(**{"access_key": "", "secret_key": "", **keys}) if keys else None
+    port_tls = _port_tls(port_tls_mode, port_tls_cert, port_tls_key, proxy_networks)
+    if secure is not None:
+        signer, tls, port_tls = _of_folder(secure)
+
+    async def start(servers: AsyncExitStack) -> str:
+        if processes > 1:
+            return f"ready proxy={await _several(servers, settings, processes)}"
+        server = ProxyServer(settings, signer=signer, tls=tls, front_tls=port_tls)
+        await server.start()
+        servers.push_async_callback(server.close)
+        metrics = f" metrics={server.metrics.address}" if server.metrics is not None else ""
+        return f"ready proxy={server.address}{metrics}"
+
+    serve(start, log_level=log_level.value)
+
+
+def _settings(
+    config: Path | None, namesrv: str, *, host: str, port: int | None, advertised_host: str | None
+) -> ProxySettings:
+    """Return the settings of a file, with the options' values over them. Raises ConfigError."""
+    from rocketspark.proxy import config_file
+    from rocketspark.proxy.settings import ProxySettings
+
+    values, warnings = config_file.read(config) if config else ({}, [])
+    warn(warnings)
+    if namesrv != NAMESRV_DEFAULT or not values.get("namesrv"):
+        values["namesrv"] = namesrv
+    if port is not None:
+        values["port"] = port
+    return ProxySettings(**{"port": DEFAULT_PORT, **values}, host=host, advertised_host=advertised_host or "")
+
+
+async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int) -> str:
+    """Start so many processes like this one on one port; returns the address. Raises ConfigError."""
+    first = settings.metrics_port
+    if first is not None and not 0 < first <= 65536 - count:
+        raise ConfigError(f"--metrics-port {first}: {count} processes take as many ports from it on; choose another")
+    given = [word for word in sys.argv[1:] if word != "--share-port"]
+    port = settings.port
+    address = ""
+    for number in range(1, count + 1):
+        # Each has figures of its own.
+        metrics = [] if first is None else ["--metrics-port", str(first + number - 1)]
+
+        def arguments(taken: int, metrics: list[str] = metrics) -> list[str]:
+            return [*given, "--processes", "1", "--share-port", "--grpc-port", str(taken), *metrics]
+
+        process = ChildProcess(f"proxy {number}", "proxy", arguments, port)
+        servers.push_async_callback(process.stop)
+        await process.start()
+        process.keep()
+        address = process.address
+        port = int(address.rpartition(":")[2])
+    return address
+
+
+def _port_tls(
+    mode: server_tls.TlsModes | None, cert: Path | None, key: Path | None, networks: str
+) -> TlsSettings | None:
+    """Return what was said of TLS on the port; None for nothing. Raises ConfigError."""
+    from rocketspark.transport.tls.settings import NETWORKS_KEY, from_values
+
+    given = {
+        "tls.server.mode": mode.value if mode else "",
+        "tls.server.certPath": str(cert or ""),
+        "tls.server.keyPath": str(key or ""),
+        NETWORKS_KEY: networks,
+    }
+    values = {name: value for name, value in given.items() if value}
+    if not values:
+        return None
+    if not cert and not key and mode is not server_tls.TlsModes.disabled:
+        values["tls.test.mode.enable"] = "true"
+    if os.environ.get(PORT_KEY_PASSWORD):
+        values["tls.server.keyPassword"] = os.environ[PORT_KEY_PASSWORD]
+    return from_values(values)
+
+
+def _of_folder(folder: Path) -> tuple[RequestSigner, ClientTls | None, TlsSettings]:
+    """Return keys and TLS of what `server --secure` keeps: of the proxy's own requests, and of its port."""
+    from rocketspark.broker.access import secure_folder
+    from rocketspark.transport.request_signer import RequestSigner
+
+    door = secure_folder.load(folder)
+    tls = door.tls()
+    return RequestSigner(secure_folder.INNER, door.inner_secret), tls.client(), tls
+
+
+def is_installed() -> bool:
+    """Tell whether the extra is there."""
+    return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
+
+
+def port_beside(host: str, asked: int | None) -> int | None:
+    """Return the port for a proxy beside a broker: the one asked for, else the default one if it can be had; None for
+    no proxy. Raises ConfigError if the one asked for cannot be had.
+    """
+    if not is_installed():
+        if asked is not None:
+            raise ConfigError(EXTRA)
+        return None
+    port = DEFAULT_PORT if asked is None else asked
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE and asked is None:
+                # The broker, which takes the same address, says what is wrong with it.
+                return None
+            why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be had ({e.strerror})"
+            if asked is not None:
+                text = "stop the other program, or choose another (--grpc-port 0 takes a free one)"
+                raise ConfigError(f"port {port} on {host} {why}: {text}") from None
+            warn([f"gRPC is not served: port {port} {why}; --grpc-port 0 takes a free one, --no-grpc asks for none"])
+            return None
+    return port
+
+
+def proxy_process(
+    namesrv: str, host: str, port: int, options: list[str], environment: dict[str, str] | None = None
+) -> ChildProcess:
+    """Return the process of a proxy, not started; `port` 0 takes a free one; `environment`: keys and TLS."""
+    given = ["proxy", "-n", namesrv, "--host", host, *options]
+    return ChildProcess("the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment)
+
+
+def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
+    """Return options and environment of a proxy beside a broker: with its keys, its TLS, and TLS as it takes it."""
+    tls, options, environment = settings.tls, list[str](), dict[str, str]()
+    own = settings.access.inner_credentials()
+    if own is not None:
+        # Whoever started this process may have keys of his own.
+        environment |= {"ROCKETMQ_ACCESS_KEY": own[0], "ROCKETMQ_SECRET_KEY": own[1], SECRET_KEY_FILE_VARIABLE: ""}
+        environment |= {"ROCKETMQ_SECURITY_TOKEN": own[2]} if own[2] else {}
+    client = tls.client(settings.use_tls)
+    if client is not None:
+        environment |= {"ROCKETMQ_TLS": "true", "ROCKETMQ_TLS_CA": client.ca, "ROCKETMQ_TLS_VERIFY": client.verify}
+        environment |= {"ROCKETMQ_TLS_CERT": client.cert, "ROCKETMQ_TLS_KEY": client.key}
+        environment |= {"ROCKETMQ_TLS_SERVER_NAME": client.server_name, PASSWORD_VARIABLE: client.key_password}
+    if tls.cert_path:
+        options += ["--port-tls-cert", tls.cert_path, "--port-tls-key", tls.key_path]
+        environment[PORT_KEY_PASSWORD] = tls.key_password
+    if tls.mode != "permissive":
+        options += ["--port-tls-mode", tls.mode]
+    if tls.proxy_networks:
+        options += ["--proxy-networks", tls.proxy_networks]
+    return options, environment

@@ -1,0 +1,294 @@
+"""The brokers behind the proxy: routes from NameServers, requests by a broker's name, settings of topics and groups.
+
+Rule: the proxy asks brokers by remoting requests alone, also the one beside it; what is cached is as old as
+`route_refresh_ms` at most. `requests`: handlers of what brokers ask of the proxy, filled before the first connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from rocketspark.client.connection import admin_api
+from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addresses
+from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
+from rocketspark.model import MessageQueue, TopicRoute
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol import headers
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import GroupConfig
+from rocketspark.proxy.messages import NORMAL, TOPIC_TYPES, TYPE_ATTRIBUTE
+from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.wire.codes import Code
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes, RpcHooks
+from rocketspark.transport.request_frames import Reply
+from rocketspark.transport.tls.client_tls import ClientTls
+
+T = TypeVar("T")
+
+log = LimitedLog("rocketspark.proxy")
+
+CACHED_MAX = 20_000
+# After a fetch that failed for want of an answer.
+AGAIN_S = 1.0
+# A topic's type that is in doubt is asked for anew, if it is known for as long.
+DOUBT_S = 1.0
+
+
+class _Cache(Generic[T]):
+    """Values that are fetched anew once they are too old; the old one stays in use while no broker answers."""
+
+    def __init__(self, fetch: Callable[[str], Awaitable[T]], life_s: float) -> None:
+        self._fetch, self._life_s = fetch, life_s
+        self._found: dict[str, tuple[float, T]] = {}
+        self._begun: dict[str, asyncio.Task[T]] = {}
+
+    async def get(self, name: str) -> T:
+        """Return the value. Raises what fetching raises if none is known."""
+        found = self._found.get(name)
+        if found is not None and time.monotonic() - found[0] < self._life_s:
+            return found[1]
+        try:
+            return await asyncio.shield(self.begin(name))
+        except TransportError:
+            if found is None:
+                raise
+            return found[1]
+
+    def begin(self, name: str) -> asyncio.Task[T]:
+        """Have the value fetched, unless it is being fetched already; nobody need wait for it."""
+        task = self._begun.get(name)
+        if task is None:
+            task = self._begun[name] = asyncio.ensure_future(self._refresh(name))
+            task.add_done_callback(lambda done: self._ended(name, done))
+        return task
+
+    def old(self, name: str) -> T | None:
+        """Return the value if it is known, however old."""
+        found = self._found.get(name)
+        return found[1] if found is not None else None
+
+    def age_s(self, name: str) -> float:
+        """Return for how long the value is known as it is."""
+        found = self._found.get(name)
+        return time.monotonic() - found[0] if found is not None else math.inf
+
+    def known(self, name: str) -> T | None:
+        """Return the value if it is known and not too old."""
+        found = self._found.get(name)
+        return found[1] if found is not None and time.monotonic() - found[0] < self._life_s else None
+
+    def expire(self, name: str) -> None:
+        """Fetch the value anew when it is asked for next."""
+        if (found := self._found.get(name)) is not None:
+            self._found[name] = (-math.inf, found[1])
+
+    def clear(self) -> None:
+        """Fetch every value anew when it is asked for next."""
+        self._found = {name: (-math.inf, value) for name, (_, value) in self._found.items()}
+
+    async def _refresh(self, name: str) -> T:
+        try:
+            value = await self._fetch(name)
+        except TransportError:
+            if (old := self._found.get(name)) is not None:
+                # Asked again soon, but not by everybody who needs it.
+                self._found[name] = (time.monotonic() - self._life_s + AGAIN_S, old[1])
+            raise
+        except RocketSparkError:
+            self._found.pop(name, None)
+            raise
+        self._found.pop(name, None)
+        if len(self._found) >= CACHED_MAX:
+            del self._found[next(iter(self._found))]
+        self._found[name] = (time.monotonic(), value)
+        return value
+
+    def _ended(self, name: str, task: asyncio.Task[T]) -> None:
+        self._begun.pop(name, None)
+        if not task.cancelled():
+            task.exception()
+
+
+class Brokers:
+    """All brokers of the cluster, by name. `signer`: signs the proxy's own requests; `tls`: of its connections."""
+
+    def __init__(
+        self, settings: ProxySettings, *, signer: RpcHooks | None = None, tls: ClientTls | None = None
+    ) -> None:
+        self.requests = Routes()
+        self._signer, self._tls = signer, tls
+        self._timeout_ms = settings.request_timeout_ms
+        self.routes = RouteCache(namesrv_addresses(settings.namesrv), hooks=signer, tls=tls)
+        self._connections = self.connections(self.requests)
+        # Masters asked for by name, and brokers whose master did not answer when last asked.
+        self._found: dict[str, str] = {}
+        self._lost: set[str] = set()
+        life_s = settings.route_refresh_ms / 1000
+        self._routes = _Cache(self._fetch_route, life_s)
+        self._topic_types = _Cache(self._fetch_topic_type, life_s)
+        self._groups = _Cache(self._fetch_group, life_s)
+
+    def connections(self, requests: Routes, language: str = "PYTHON") -> Connections:
+        """Return further connections to brokers; `requests`: what is served on them, `language`: what they name."""
+        return Connections(requests, language=language, hooks=self._signer, tls=self._tls)
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Return a topic's route. Raises RouteNotFound (no topic is made by asking), TransportError."""
+        return await self._routes.get(topic)
+
+    def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues to send to, as far as they are known; an old route is fetched anew in the background."""
+        queues = self.routes.write_queues(topic)
+        if queues and self._routes.known(topic) is None:
+            self._routes.begin(topic)
+        return queues
+
+    async def find_write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues to send to; there may be none. Raises RouteNotFound, TransportError."""
+        return (await self.route(topic)).producer_queues()
+
+    async def _fetch_route(self, topic: str) -> TopicRoute:
+        try:
+            route = await self.routes.refresh(topic)
+        except RouteNotFound:
+            self.routes.forget(topic)
+            raise
+        for broker in route.brokers:
+            # Another member may be the master by now, while the old one still answers.
+            if broker.master is not None:
+                self._found.pop(broker.broker_name, None)
+        return route
+
+    async def topic_type(self, topic: str) -> str:
+        """Return the type of a topic, its attribute message.type: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, …"""
+        return await self._topic_types.get(topic)
+
+    def known_topic_type(self, topic: str) -> str | None:
+        """Return the type of a topic as far as it is known; an old one is fetched anew in the background."""
+        known = self._topic_types.known(topic)
+        if known is None and (known := self._topic_types.old(topic)) is not None:
+            self._topic_types.begin(topic)
+        return known
+
+    async def topic_type_now(self, topic: str) -> str:
+        """Return the type of a topic, asked for anew unless it was just now; the known one if no broker tells."""
+        if self._topic_types.age_s(topic) > DOUBT_S:
+            try:
+                return await asyncio.shield(self._topic_types.begin(topic))
+            except TransportError:
+                pass
+        return await self._topic_types.get(topic)
+
+    async def _fetch_topic_type(self, topic: str) -> str:
+        route = await self.route(topic)
+        for broker in route.brokers:
+            if broker.master is not None:
+                config = await admin_api.topic_config(await self.peer(broker.broker_name), topic)
+                if config is not None:
+                    found = config.attributes.get(TYPE_ATTRIBUTE, NORMAL)
+                    return found if found in TOPIC_TYPES else NORMAL
+        return NORMAL
+
+    async def group(self, group: str) -> GroupConfig | None:
+        """Return a consumer group's settings, as the first master that knows it has them; None if none does."""
+        return await self._groups.get(group)
+
+    async def _fetch_group(self, group: str) -> GroupConfig | None:
+        for address in await self.masters():
+            peer = await self._connections.get(address)
+            header = headers.GroupHeader(group=group)
+            reply = await peer.request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=self._timeout_ms)
+            if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                continue
+            reply.raise_for_code(f"settings of group {group!r}")
+            return java_json.decode(reply.body, GroupConfig)
+        return None
+
+    async def masters(self) -> list[str]:
+        """Return "host:port" of the masters of all brokers of the cluster."""
+        info = await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
+        addresses = (broker.broker_addrs.get(0) for broker in info.broker_addr_table.values())
+        return [address for address in addresses if address]
+
+    async def peer_at(self, address: str) -> Peer:
+        """Return the connection to a broker by its "host:port". Raises NotSent."""
+        return self._connections.open_peer(address) or await self._connections.get(address)
+
+    async def master(self, broker_name: str) -> str:
+        """Return "host:port" of a broker's master. Raises Refused for a name that no route has, NotSent."""
+        address = self._found.get(broker_name) or self.routes.master(broker_name)
+        if address is None or broker_name in self._lost:
+            address = await self._find(broker_name)
+        return address
+
+    async def peer(self, broker_name: str) -> Peer:
+        """Return the connection to a broker's master. Raises Refused for a name that no route has, NotSent."""
+        return await self.peer_at(await self.master(broker_name))
+
+    def open_peer(self, broker_name: str) -> Peer | None:
+        """Return the connection to a broker's master, if it is known and open."""
+        address = self._found.get(broker_name) or self.routes.master(broker_name)
+        if address is None or broker_name in self._lost:
+            return None
+        return self._connections.open_peer(address)
+
+    def name_at(self, address: str) -> str:
+        """Return the name of the broker at "host:port", as far as it is known."""
+        for name, found in self._found.items():
+            if found == address:
+                return name
+        return self.routes.name_at(address)
+
+    def note_lost(self, broker_name: str) -> None:
+        """Note that a broker's master did not answer: it may have another one by now."""
+        self._lost.add(broker_name)
+        self._routes.clear()
+
+    def forget_route(self, topic: str) -> None:
+        """Have a topic's route fetched anew when it is needed next: it seems to have changed."""
+        self._routes.expire(topic)
+
+    async def _find(self, broker_name: str) -> str:
+        """Ask a NameServer for the master as it is now."""
+        info = await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
+        broker = info.broker_addr_table.get(broker_name)
+        address = broker.broker_addrs.get(0) if broker is not None else None
+        if not address:
+            raise Refused(Code.BAD_REQUEST, f"broker {broker_name!r} has no master that is known")
+        self._lost.discard(broker_name)
+        self._found[broker_name] = address
+        return address
+
+    async def ask(
+        self,
+        broker_name: str,
+        code: int,
+        header: Header | dict[str, str] | None,
+        body: bytes = b"",
+        *,
+        timeout_ms: float = 0,
+    ) -> Reply:
+        """Ask a broker's master; returns its reply, whatever its code. Raises Refused, TransportError.
+
+        `timeout_ms`: 0 for the setting's.
+        """
+        peer = await self.peer(broker_name)
+        try:
+            return await peer.request(code, header, body, timeout_ms=timeout_ms or self._timeout_ms)
+        except TransportError:
+            self.note_lost(broker_name)
+            raise
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._connections.close()
+        await self.routes.close()

@@ -1,0 +1,183 @@
+"""What brokers are told of one message that was given out, named by its handle: acknowledged, later, given up.
+
+Rule: requests leave at once, without a task each, if their broker's connection is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable
+from typing import Any, NamedTuple
+
+from rocketspark.client.connection.pop_api import ack_header, change_header
+from rocketspark.errors import ProtocolError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import (
+    ChangeInvisibleTimeReply,
+    Header,
+    SendBackHeader,
+)
+from rocketspark.protocol.pop_answers import with_new_time
+from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS, ReceiptHandle
+from rocketspark.protocol.retry_topics import real_topic
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.clients import GRACE_S
+from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.wire.codes import Code
+from rocketspark.transport.request_frames import Reply
+
+log = LimitedLog("rocketspark.proxy")
+
+# Of requests about handles; others that are begun in the background wait for the ones before.
+TIMEOUT_MS = 2000.0
+AT_ONCE_MAX = 256
+EXPIRED = "receipt handle is expired"
+
+
+class Held(NamedTuple):
+    """A message that somebody was given: for which group, under which topic."""
+
+    group: str
+    topic: str
+    handle: ReceiptHandle
+
+
+def now_ms() -> int:
+    """Return the time of day."""
+    return int(time.time() * 1000)
+
+
+def read_handle(text: str) -> ReceiptHandle:
+    """Return the handle that a client sent. Raises Refused 40013."""
+    try:
+        return ReceiptHandle.decode(text)
+    except ProtocolError as e:
+        raise Refused(Code.INVALID_RECEIPT_HANDLE, str(e)) from None
+
+
+def check_valid(handle: ReceiptHandle, at_ms: int) -> None:
+    """Raise Refused 40013 if the message is visible again, so that the handle says nothing any more."""
+    if handle.next_visible_ms <= at_ms:
+        raise Refused(Code.INVALID_RECEIPT_HANDLE, EXPIRED)
+
+
+class HandleCalls:
+    """Requests to brokers about handles. `give_back` is done in the background."""
+
+    def __init__(self, brokers: Brokers, given_back_ms: int) -> None:
+        self._brokers = brokers
+        self._given_back_ms = given_back_ms
+        # Those of clients that are gone: they count from when the client was lost.
+        self._freed_ms = max(given_back_ms - int(GRACE_S * 1000), GIVEN_BACK_MS)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def ack(self, held: Held) -> Awaitable[Reply]:
+        """Acknowledge a message; the reply may have any code. Raises Refused for a handle that expired."""
+        handle = held.handle
+        check_valid(handle, now_ms())
+        header = ack_header(held.group, held.topic, handle)
+        return self._ask(handle.broker_name, RequestCode.ACK_MESSAGE, header)
+
+    def change(self, held: Held, invisible_ms: int, *, suspend: bool = False) -> Awaitable[Reply]:
+        """Let a message be visible so long from now on; `changed` reads the reply. Raises Refused as `ack`."""
+        handle = held.handle
+        check_valid(handle, now_ms())
+        header = change_header(held.group, held.topic, handle, invisible_ms, suspend=suspend)
+        return self._ask(handle.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+
+    def _ask(self, broker_name: str, code: int, header: Header) -> Awaitable[Reply]:
+        peer = self._brokers.open_peer(broker_name)
+        if peer is None or not peer.is_writable:
+            return self._task(self._ask_later(broker_name, code, header))
+        return peer.ask(code, header, timeout_ms=TIMEOUT_MS)
+
+    async def _ask_later(self, broker_name: str, code: int, header: Header) -> Reply:
+        async with asyncio.timeout(2 * TIMEOUT_MS / 1000):
+            return await self._brokers.ask(broker_name, code, header, timeout_ms=TIMEOUT_MS)
+
+    async def forward(self, held: Held, message_id: str) -> Reply:
+        """Make a dead letter of a message, then acknowledge it. Raises Refused, RocketSparkError."""
+        handle = held.handle
+        if handle.physical_offset < 0:
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "commit log offset is empty: the handle is of no proxy")
+        header = SendBackHeader(
+            physical_offset=handle.physical_offset,
+            group=held.group,
+            delay_level=-1,
+            origin_message_id=message_id,
+            origin_topic=real_topic(held.topic, held.group, handle.retry_flag),
+            unit_mode=False,
+            max_reconsume_times=0,
+            broker_name=handle.broker_name,
+        )
+        reply = await self._ask(handle.broker_name, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        if reply.code == 0:
+            try:
+                await self.ack(held)
+            except (RocketSparkError, TimeoutError) as e:
+                log.info("a dead letter is not acknowledged, it comes again: %s", e)
+        return reply
+
+    # -- in the background ---------------------------------------------------------------------------------------
+
+    def give_back(self, messages: Iterable[Held], *, had: bool) -> None:
+        """Let messages that nobody has be visible soon. `had`: somebody had them, which counts as an attempt."""
+        listed = list(messages)
+        if listed:
+            self._task(self._give_back(listed, had))
+
+    async def _give_back(self, messages: list[Held], had: bool) -> None:
+        after_ms = self._freed_ms if had else self._given_back_ms
+        for at in range(0, len(messages), AT_ONCE_MAX):
+            begun = []
+            for held in messages[at : at + AT_ONCE_MAX]:
+                try:
+                    begun.append(self.change(held, after_ms, suspend=not had))
+                except RocketSparkError:
+                    # It is visible already, or its broker is gone, and then it comes by itself.
+                    continue
+            await asyncio.gather(*begun, return_exceptions=True)
+
+    def put_aside(self, wrong: list[Held], dead: list[tuple[Held, str]]) -> None:
+        """Acknowledge messages that no one asked for, and make dead letters of others, with their ids."""
+        if wrong or dead:
+            self._task(self._put_aside(wrong, dead))
+
+    async def _put_aside(self, wrong: list[Held], dead: list[tuple[Held, str]]) -> None:
+        begun: list[Awaitable[Reply]] = [self.forward(held, message_id) for held, message_id in dead]
+        for held in wrong:
+            try:
+                begun.append(self.ack(held))
+            except RocketSparkError:
+                continue
+        for outcome in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(outcome, Reply) and outcome.code == 0:
+                continue
+            why = outcome.remark if isinstance(outcome, Reply) else outcome
+            log.warning("a message that is not to be delivered comes again: %s", why)
+
+    def _task(self, coroutine: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for what was begun in the background; what is not done in time is given up."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=timeout_s)
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def changed(handle: ReceiptHandle, reply: Reply) -> ReceiptHandle:
+    """Return the handle that a message has from a change of its time on. Raises FrameError."""
+    new = reply.header(ChangeInvisibleTimeReply)
+    return with_new_time(handle, new.pop_time_ms, new.invisible_time_ms, new.revive_queue_id)

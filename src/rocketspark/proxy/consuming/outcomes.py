@@ -1,0 +1,145 @@
+"""What became of messages: AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
+
+Rule: a handle that the proxy renewed meanwhile is replaced by the one that holds now; the entries of an acknowledgement
+have outcomes of their own (AckMessageActivity and its neighbours, 5.5.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from rocketspark.client.connection import pop_api
+from rocketspark.errors import FrameError
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.call import Call
+from rocketspark.proxy.consuming.handle_calls import (
+    AT_ONCE_MAX,
+    HandleCalls,
+    Held,
+    changed,
+    check_valid,
+    now_ms,
+    read_handle,
+)
+from rocketspark.proxy.consuming.limits import duration_ms
+from rocketspark.proxy.consuming.renewals import Renewals
+from rocketspark.proxy.names import checked_group, checked_topic
+from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.statuses import Refused, code_of_remoting, status, status_of
+from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.codes import Code
+from rocketspark.transport.request_frames import Reply
+
+OK = status(Code.OK)
+NOT_ACKED = "ack failed: status is abnormal"
+
+
+class Outcomes:
+    """Serves the three calls."""
+
+    def __init__(self, settings: ProxySettings, brokers: Brokers, calls: HandleCalls, renewals: Renewals) -> None:
+        self._settings, self._brokers = settings, brokers
+        self._calls, self._renewals = calls, renewals
+
+    # -- acknowledgements ----------------------------------------------------------------------------------------
+
+    async def ack_message(self, call: Call, request: Any) -> Any:
+        """Serve AckMessage. Raises Refused."""
+        topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
+        entries = request.entries
+        if not entries:
+            return messages.AckMessageResponse(status=status(Code.INTERNAL_SERVER_ERROR, "ack message result is empty"))
+        ack = self._ack_together if self._settings.batch_ack else self._ack_each
+        outcomes: list[Any] = []
+        for at in range(0, len(entries), AT_ONCE_MAX):
+            outcomes += await ack(call.client_id, group, topic, entries[at : at + AT_ONCE_MAX])
+        results = [
+            messages.AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
+            )
+            for entry, outcome in zip(entries, outcomes, strict=True)
+        ]
+        codes = {outcome.code for outcome in outcomes}
+        code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
+        return messages.AckMessageResponse(status=status(code), entries=results)
+
+    async def _held(self, client_id: str, group: str, topic: str, text: str) -> Held:
+        """Return the message that a handle names, with the handle that holds now. Raises Refused 40013."""
+        return await self._renewals.take(client_id, Held(group, topic, read_handle(text)))
+
+    async def _ack_each(self, client_id: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
+        """Return the status of each entry; each is a request of its own, all of them under way at once."""
+        begun: list[Awaitable[Reply] | Any] = []
+        for entry in entries:
+            try:
+                begun.append(self._calls.ack(await self._held(client_id, group, topic, entry.receipt_handle)))
+            except Exception as e:
+                begun.append(e)
+        outcomes = []
+        for one in begun:
+            try:
+                if isinstance(one, Exception):
+                    raise one
+                outcomes.append(_ack_status(await one))
+            except Exception as e:
+                outcomes.append(status_of(e))
+        return outcomes
+
+    async def _ack_together(self, client_id: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
+        """Return the status of each entry; those of one broker are one request."""
+        outcomes: list[Any] = [None] * len(entries)
+        brokers: dict[str, list[tuple[int, Held]]] = {}
+        at_ms = now_ms()
+        for at, entry in enumerate(entries):
+            try:
+                held = await self._held(client_id, group, topic, entry.receipt_handle)
+                check_valid(held.handle, at_ms)
+                brokers.setdefault(held.handle.broker_name, []).append((at, held))
+            except Exception as e:
+                outcomes[at] = status_of(e)
+        for broker_name, listed in brokers.items():
+            try:
+                peer = await self._brokers.peer(broker_name)
+                await pop_api.ack_all(peer, group, broker_name, [(topic, held.handle) for _, held in listed])
+                found = OK
+            except Exception as e:
+                found = status_of(e)
+            for at, _ in listed:
+                outcomes[at] = found
+        return outcomes
+
+    # -- others --------------------------------------------------------------------------------------------------
+
+    async def change_invisible_duration(self, call: Call, request: Any) -> Any:
+        """Serve ChangeInvisibleDuration. Raises Refused, RocketSparkError."""
+        topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
+        invisible_ms, most_ms = duration_ms(request.invisible_duration), self._settings.invisible_ms_max
+        if invisible_ms < 0:
+            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"invisible time {invisible_ms} ms: it is below 0")
+        if invisible_ms > most_ms > 0:
+            text = f"invisible time {invisible_ms} ms: at most {most_ms} ms are allowed"
+            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
+        held = await self._held(call.client_id, group, topic, request.receipt_handle)
+        reply = await self._calls.change(held, invisible_ms, suspend=request.suspend)
+        if reply.code:
+            text = "changeInvisibleDuration failed: status is abnormal"
+            return messages.ChangeInvisibleDurationResponse(status=status(Code.INTERNAL_SERVER_ERROR, text))
+        try:
+            handle = changed(held.handle, reply)
+        except FrameError as e:
+            raise Refused(Code.INTERNAL_SERVER_ERROR, f"the broker told no new handle: {e}") from None
+        return messages.ChangeInvisibleDurationResponse(status=OK, receipt_handle=handle.encode())
+
+    async def forward(self, call: Call, request: Any) -> Any:
+        """Serve ForwardMessageToDeadLetterQueue. Raises Refused, RocketSparkError."""
+        topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
+        held = await self._held(call.client_id, group, topic, request.receipt_handle)
+        reply = await self._calls.forward(held, request.message_id)
+        return messages.ForwardMessageToDeadLetterQueueResponse(
+            status=status(code_of_remoting(reply.code), reply.remark or "" if reply.code else "")
+        )
+
+
+def _ack_status(reply: Reply) -> Any:
+    return status(Code.INTERNAL_SERVER_ERROR, NOT_ACKED) if reply.code else OK

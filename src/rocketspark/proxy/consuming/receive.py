@@ -1,0 +1,320 @@
+"""ReceiveMessage: one pop of one broker, and its messages one after another on the stream.
+
+Rule: a message that does not reach the stream is given back at once, whenever the client goes; a stream ends with its
+delivery timestamp (ReceiveMessageActivity, 5.5.0). A receive that waits is one request held by its broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rocketspark.errors import NotSent, RocketSparkError, TransportError
+from rocketspark.model import Subscription, subscribe
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import PERM_READ
+from rocketspark.model.subscription import ALL, SQL92, TAG
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import PopHeader, PopReply
+from rocketspark.protocol.headers.pop import INIT_MAX
+from rocketspark.protocol.message.message_ids import offset_message_id
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.call import Call
+from rocketspark.proxy.clients import Clients, ProxyClient
+from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, now_ms
+from rocketspark.proxy.consuming.limits import duration_ms
+from rocketspark.proxy.consuming.popped import Popped, popped
+from rocketspark.proxy.consuming.renewals import Renewals
+from rocketspark.proxy.message_form import fill
+from rocketspark.proxy.messages import MESSAGE_ID, TAGS
+from rocketspark.proxy.names import checked_group, checked_topic
+from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.statuses import Refused, status, status_of
+from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.codes import ClientType, Code, FilterType
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
+
+log = LimitedLog("rocketspark.proxy")
+
+ANY_QUEUE = -1
+COUNT_MAX = 32
+# A broker that holds a pop answers it by then.
+REPLY_MS = 10_000.0
+# Clients before it know another code for a deadline that is too near.
+ILLEGAL_POLLING_TIME_SINCE = "5.0.3"
+_LITE = (ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER)
+_POP = int(RequestCode.POP_MESSAGE)
+
+
+class Wanted(NamedTuple):
+    """What a receive asks for."""
+
+    client: ProxyClient
+    topic: str
+    group: str
+    broker_name: str
+    count_max: int
+    polling_ms: int
+    invisible_ms: int
+    renews: bool
+    filter: Subscription
+    attempt_id: str | None
+
+
+class Receives:
+    """The receives of one proxy."""
+
+    def __init__(
+        self, settings: ProxySettings, brokers: Brokers, clients: Clients, calls: HandleCalls, renewals: Renewals
+    ) -> None:
+        self._settings, self._brokers, self._clients = settings, brokers, clients
+        self._calls, self._renewals = calls, renewals
+        self._turn = 0
+
+    async def receive_message(self, call: Call, request: Any) -> None:
+        """Serve ReceiveMessage: write the answers to the call's stream."""
+        write = call.context.write
+        try:
+            wanted = self._wanted(call, request)
+            found = await self._pop(wanted)
+        except Exception as e:
+            failure = status_of(e)
+            call.code = failure.code
+            await write(messages.ReceiveMessageResponse(status=failure))
+        else:
+            await self._deliver(call, wanted, found)
+        answer = messages.ReceiveMessageResponse()
+        answer.delivery_timestamp.FromMilliseconds(now_ms())
+        await write(answer)
+
+    # -- what is asked -------------------------------------------------------------------------------------------
+
+    def _wanted(self, call: Call, request: Any) -> Wanted:
+        """Return what a request asks for. Raises Refused, FilterIllegal."""
+        client = self._clients.of(call)
+        if client.settings.client_type in _LITE:
+            raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")
+        s = self._settings
+        polling_ms = self._polling_ms(call, request, client)
+        topic = checked_topic(request.message_queue.topic.name)
+        group = checked_group(request.group.name)
+        renews = s.auto_renew and request.auto_renew
+        invisible_ms = s.default_invisible_ms
+        if not renews:
+            invisible_ms = duration_ms(request.invisible_duration)
+            if invisible_ms < s.receive_invisible_ms_min:
+                text = f"invisible time {invisible_ms} ms: at least {s.receive_invisible_ms_min} ms are needed"
+                raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
+            if invisible_ms > s.invisible_ms_max > 0:
+                text = f"invisible time {invisible_ms} ms: at most {s.invisible_ms_max} ms are allowed"
+                raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
+        if request.batch_size < 1:
+            raise Refused(Code.BAD_REQUEST, f"batch size {request.batch_size}: at least 1 is needed")
+        return Wanted(
+            client=client,
+            topic=topic,
+            group=group,
+            broker_name=request.message_queue.broker.name,
+            count_max=min(request.batch_size, COUNT_MAX),
+            polling_ms=polling_ms,
+            invisible_ms=invisible_ms,
+            renews=renews,
+            filter=_filter(topic, request.filter_expression.expression, request.filter_expression.type),
+            attempt_id=request.attempt_id if request.HasField("attempt_id") else None,
+        )
+
+    def _polling_ms(self, call: Call, request: Any, client: ProxyClient) -> int:
+        """Return for how long to wait for messages."""
+        s = self._settings
+        remaining_ms = call.remaining_ms
+        if request.HasField("long_polling_timeout"):
+            polling_ms: float = duration_ms(request.long_polling_timeout)
+        elif remaining_ms is None:
+            polling_ms = s.long_polling_ms_max
+        else:
+            polling_ms = remaining_ms - duration_ms(client.settings.request_timeout) / 2
+        polling_ms = min(max(polling_ms, s.long_polling_ms_min), s.long_polling_ms_max)
+        if remaining_ms is not None and polling_ms > remaining_ms:
+            if remaining_ms < s.long_polling_ms_min:
+                old = not call.version or call.version < ILLEGAL_POLLING_TIME_SINCE
+                raise Refused(
+                    Code.BAD_REQUEST if old else Code.ILLEGAL_POLLING_TIME,
+                    f"the deadline is {remaining_ms:.0f} ms away: {s.long_polling_ms_min} ms are needed for polling",
+                )
+            polling_ms = remaining_ms
+        return int(polling_ms)
+
+    # -- the pop -------------------------------------------------------------------------------------------------
+
+    async def _broker_name(self, wanted: Wanted) -> str:
+        """Return the broker asked for, if the topic can be read there, else one in turn. Raises Refused."""
+        route = await self._brokers.route(wanted.topic)
+        readable = []
+        for data in route.queues:
+            broker = route.broker(data.broker_name)
+            if data.perm & PERM_READ and data.read_queue_count and broker is not None and broker.master is not None:
+                if data.broker_name == wanted.broker_name:
+                    return wanted.broker_name
+                readable.append(data.broker_name)
+        if not readable:
+            raise Refused(Code.FORBIDDEN, "no readable queue")
+        self._turn += 1
+        return readable[self._turn % len(readable)]
+
+    async def _pop(self, wanted: Wanted) -> list[Popped]:
+        """Return what is there or comes in time. Raises Refused, also if that is nothing; RocketSparkError."""
+        broker_name = await self._broker_name(wanted)
+        peer = await self._peer(broker_name)
+        header = PopHeader(
+            group=wanted.group,
+            topic=wanted.topic,
+            queue_id=ANY_QUEUE,
+            count_max=wanted.count_max,
+            invisible_time_ms=wanted.invisible_ms,
+            poll_time_ms=wanted.polling_ms,
+            # By the broker's own clock.
+            born_time_ms=0,
+            init_mode=INIT_MAX,
+            expression_type=wanted.filter.expression_type,
+            expression=wanted.filter.expression,
+            order=wanted.client.settings.subscription.fifo,
+            attempt_id=wanted.attempt_id,
+            broker_name=broker_name,
+        )
+        asked = peer.ask(_POP, header, timeout_ms=wanted.polling_ms + REPLY_MS)
+        try:
+            reply = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            # The broker holds it on: what it gives out yet is for nobody.
+            asked.add_done_callback(functools.partial(self._popped_for_nobody, wanted, broker_name))
+            raise
+        except TransportError:
+            self._brokers.note_lost(broker_name)
+            raise
+        if reply.code:
+            raise _refusal(wanted, reply)
+        return popped(reply.header(PopReply), reply.body, broker_name)
+
+    async def _peer(self, broker_name: str) -> Peer:
+        peer = self._brokers.open_peer(broker_name)
+        if peer is not None and peer.is_writable:
+            return peer
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
+                peer = await self._brokers.peer(broker_name)
+                await peer.writable()
+                return peer
+        except TimeoutError:
+            raise NotSent(f"no connection to broker {broker_name} in time") from None
+        except TransportError:
+            self._brokers.note_lost(broker_name)
+            raise
+
+    def _popped_for_nobody(self, wanted: Wanted, broker_name: str, asked: asyncio.Future[Reply]) -> None:
+        if asked.cancelled() or asked.exception() is not None or (reply := asked.result()).code:
+            return
+        try:
+            found = popped(reply.header(PopReply), reply.body, broker_name)
+        except RocketSparkError as e:
+            log.warning("an answer to a pop cannot be read: %s", e)
+            return
+        self._give_back(wanted, found)
+
+    def _give_back(self, wanted: Wanted, found: Sequence[Popped]) -> None:
+        self._calls.give_back([Held(wanted.group, wanted.topic, one.handle) for one in found], had=False)
+
+    # -- the messages --------------------------------------------------------------------------------------------
+
+    def _sifted(self, wanted: Wanted, found: list[Popped]) -> list[Popped]:
+        """Return what is to be delivered; the rest is acknowledged, or becomes dead letters."""
+        tags = wanted.filter.tags
+        attempts_max = wanted.client.settings.backoff_policy.max_attempts
+        good: list[Popped] = []
+        wrong: list[Held] = []
+        dead: list[tuple[Held, str]] = []
+        for one in found:
+            held = Held(wanted.group, wanted.topic, one.handle)
+            if tags and one.pairs.get(TAGS) not in tags:
+                # Another tag with the same hash code.
+                wrong.append(held)
+            elif one.record.reconsume_times >= attempts_max:
+                dead.append((held, _message_id(one)))
+            else:
+                good.append(one)
+        self._calls.put_aside(wrong, dead)
+        return good
+
+    async def _deliver(self, call: Call, wanted: Wanted, found: list[Popped]) -> None:
+        """Write what was found; give back what cannot be written."""
+        write, client = call.context.write, wanted.client
+        found = self._sifted(wanted, found)
+        if not found:
+            none = status(Code.MESSAGE_NOT_FOUND, "no match message")
+            call.code = Code.MESSAGE_NOT_FOUND
+            await write(messages.ReceiveMessageResponse(status=none))
+            return
+        delivered = 0
+        try:
+            if wanted.renews and self._clients.get(client.client_id) is None:
+                raise Refused(Code.MESSAGE_NOT_FOUND, f"client {shown(client.client_id)} is gone")
+            # A client that does not read for longer has them no more.
+            async with asyncio.timeout(max(found[0].handle.next_visible_ms - now_ms(), 1000) / 1000):
+                call.code = Code.OK
+                await write(messages.ReceiveMessageResponse(status=status(Code.OK)))
+                for one in found:
+                    answer = messages.ReceiveMessageResponse()
+                    fill(answer.message, one.record, wanted.topic, one.pairs, int(time.time() * 1000))
+                    if wanted.renews:
+                        # Before the client can acknowledge it.
+                        held = Held(wanted.group, wanted.topic, one.handle)
+                        self._renewals.add(client.client_id, held, one.record.reconsume_times)
+                    await write(answer)
+                    delivered += 1
+        except Refused as e:
+            self._give_back(wanted, found)
+            call.code = e.code
+            await write(messages.ReceiveMessageResponse(status=status_of(e)))
+        except BaseException:
+            rest = found[delivered:]
+            if wanted.renews:
+                for one in rest:
+                    self._renewals.forget(client.client_id, Held(wanted.group, wanted.topic, one.handle))
+            self._give_back(wanted, rest)
+            raise
+
+
+def _message_id(one: Popped) -> str:
+    return one.pairs.get(MESSAGE_ID) or offset_message_id(one.record.store_host, one.record.position)
+
+
+def _refusal(wanted: Wanted, reply: Reply) -> RocketSparkError:
+    """Return what a broker's reply without messages means for the client."""
+    if reply.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+        return Refused(Code.MESSAGE_NOT_FOUND, "no new message")
+    if reply.code == ResponseCode.POLLING_FULL:
+        return Refused(Code.TOO_MANY_REQUESTS, "polling full")
+    if reply.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+        return Refused(Code.ILLEGAL_FILTER_EXPRESSION, reply.remark or "the filter expression cannot be read")
+    try:
+        reply.raise_for_code(f"receive from topic {wanted.topic}")
+    except RocketSparkError as e:
+        return e
+    raise AssertionError("a reply with a code was expected")
+
+
+@functools.lru_cache(maxsize=4096)
+def _filter(topic: str, expression: str, kind: int) -> Subscription:
+    """Return a filter. Raises Refused 40010, FilterIllegal."""
+    if kind == FilterType.SQL:
+        if not expression:
+            raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "an SQL92 expression is empty")
+        return subscribe(topic, expression, kind=SQL92)
+    found = subscribe(topic, expression, kind=TAG)
+    if found.expression == ALL and expression.strip() not in ("", ALL):
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"the expression {shown(expression)} names no tag")
+    return found

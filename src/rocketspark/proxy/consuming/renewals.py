@@ -1,0 +1,214 @@
+"""Handles that the proxy renews: messages of push consumers stay theirs for as long as they work on them.
+
+Rule (DefaultReceiptHandleManager, 5.5.0): shortly before a message would be visible its time is changed, each time by
+more; after three failures in a row, or three hours, it is left to come again. What a client that is gone had is given
+back. The table is bounded: what does not fit is delivered and not renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
+
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.proxy.consuming.handle_calls import Held
+from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.wire.codes import Code
+
+log = LimitedLog("rocketspark.proxy")
+
+_MINUTE_MS = 60_000
+# By how much, by the times that it was renewed before; the last one repeats.
+STEPS_MS = tuple(minutes * _MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60))
+RENEWALS_MAX = 200_000
+# So long an acknowledgement waits for a change of the same message that is under way.
+CHANGE_S = 3.0
+# Changes under way at the same time.
+AT_ONCE_MAX = 256
+
+
+class RenewSettings(NamedTuple):
+    """When and how long handles are renewed, in ms."""
+
+    ahead_ms: int = 10_000
+    longest_ms: int = 3 * 3600_000
+    failures_max: int = 3
+
+
+class Renewal:
+    """One message that a client has. `since_ms`: when it was given out; `changing`: set while it is being changed."""
+
+    __slots__ = ("changing", "failures", "given", "held", "next_visible_ms", "reconsume_times", "renewed", "since_ms")
+
+    def __init__(self, held: Held, reconsume_times: int) -> None:
+        self.held = held
+        self.given = held.handle
+        self.since_ms = held.handle.pop_time_ms
+        self.next_visible_ms = held.handle.next_visible_ms
+        self.reconsume_times = reconsume_times
+        self.renewed = self.failures = 0
+        self.changing: asyncio.Future[None] | None = None
+
+    def renew(self, handle: ReceiptHandle) -> None:
+        """Note the handle that the message has now."""
+        self.held = self.held._replace(handle=handle)
+        self.next_visible_ms = handle.next_visible_ms
+        self.renewed += 1
+        self.failures = 0
+
+
+Key = tuple[str, str, str, str, int, int]
+# Changes a message's time, and returns its new handle; None if the broker does not take it. Raises RocketSparkError.
+Change = Callable[[Held, int], Awaitable[ReceiptHandle | None]]
+# The wait before the next attempt, by group and attempts so far; None for a group that is not known.
+RetryWait = Callable[[str, int], Awaitable[int | None]]
+
+
+def _key(held: Held) -> Key:
+    h = held.handle
+    return held.group, held.topic, h.retry_flag, h.broker_name, h.queue_id, h.queue_offset
+
+
+class Renewals:
+    """The table, by client. `clock_ms`: the time of day."""
+
+    def __init__(
+        self,
+        change: Change,
+        retry_wait: RetryWait,
+        clock_ms: Callable[[], int],
+        settings: RenewSettings,
+        *,
+        count_max: int = RENEWALS_MAX,
+    ) -> None:
+        self._change, self._retry_wait, self._clock_ms = change, retry_wait, clock_ms
+        self._settings = settings
+        self._count_max = count_max
+        self._clients: dict[str, dict[Key, Renewal]] = {}
+        self.count = 0
+
+    def add(self, client_id: str, held: Held, reconsume_times: int) -> None:
+        """Renew a message that a client gets, unless the table is full."""
+        own = self._clients.get(client_id)
+        if own is None:
+            own = self._clients[client_id] = {}
+        key = _key(held)
+        if key not in own:
+            if self.count >= self._count_max:
+                log.warning(
+                    "%d handles are renewed, no more are: messages come again when their time is over", self.count
+                )
+                if not own:
+                    del self._clients[client_id]
+                return
+            self.count += 1
+        own[key] = Renewal(held, reconsume_times)
+
+    async def take(self, client_id: str, held: Held) -> Held:
+        """Return a message with the handle that it has now, and renew it no more; as it is if it was not renewed."""
+        own = self._clients.get(client_id)
+        found = own.get(_key(held)) if own else None
+        # An older delivery's handle says nothing of this one.
+        if own is None or found is None or held.handle not in (found.given, found.held.handle):
+            return held
+        self._drop(client_id, own, found)
+        if found.changing is not None:
+            await _settled(found.changing)
+        return found.held
+
+    def forget(self, client_id: str, held: Held) -> None:
+        """Renew a message no more, which its client did not get."""
+        own = self._clients.get(client_id)
+        if own is not None and (found := own.get(_key(held))) is not None and found.given == held.handle:
+            self._drop(client_id, own, found)
+
+    def _drop(self, client_id: str, own: dict[Key, Renewal], renewal: Renewal) -> None:
+        key = _key(renewal.held)
+        if own.get(key) is renewal:
+            del own[key]
+            self.count -= 1
+            if not own and self._clients.get(client_id) is own:
+                del self._clients[client_id]
+
+    async def take_all(self, client_id: str) -> list[Held]:
+        """Return everything that a client has, and renew it no more."""
+        own = self._clients.pop(client_id, {})
+        self.count -= len(own)
+        listed = list(own.values())
+        own.clear()
+        waiting = [renewal.changing for renewal in listed if renewal.changing is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=CHANGE_S)
+        return [renewal.held for renewal in listed]
+
+    def of_client(self, client_id: str) -> list[Held]:
+        """Return what a client has."""
+        return [renewal.held for renewal in self._clients.get(client_id, {}).values()]
+
+    def clients(self) -> list[str]:
+        """Return the clients that have something."""
+        return list(self._clients)
+
+    # -- renewing ------------------------------------------------------------------------------------------------
+
+    def due(self) -> Iterator[tuple[str, Renewal]]:
+        """Yield what is to be renewed now, with its client."""
+        until_ms = self._clock_ms() + self._settings.ahead_ms
+        for client_id, own in list(self._clients.items()):
+            for renewal in list(own.values()):
+                if renewal.next_visible_ms <= until_ms and renewal.changing is None:
+                    yield client_id, renewal
+
+    async def renew_due(self) -> None:
+        """Renew what is due."""
+        listed = list(self.due())
+        for at in range(0, len(listed), AT_ONCE_MAX):
+            await asyncio.gather(*(self._renew(client_id, one) for client_id, one in listed[at : at + AT_ONCE_MAX]))
+
+    async def _renew(self, client_id: str, renewal: Renewal) -> None:
+        own = self._clients.get(client_id)
+        if own is None or own.get(_key(renewal.held)) is not renewal or renewal.changing is not None:
+            # It was acknowledged, or given out anew, meanwhile.
+            return
+        renewal.changing = asyncio.get_running_loop().create_future()
+        keep = False
+        try:
+            keep = await self._changed(renewal)
+        except Exception as e:
+            log.exception("a handle is not renewed any more: %s", e)
+        finally:
+            renewal.changing.set_result(None)
+            renewal.changing = None
+            if not keep:
+                self._drop(client_id, own, renewal)
+
+    async def _changed(self, renewal: Renewal) -> bool:
+        """Change a message's time; tell whether it is to be renewed again."""
+        s = self._settings
+        if renewal.failures >= s.failures_max:
+            log.warning("a handle could not be renewed %d times: the message comes again", renewal.failures)
+            return False
+        last = self._clock_ms() - renewal.since_ms >= s.longest_ms
+        try:
+            if last:
+                wait_ms = await self._retry_wait(renewal.held.group, renewal.reconsume_times)
+                if wait_ms is None:
+                    return False
+            else:
+                wait_ms = STEPS_MS[min(renewal.renewed, len(STEPS_MS) - 1)]
+            handle = await self._change(renewal.held, wait_ms)
+        except (RocketSparkError, TimeoutError) as e:
+            renewal.failures += 1
+            refused = isinstance(e, Refused) and e.code in (Code.INVALID_RECEIPT_HANDLE, Code.BAD_REQUEST)
+            return not last and not refused
+        if handle is None:
+            return False
+        renewal.renew(handle)
+        return not last
+
+
+async def _settled(changing: asyncio.Future[None]) -> None:
+    await asyncio.wait((changing,), timeout=CHANGE_S)

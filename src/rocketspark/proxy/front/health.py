@@ -1,0 +1,144 @@
+"""What tools ask of any gRPC server: is it well (grpc.health.v1), and what does it serve (reflection, v1 and v1alpha).
+
+Rule: their messages stand in a pool of their own, as grpcio's packages would register them in the default one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from rocketspark.proxy.wire import messages
+
+HEALTH = "grpc.health.v1.Health"
+REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+SERVING, SERVICE_UNKNOWN = 1, 3
+# Health may be watched by so many at a time.
+WATCHING_MAX = 1000
+_NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
+_BYTES, _INT, _TEXT, _MESSAGE = 12, 5, 9, 11
+# Of each message: its fields by name, with number, type, and for repeated ones a mark.
+_FIELDS: dict[str, dict[str, tuple[int, int | str, bool]]] = {
+    "Check": {"service": (1, _TEXT, False)},
+    "Health": {"status": (1, _INT, False)},
+    "Ask": {
+        "host": (1, _TEXT, False),
+        "file_by_filename": (3, _TEXT, False),
+        "file_containing_symbol": (4, _TEXT, False),
+        "list_services": (7, _TEXT, False),
+    },
+    "Files": {"file_descriptor_proto": (1, _BYTES, True)},
+    "Name": {"name": (1, _TEXT, False)},
+    "Names": {"service": (1, "Name", True)},
+    "Error": {"error_code": (1, _INT, False), "error_message": (2, _TEXT, False)},
+    "Tell": {
+        "valid_host": (1, _TEXT, False),
+        "original_request": (2, "Ask", False),
+        "file_descriptor_response": (4, "Files", False),
+        "list_services_response": (6, "Names", False),
+        "error_response": (7, "Error", False),
+    },
+}
+_QUESTIONS = ("file_by_filename", "file_containing_symbol", "list_services")
+
+
+@functools.cache
+def _pool() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="health.proto", package="tools", syntax="proto3")
+    for name, fields in _FIELDS.items():
+        made = file.message_type.add(name=name)
+        for field, (number, kind, repeated) in fields.items():
+            added = made.field.add(name=field, number=number, label=3 if repeated else 1)
+            if isinstance(kind, str):
+                added.type, added.type_name = _MESSAGE, f".tools.{kind}"
+            else:
+                added.type = kind
+            if field in _QUESTIONS:
+                if not made.oneof_decl:
+                    made.oneof_decl.add(name="question")
+                added.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+def _class(name: str) -> Any:
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"tools.{name}"))
+
+
+class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serves both."""
+
+    def __init__(self) -> None:
+        check = {
+            "request_deserializer": _class("Check").FromString,
+            "response_serializer": _class("Health").SerializeToString,
+        }
+        ask = {
+            "request_deserializer": _class("Ask").FromString,
+            "response_serializer": _class("Tell").SerializeToString,
+        }
+        self._handlers = {
+            f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(self._check, **check),
+            f"/{HEALTH}/Watch": grpc.unary_stream_rpc_method_handler(self._watch, **check),
+        }
+        for name in REFLECTIONS:
+            handler = grpc.stream_stream_rpc_method_handler(self._reflect, **ask)
+            self._handlers[f"/{name}/ServerReflectionInfo"] = handler
+        self._watching = 0
+        self._services = (messages.SERVICE, HEALTH, *REFLECTIONS)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of a method; None for one that nobody serves."""
+        return self._handlers.get(handler_call_details.method)
+
+    async def _check(self, request: Any, context: Any) -> Any:
+        if request.service not in ("", *self._services):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return _class("Health")(status=SERVING)
+
+    async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        known = request.service in ("", *self._services)
+        if self._watching >= WATCHING_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many watch as may")
+        self._watching += 1
+        try:
+            yield _class("Health")(status=SERVING if known else SERVICE_UNKNOWN)
+            await asyncio.Event().wait()
+        finally:
+            self._watching -= 1
+
+    async def _reflect(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async for ask in requests:
+            answer = _class("Tell")(valid_host=ask.host, original_request=ask)
+            kind = ask.WhichOneof("question")
+            if kind == "list_services":
+                for name in self._services:
+                    answer.list_services_response.service.add(name=name)
+            elif (found := _files(kind, getattr(ask, kind) if kind else "")) is not None:
+                answer.file_descriptor_response.file_descriptor_proto.extend(found)
+            else:
+                answer.error_response.error_code = _NOT_FOUND
+                answer.error_response.error_message = "nothing of that name"
+            yield answer
+
+
+def _files(kind: str | None, name: str) -> list[bytes] | None:
+    """Return the file that is asked for, and all that it imports; None if there is none."""
+    pool = messages.pool()
+    try:
+        first = pool.FindFileByName(name) if kind == "file_by_filename" else pool.FindFileContainingSymbol(name)
+    except (KeyError, ValueError):
+        return None
+    wanted, found = [first], dict[str, bytes]()
+    while wanted:
+        file = wanted.pop()
+        if file.name not in found:
+            found[file.name] = file.serialized_pb
+            wanted += file.dependencies
+    return list(found.values())

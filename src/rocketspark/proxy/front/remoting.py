@@ -1,0 +1,277 @@
+"""Remoting through the proxy's port: clients before RocketMQ 5 behind one address.
+
+Rule: a client has a connection of its own to each broker that it asks, which ends with it: so brokers know their
+clients, and what they ask of one finds it. Codes as Apache's proxy, 5.5.0; all others are not supported. A client's
+signature is checked here, and the request is signed anew; one that names a message by its place keeps his, as the
+broker must know who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rocketspark.access.access_control import NAMES_A_PLACE, AccessControl
+from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import INT_MAX, whole_number
+from rocketspark.protocol import frames, request_signing
+from rocketspark.protocol.codes import RequestCode as Code
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import NoHeader, Request
+from rocketspark.protocol.json import java_json
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.statuses import Refused
+from rocketspark.transport.connections import dial
+from rocketspark.transport.gate import ReceivedRequest, Refusal
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes, RpcHooks
+from rocketspark.transport.request_frames import Reply, reply
+from rocketspark.transport.tls.client_tls import ClientTls
+
+log = LimitedLog("rocketspark.proxy")
+
+# Which field names the broker that is asked.
+BROKER_NAME, BROKER_NAME_V2 = "bname", "n"
+_BY_BROKER = (
+    Code.SEND_MESSAGE,
+    Code.SEND_MESSAGE_V2,
+    Code.SEND_BATCH_MESSAGE,
+    Code.CONSUMER_SEND_MSG_BACK,
+    Code.END_TRANSACTION,
+    Code.RECALL_MESSAGE,
+    Code.PULL_MESSAGE,
+    Code.LITE_PULL_MESSAGE,
+    Code.POP_MESSAGE,
+    Code.UPDATE_CONSUMER_OFFSET,
+    Code.QUERY_CONSUMER_OFFSET,
+    Code.ACK_MESSAGE,
+    Code.CHANGE_MESSAGE_INVISIBLETIME,
+    Code.GET_MAX_OFFSET,
+    Code.GET_MIN_OFFSET,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP,
+    Code.LOCK_BATCH_MQ,
+    Code.UNLOCK_BATCH_MQ,
+)
+_TO_ALL = (Code.HEART_BEAT, Code.UNREGISTER_CLIENT)
+_TO_ANY = (Code.CHECK_CLIENT_CONFIG, Code.GET_CONSUMER_LIST_BY_GROUP, Code.GET_CONSUMER_CONNECTION_LIST)
+_SIGNATURE_FIELDS = (
+    request_signing.ACCESS_KEY,
+    request_signing.SECURITY_TOKEN,
+    request_signing.SIGNATURE,
+    request_signing.SIGNED_TIME,
+)
+_V2 = frozenset((Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE))
+# What a broker asks of a client.
+_OF_BROKERS = (
+    Code.CHECK_TRANSACTION_STATE,
+    Code.NOTIFY_CONSUMER_IDS_CHANGED,
+    Code.RESET_CONSUMER_CLIENT_OFFSET,
+    Code.GET_CONSUMER_STATUS_FROM_CLIENT,
+    Code.GET_CONSUMER_RUNNING_INFO,
+    Code.CONSUME_MESSAGE_DIRECTLY,
+    Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
+)
+TIMEOUT_MS, WAIT_MS_MAX = 10_000, 60_000
+# Fields that say how long a broker may hold a request.
+_HELD: dict[int, str] = {
+    Code.PULL_MESSAGE: "suspendTimeoutMillis",
+    Code.LITE_PULL_MESSAGE: "suspendTimeoutMillis",
+    Code.POP_MESSAGE: "pollTime",
+}
+
+
+class NoBroker(Exception):
+    """No broker heard of a request."""
+
+
+class Keeper:
+    """Stands where a gate does, and keeps the request that the handler gets next as it came."""
+
+    def __init__(self) -> None:
+        self.received: ReceivedRequest | None = None
+
+    def refuses(self, request: ReceivedRequest) -> Refusal | None:
+        """Let it pass."""
+        self.received = request
+        return None
+
+
+class Behind(NamedTuple):
+    """How brokers are come by: names and routes, and what the proxy's own connections are made with."""
+
+    brokers: Brokers
+    signer: RpcHooks | None
+    tls: ClientTls | None
+
+
+class RemotingRelay:
+    """The requests of all clients of one proxy. `own_address`: what routes name, by the client's connection.
+
+    `access`: the check of requests, and what is awaited before it; None for none.
+    """
+
+    def __init__(
+        self,
+        behind: Behind,
+        own_address: Callable[[Peer], str],
+        access: tuple[AccessControl, Callable[[str | None], Any]] | None = None,
+    ) -> None:
+        self._behind, self._own_address, self._access = behind, own_address, access
+        self._keeper, self._asked_keeper = Keeper(), Keeper()
+        self.routes, self._of_brokers = Routes(), Routes()
+        self.routes.gate, self._of_brokers.gate = self._keeper, self._asked_keeper
+        # Connections to brokers, by client and address.
+        self._behind_of: dict[Peer, dict[str, asyncio.Task[Peer]]] = {}
+        for code in (*_BY_BROKER, *_TO_ALL, *_TO_ANY, Code.GET_ROUTEINFO_BY_TOPIC):
+            self.routes.add(code, self._take, NoHeader)
+        for code in _OF_BROKERS:
+            self._of_brokers.add(code, self._asked, NoHeader)
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def _take(self, peer: Peer, request: Request[NoHeader], body: bytes) -> Any:
+        received = self._keeper.received
+        assert received is not None
+        return self._serve(peer, request.opaque, received)
+
+    async def _serve(self, peer: Peer, opaque: int, received: ReceivedRequest) -> bytes | None:
+        if self._access is not None:
+            check, fresh = self._access
+            await fresh(received.ext.get(request_signing.ACCESS_KEY))
+            refusal = check.refuses(received)
+            if refusal is not None:
+                return reply(opaque, refusal.code, remark=refusal.remark)
+        try:
+            answer = await self._answer(peer, received)
+        except RouteNotFound as e:
+            return reply(opaque, ResponseCode.TOPIC_NOT_EXIST, remark=e.remark or str(e))
+        except (Refused, NoBroker) as e:
+            return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=str(e))
+        if answer is None or isinstance(answer, bytes):
+            return answer and reply(opaque, body=answer)
+        ext = request_signing.ext_texts(answer.ext) if answer.ext else None
+        return reply(opaque, answer.code, ext, answer.body, remark=answer.remark)
+
+    async def _answer(self, peer: Peer, received: ReceivedRequest) -> Reply | bytes | None:
+        if received.code == Code.GET_ROUTEINFO_BY_TOPIC:
+            return await self._route(peer, received)
+        if received.code in _TO_ALL:
+            return await self._ask_all(peer, received)
+        if received.code in _TO_ANY:
+            masters = await self._behind.brokers.masters()
+            if not masters:
+                raise NoBroker("no broker is known")
+            return await self._ask(peer, masters[0], received)
+        name = received.ext.get(BROKER_NAME_V2 if received.code in _V2 else BROKER_NAME)
+        if name is None:
+            text = f"Request doesn't have field {BROKER_NAME}"
+            return Reply(ResponseCode.VERSION_NOT_SUPPORTED, text, b"", b"", "")
+        address = (await self._behind.brokers.peer(name)).address
+        return await self._ask(peer, address, received)
+
+    async def _ask_all(self, peer: Peer, received: ReceivedRequest) -> Reply | None:
+        """Tell every master; the first refusal is the answer. Those that cannot be reached hear of it next time."""
+        found: list[Reply] = []
+        asked = [self._ask(peer, address, received) for address in await self._behind.brokers.masters()]
+        for each in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(each, Reply):
+                found.append(each)
+            elif isinstance(each, BaseException):
+                log.warning("a broker did not hear of a client: %s", each)
+        if not found:
+            raise NoBroker("no broker is reached")
+        return next((each for each in found if each.code), found[0])
+
+    async def _ask(self, peer: Peer, address: str, received: ReceivedRequest) -> Reply | None:
+        behind = await self._connected(peer, address, received)
+        ext = dict(received.ext)
+        if self._access is not None and received.code not in NAMES_A_PLACE:
+            for name in _SIGNATURE_FIELDS:
+                ext.pop(name, None)
+            if self._behind.signer is not None:
+                self._behind.signer.before_request(address, received.code, ext, received.body)
+        if received.flag & frames.ONEWAY_FLAG:
+            behind.oneway(received.code, ext, received.body)
+            return None
+        held_ms = whole_number(ext.get(_HELD.get(received.code, ""), "0"), low=0, high=INT_MAX) or 0
+        timeout_ms = TIMEOUT_MS + min(held_ms, WAIT_MS_MAX)
+        return await behind.request(received.code, ext, received.body, timeout_ms=timeout_ms)
+
+    async def _connected(self, peer: Peer, address: str, received: ReceivedRequest) -> Peer:
+        """Return the client's own connection to a broker."""
+        mine = self._behind_of.get(peer)
+        if mine is None:
+            mine = self._behind_of[peer] = {}
+            peer.when_closed(lambda: self._end(peer))
+        task = mine.get(address)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().is_open)):
+            task = mine[address] = asyncio.ensure_future(self._dial(peer, address, str(received.language)))
+        return await asyncio.shield(task)
+
+    async def _dial(self, peer: Peer, address: str, language: str) -> Peer:
+        language = language if language.isalnum() and len(language) < 32 else "OTHER"
+        behind = await dial(address, self._of_brokers, language=language, tls=self._behind.tls)
+        behind.notes = peer
+        if not peer.is_open:
+            behind.close()
+            raise NotSent("the client is gone", address=address)
+        return behind
+
+    def left(self, peer: Peer) -> None:
+        """Have brokers know that a client sends no more: it may still wait for answers."""
+        for task in self._behind_of.get(peer, {}).values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                task.result().end_side()
+
+    def _end(self, peer: Peer) -> None:
+        for task in self._behind_of.pop(peer, {}).values():
+            task.add_done_callback(_close)
+
+    async def _route(self, peer: Peer, received: ReceivedRequest) -> bytes | Reply:
+        """Return a route in which every broker is this proxy."""
+        ask = self._behind.brokers.routes.ask
+        ext = {k: v for k, v in received.ext.items() if k in ("topic", "acceptStandardJsonOnly")}
+        found = await ask(lambda namesrv: namesrv.request(Code.GET_ROUTEINFO_BY_TOPIC, ext, timeout_ms=3000))
+        if found.code:
+            return found
+        route = java_json.decode(found.body, dict[str, Any])
+        own = self._own_address(peer)
+        for broker in route.get("brokerDatas") or ():
+            broker["brokerAddrs"] = {"0": own}
+        body = msgspec.json.encode(route)
+        if received.ext.get("acceptStandardJsonOnly") == "true":
+            return body
+        # As clients before 5.0 read it.
+        return body.replace(b'"brokerAddrs":{"0":', b'"brokerAddrs":{0:')
+
+    # -- brokers -----------------------------------------------------------------------------------------------------
+
+    def _asked(self, behind: Peer, request: Request[NoHeader], body: bytes) -> Any:
+        received = self._asked_keeper.received
+        assert received is not None
+        return self._pass_on(behind, request.opaque, received)
+
+    async def _pass_on(self, behind: Peer, opaque: int, received: ReceivedRequest) -> bytes | None:
+        """Ask the client what a broker asks."""
+        client: Peer | None = behind.notes
+        if client is None:
+            return None
+        ext = dict(received.ext)
+        if received.flag & frames.ONEWAY_FLAG:
+            client.oneway(received.code, ext, received.body)
+            return None
+        try:
+            answer = await client.request(received.code, ext, received.body, timeout_ms=TIMEOUT_MS)
+        except RocketSparkError as e:
+            return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=str(e))
+        fields = request_signing.ext_texts(answer.ext) if answer.ext else None
+        return reply(opaque, answer.code, fields, answer.body, remark=answer.remark)
+
+
+def _close(task: asyncio.Task[Peer]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

@@ -1,0 +1,1 @@
+"""What producers ask of the proxy: sends, ends of transactions, recalls. Start with send, then transactions."""

@@ -1,0 +1,171 @@
+"""A message of the gRPC protocol as brokers store it. Pure; refuses what breaks a rule.
+
+Rule: SendMessageActivity, 5.5.0: the properties are those that Apache's proxy makes of the same message.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from rocketspark.protocol.message import properties, sysflags
+from rocketspark.proxy import messages
+from rocketspark.proxy.producing import validation
+from rocketspark.proxy.producing.validation import SendLimits
+from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.wire.codes import Code
+
+# Numbers of definition.proto.
+IDENTITY, GZIP = 1, 2
+TRANSACTION = messages.WIRE_TYPES[messages.TRANSACTIONAL]
+# Bounds of a Timestamp and of a Duration: the years 1 to 9999, and as many years.
+_SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
+_DURATION_S_MAX = 315_576_000_000
+_NANOS = 1_000_000_000
+# 1s 5s 10s 30s 1m 2m … 10m 20m 30m 1h 2h.
+_LEVELS_MS = [s * 1000 for s in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)]
+# No text of fewer characters is too long for the properties of a record.
+_SURELY_SHORT = properties.BYTES_MAX // 4
+
+
+class StoredForm(NamedTuple):
+    """A message to store.
+
+    `type`: one of those of `messages`.
+    """
+
+    body: bytes
+    properties: str
+    sys_flag: int
+    born_time_ms: int
+    type: str
+    message_id: str
+    message_group: str
+    delivery_attempt: int
+
+
+def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: SendLimits) -> StoredForm:
+    """Return what is stored of a message for `topic`, which was checked. `client`: "ip:port" of who sends it.
+
+    Raises Refused: with the code of the first rule that it breaks.
+    """
+    body = message.body
+    if not 0 < len(body) <= limits.body_bytes_max:
+        validation.check_body(len(body), limits)
+    system = message.system_properties
+    size, text = 0, ""
+    user = message.user_properties
+    if user:
+        size, text = _user_text(dict(user), limits)
+    if tag := system.tag:
+        validation.check_tag(tag)
+        size += len(tag.encode())
+        text += f"TAGS\x01{tag}\x02"
+    keys = system.keys
+    if keys:
+        for key in keys:
+            validation.check_key(key)
+            size += len(key.encode())
+        if joined := messages.KEY_SEPARATOR.join(keys):
+            text += f"KEYS\x01{joined}\x02"
+    if size:
+        validation.check_user_bytes(size, limits)
+    message_id = system.message_id
+    validation.check_message_id(message_id)
+    # In the order in which Apache's proxy looks at them; what decides about the type more goes last.
+    sys_flag, rest = 0, ""
+    is_transaction = system.message_type == TRANSACTION
+    if is_transaction:
+        sys_flag = sysflags.TRANSACTION_PREPARED
+        rest = "TRAN_MSG\x01true\x02" + _recovery(system, limits)
+    if delayed := system.HasField("delivery_timestamp"):
+        delivery_ms = _delivery_ms(system.delivery_timestamp, now_ms, limits)
+        if limits.use_delay_level:
+            rest += f"{messages.DELAY_LEVEL}\x01{delay_level(delivery_ms - now_ms)}\x02"
+        rest += f"{messages.DELIVERY_MS}\x01{delivery_ms}\x02"
+    kind = messages.NORMAL
+    if system.HasField("priority"):
+        if system.priority < 0:
+            raise Refused(Code.BAD_REQUEST, f"priority {system.priority}: it is below 0")
+        rest += f"{messages.PRIORITY}\x01{system.priority}\x02"
+        kind = messages.PRIORITIZED
+    if message_group := system.message_group:
+        validation.check_message_group(message_group, limits.message_group_bytes_max)
+        rest += f"{messages.MESSAGE_GROUP}\x01{message_group}\x02"
+        kind = messages.FIFO
+    if system.lite_topic:
+        raise Refused(Code.NOT_IMPLEMENTED, "lite topic: lite topics are not supported")
+    if delayed:
+        kind = messages.DELAY
+    if is_transaction:
+        kind = messages.TRANSACTIONAL
+    encoding = system.body_encoding
+    if encoding == GZIP:
+        sys_flag |= sysflags.COMPRESSED
+    elif encoding > GZIP or encoding < 0:
+        raise Refused(Code.BAD_REQUEST, f"body encoding {encoding}: only identity and gzip are known")
+    if trace := system.trace_context:
+        validation.check_separators(trace, "trace context")
+        rest += f"{messages.TRACE_CONTEXT}\x01{trace}\x02"
+    born_host = system.born_host
+    if born_host:
+        validation.check_separators(born_host, "born host")
+        if validation.is_blank(born_host):
+            born_host = client
+    else:
+        born_host = client
+    if born_host:
+        rest += f"{messages.BORN_HOST}\x01{born_host}\x02"
+    born = system.born_timestamp
+    seconds, nanos = born.seconds, born.nanos
+    if _SECONDS_MIN <= seconds <= _SECONDS_MAX and 0 <= nanos < _NANOS:
+        born_ms = seconds * 1000 + nanos // 1_000_000
+        rest += f"{messages.BORN_TIME_MS}\x01{born_ms}\x02"
+    else:
+        born_ms = now_ms
+    attempt = system.delivery_attempt
+    text = f"{text}UNIQ_KEY\x01{message_id}\x02RECONSUME_TIME\x01{attempt}\x02PGROUP\x01{topic}\x02{rest}"
+    if len(text) > _SURELY_SHORT and (length := len(text.encode())) > properties.BYTES_MAX:
+        raise Refused(
+            Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"properties: all of them have {length} bytes, at most {properties.BYTES_MAX} are allowed",
+        )
+    return StoredForm(body, text, sys_flag, born_ms, kind, message_id, message_group, attempt)
+
+
+def _user_text(pairs: dict[str, str], limits: SendLimits) -> tuple[int, str]:
+    """Return the bytes of the user properties, and their stored text, without those that no reader would find."""
+    size = validation.check_user_properties(pairs, limits)
+    return size, "".join([f"{name}\x01{value}\x02" for name, value in pairs.items() if name and value])
+
+
+def delay_level(delay_ms: int) -> int:
+    """Return the first of the 18 delay levels that is longer; the last one if none is."""
+    return min(bisect_right(_LEVELS_MS, delay_ms), len(_LEVELS_MS) - 1) + 1
+
+
+def _delivery_ms(stamp: Any, now_ms: int, limits: SendLimits) -> int:
+    seconds, nanos = stamp.seconds, stamp.nanos
+    if not (_SECONDS_MIN <= seconds <= _SECONDS_MAX and 0 <= nanos < _NANOS):
+        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "delivery timestamp: it is no time of the years 1 to 9999")
+    delivery_ms: int = seconds * 1000 + nanos // 1_000_000
+    if 0 < limits.delay_ms_max < delivery_ms - now_ms:
+        raise Refused(
+            Code.ILLEGAL_DELIVERY_TIME,
+            f"delivery timestamp: it is {delivery_ms - now_ms} ms ahead, at most {limits.delay_ms_max} are allowed",
+        )
+    return delivery_ms
+
+
+def _recovery(system: Any, limits: SendLimits) -> str:
+    """Return the property of after how long a transaction is asked about, if the message says so."""
+    if not system.HasField("orphaned_transaction_recovery_duration"):
+        return ""
+    duration = system.orphaned_transaction_recovery_duration
+    seconds, nanos = duration.seconds, duration.nanos
+    name = "orphaned transaction recovery duration"
+    if abs(seconds) > _DURATION_S_MAX or abs(nanos) >= _NANOS or seconds * nanos < 0:
+        raise Refused(Code.BAD_REQUEST, f"{name}: it is no time of up to 10000 years")
+    if 0 < limits.recovery_s_max < seconds:
+        raise Refused(Code.BAD_REQUEST, f"{name}: it has {seconds} s, at most {limits.recovery_s_max} are allowed")
+    return f"{messages.RECOVERY_S}\x01{seconds}\x02"

@@ -1,0 +1,133 @@
+"""What a message may be: every rule of the gRPC protocol, each with its code (names: proxy/names). Pure.
+
+Rule: GrpcValidator, SendMessageActivity and Validators, 5.5.0; what is refused names its field. Beyond them, refused is
+what would break the stored properties: their separators in fields that Apache's proxy does not look at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rocketspark.model.text import shown
+from rocketspark.proxy.messages import RESERVED_NAMES
+from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.wire.codes import Code
+
+# What Java's Character.isWhitespace takes; Python's isspace also takes blanks that do not break a line.
+_BLANKS = (
+    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f "
+    "\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2008\u2009\u200a\u2028\u2029\u205f\u3000"
+)
+_control = re.compile("[\x00-\x1f\x7f-\x9f]").search
+_SHOWN_MAX = 60
+
+
+class SendLimits(NamedTuple):
+    """Bounds of what is sent (rmq-proxy.json); 0 is none, except for properties. Times in ms and s as named."""
+
+    body_bytes_max: int = 4 << 20
+    empty_bodies: bool = False
+    user_properties_max: int = 128
+    user_properties_bytes_max: int = 16 << 10
+    message_group_bytes_max: int = 64
+    delay_ms_max: int = 86_400_000
+    recovery_s_max: int = 3600
+    use_delay_level: bool = False
+
+
+def is_blank(text: str) -> bool:
+    """Tell whether a text is empty or only spaces, as Java counts them."""
+    return not text or (text[0] in _BLANKS and not text.strip(_BLANKS))
+
+
+def check_tag(tag: str) -> None:
+    """Raise Refused 40004 for a tag of spaces, with "|" or with a control character."""
+    if is_blank(tag):
+        raise Refused(Code.ILLEGAL_MESSAGE_TAG, "tag: it has only spaces")
+    if "|" in tag:
+        raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {_shown(tag)}: it may not hold '|'")
+    if _control(tag):
+        raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {_shown(tag)}: it has a control character")
+
+
+def check_key(key: str) -> None:
+    """Raise Refused 40005 for a key of spaces or with a control character; an empty one is none."""
+    if key:
+        if is_blank(key):
+            raise Refused(Code.ILLEGAL_MESSAGE_KEY, "key: it has only spaces")
+        if _control(key):
+            raise Refused(Code.ILLEGAL_MESSAGE_KEY, f"key {_shown(key)}: it has a control character")
+
+
+def check_message_group(message_group: str, bytes_max: int) -> None:
+    """Raise Refused 40006 for a message group of spaces, of `bytes_max` bytes or more, or with a control character."""
+    code = Code.ILLEGAL_MESSAGE_GROUP
+    if is_blank(message_group):
+        raise Refused(code, "message group: it has only spaces")
+    # Apache's proxy looks at control characters only if there is a limit; they break properties with or without.
+    if 0 < bytes_max <= len(message_group.encode()):
+        raise Refused(code, f"message group {_shown(message_group)}: it has {bytes_max} bytes or more")
+    if _control(message_group):
+        raise Refused(code, f"message group {_shown(message_group)}: it has a control character")
+
+
+def check_message_id(message_id: str) -> None:
+    """Raise Refused 40009 for a message id that is blank or has a control character."""
+    if is_blank(message_id):
+        raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id: it is blank")
+    if _control(message_id):
+        raise Refused(Code.ILLEGAL_MESSAGE_ID, f"message id {_shown(message_id)}: it has a control character")
+
+
+def check_body(size: int, limits: SendLimits) -> None:
+    """Raise Refused 41302 for an empty body, 41301 for one that is too large."""
+    if not size and not limits.empty_bodies:
+        raise Refused(Code.MESSAGE_BODY_EMPTY, "body: it is empty")
+    if 0 < limits.body_bytes_max < size:
+        raise Refused(
+            Code.MESSAGE_BODY_TOO_LARGE, f"body: it has {size} bytes, at most {limits.body_bytes_max} are allowed"
+        )
+
+
+def check_user_properties(pairs: Mapping[str, str], limits: SendLimits) -> int:
+    """Return the bytes of the user properties. Raises Refused 43101 if they are too many, 40007 for a name of the
+    system or a control character.
+    """
+    if len(pairs) > limits.user_properties_max:
+        raise Refused(
+            Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"user properties: there are {len(pairs)}, at most {limits.user_properties_max} are allowed",
+        )
+    size = 0
+    code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY
+    for name, value in pairs.items():
+        if name in RESERVED_NAMES:
+            raise Refused(code, f"user property {name}: the name belongs to the system")
+        if _control(name):
+            raise Refused(code, f"user property {_shown(name)}: its key has a control character")
+        if _control(value):
+            raise Refused(code, f"user property {_shown(name)}: its value has a control character")
+        size += len(name) + len(value) if name.isascii() and value.isascii() else len((name + value).encode())
+    return size
+
+
+def check_user_bytes(size: int, limits: SendLimits) -> None:
+    """Raise Refused 43101 if user properties, tag and keys have too many bytes together."""
+    if size > limits.user_properties_bytes_max:
+        raise Refused(
+            Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"user properties, tag and keys: they have {size} bytes, at most {limits.user_properties_bytes_max} are"
+            " allowed",
+        )
+
+
+def check_separators(text: str, what: str) -> None:
+    """Raise Refused 40000 for a text that cannot stand among properties."""
+    if "\x01" in text or "\x02" in text:
+        raise Refused(Code.BAD_REQUEST, f"{what} {_shown(text)}: it has a control character")
+
+
+def _shown(text: str) -> str:
+    return shown(text, characters_max=_SHOWN_MAX)

@@ -1,0 +1,101 @@
+"""QueryRoute and QueryAssignment: which queues a topic has, and that all of them are reached through this proxy.
+
+Rule: the order of queues is that of Apache's proxy: of each broker those to read, to write, for both, for neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketspark.model import QueueData
+from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
+from rocketspark.proxy import names
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.call import Call
+from rocketspark.proxy.messages import MIXED, WIRE_TYPES
+from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.statuses import Refused, status
+from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.codes import AddressScheme, Code, MessageType, Permission
+
+MIXED_TYPES = (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION)
+ANY_QUEUE = -1
+
+
+class QueryRoutes:
+    """Serves QueryRoute and QueryAssignment. `port`: the one that clients reach the proxy by."""
+
+    def __init__(self, settings: ProxySettings, brokers: Brokers) -> None:
+        self._settings, self._brokers = settings, brokers
+        self.port = settings.port
+
+    async def query_route(self, call: Call, request: Any) -> Any:
+        """QueryRoute: every queue of the topic, on every broker."""
+        topic = names.checked_topic(request.topic.name)
+        endpoints = self._endpoints(request.endpoints)
+        route = await self._brokers.route(topic)
+        kind = await self._brokers.topic_type(topic)
+        types = MIXED_TYPES if kind == MIXED else (WIRE_TYPES.get(kind, int(MessageType.NORMAL)),)
+        found = []
+        for data in route.queues:
+            broker = route.broker(data.broker_name)
+            for broker_id in sorted(broker.addresses) if broker is not None else ():
+                place = messages.Broker(name=data.broker_name, id=broker_id, endpoints=endpoints)
+                found += [
+                    messages.MessageQueue(
+                        topic=request.topic,
+                        id=number,
+                        permission=int(permission),
+                        broker=place,
+                        accept_message_types=types,
+                    )
+                    for number, permission in enumerate(permissions(data))
+                ]
+        return messages.QueryRouteResponse(status=status(Code.OK), message_queues=found)
+
+    async def query_assignment(self, call: Call, request: Any) -> Any:
+        """QueryAssignment: of each master one entry for all of its queues; each queue for a group in order."""
+        topic, group = names.checked_topic(request.topic.name), names.checked_group(request.group.name)
+        endpoints = self._endpoints(request.endpoints)
+        route = await self._brokers.route(topic)
+        config = await self._brokers.group(group)
+        in_order = config is not None and config.consume_message_orderly
+        found = []
+        for data in route.queues:
+            broker = route.broker(data.broker_name)
+            if broker is None or broker.master is None or not data.perm & PERM_READ or not data.read_queue_count:
+                continue
+            place = messages.Broker(name=data.broker_name, id=MASTER_ID, endpoints=endpoints)
+            for number in range(data.read_queue_count) if in_order else (ANY_QUEUE,):
+                queue = messages.MessageQueue(
+                    topic=request.topic, id=number, permission=int(Permission.READ), broker=place
+                )
+                found.append(messages.Assignment(message_queue=queue))
+        if not found:
+            raise Refused(Code.FORBIDDEN, "no readable queue")
+        return messages.QueryAssignmentResponse(status=status(Code.OK), assignments=found)
+
+    def _endpoints(self, used: Any) -> Any:
+        """Return where clients reach the brokers: this proxy, by the host that they use."""
+        if not used.addresses:
+            raise Refused(Code.ILLEGAL_ACCESS_POINT, "endpoints hold no address")
+        if used.scheme == AddressScheme.ADDRESS_SCHEME_UNSPECIFIED:
+            raise Refused(Code.ILLEGAL_ACCESS_POINT, "endpoints have no address scheme")
+        host = self._settings.advertised_host
+        addresses = [messages.Address(host=host or each.host, port=self.port) for each in used.addresses]
+        return messages.Endpoints(scheme=used.scheme, addresses=addresses[:1] if host else addresses)
+
+
+def permissions(data: QueueData) -> list[Permission]:
+    """Return what each queue of a topic on one broker may be used for, by queue id."""
+    readable, writable = data.perm & PERM_READ, data.perm & PERM_WRITE
+    r, w = data.read_queue_count, data.write_queue_count
+    if readable and writable:
+        return (
+            [Permission.READ] * max(r - w, 0) + [Permission.WRITE] * max(w - r, 0) + [Permission.READ_WRITE] * min(r, w)
+        )
+    if readable:
+        return [Permission.READ] * r
+    if writable:
+        return [Permission.WRITE] * w
+    return [Permission.NONE] * max(1, r, w)

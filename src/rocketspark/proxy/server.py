@@ -1,0 +1,176 @@
+"""A proxy: RocketMQ 5's gRPC protocol in front of the brokers that its NameServers name. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.proxy.access.control import AccessControl
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.clients import GRACE_S, Clients
+from rocketspark.proxy.consuming.service import Consuming
+from rocketspark.proxy.front import relay as front
+from rocketspark.proxy.front.health import Tools
+from rocketspark.proxy.front.port import Port
+from rocketspark.proxy.front.remoting import Behind, RemotingRelay
+from rocketspark.proxy.metrics import CallTimes, Metrics
+from rocketspark.proxy.producing.service import Producing
+from rocketspark.proxy.routes import QueryRoutes
+from rocketspark.proxy.service import Service, not_supported
+from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.telemetry import Telemetry
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import RpcHooks
+from rocketspark.transport.tls.client_tls import ClientTls
+from rocketspark.transport.tls.settings import TlsSettings
+
+log = LimitedLog("rocketspark.proxy")
+
+SWEEP_S = 5.0
+# Calls at work of one connection.
+STREAMS_MAX = 10_000
+
+
+class ProxyServer:
+    """One proxy. `signer`, `tls`: of its own requests to NameServers and brokers; `front_tls`: of its port, None for
+    plain beside TLS with a certificate made for this start.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        *,
+        signer: RpcHooks | None = None,
+        tls: ClientTls | None = None,
+        front_tls: TlsSettings | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.settings = settings
+        self.brokers = Brokers(settings, signer=signer, tls=tls)
+        self.clients = Clients(settings.client_idle_ms / 1000, grace_s)
+        times = None if settings.metrics_port is None else CallTimes()
+        self.service = Service(times=times)
+        self.access: AccessControl | None = None
+        # A proxy that signs may do what its clients may not: it asks them, unless it is told not to.
+        authenticates = signer is not None if settings.authentication is None else settings.authentication
+        authorizes = signer is not None if settings.authorization is None else settings.authorization
+        if authenticates or authorizes:
+            self.access = AccessControl(
+                settings, self.brokers, self.clients, authenticates=authenticates, authorizes=authorizes
+            )
+            self.service.guards.append(self.access.guard)
+        access = None if self.access is None else (self.access.of_remoting(), self.access.tables.fresh)
+        self.remoting = RemotingRelay(Behind(self.brokers, signer, tls), self._own_address, access)
+        names = [settings.advertised_host] if settings.advertised_host else ()
+        self.front = Port(
+            tls=front_tls,
+            routes=self.remoting.routes,
+            on_close=self.remoting.left,
+            names=names,
+            share_port=settings.share_port,
+        )
+        self.service.address_of = self.front.address_of
+        self._routes = QueryRoutes(settings, self.brokers)
+        self._telemetry = Telemetry(settings, self.brokers, self.clients)
+        self.producing = Producing(settings, self.brokers, self.clients, self.service)
+        self.consuming = Consuming(settings, self.brokers, self.clients, self.service)
+        renewals = self.consuming.renewals
+        self.metrics = (
+            None if times is None else Metrics(settings, times, self.clients, self.service, lambda: renewals.count)
+        )
+        self._server: grpc.aio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.port = 0
+        serve = self.service.serve
+        serve("QueryRoute", self._routes.query_route)
+        serve("QueryAssignment", self._routes.query_assignment)
+        serve("Telemetry", self._telemetry.telemetry)
+        serve("Heartbeat", self._telemetry.heartbeat)
+        serve("NotifyClientTermination", self._telemetry.notify_client_termination)
+        serve("SyncLiteSubscription", not_supported("SyncLiteSubscription"))
+
+    @property
+    def address(self) -> str:
+        """ "host:port" that it listens on."""
+        return f"{self.settings.host}:{self.port}"
+
+    def _own_address(self, peer: Peer) -> str:
+        """Return what a client before 5.0 reaches this proxy by."""
+        host = self.settings.advertised_host or peer.local_host or self.settings.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if a port cannot be had."""
+        if self.metrics is not None:
+            await self.metrics.start()
+        try:
+            await self._start()
+        except BaseException:
+            if self.metrics is not None:
+                await self.metrics.close()
+            raise
+
+    async def _start(self) -> None:
+        s = self.settings
+        options = [
+            ("grpc.max_receive_message_length", s.inbound_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ("grpc.http2.max_ping_strikes", 2),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Clients whose machine is gone are found so.
+            ("grpc.keepalive_time_ms", s.client_idle_ms),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.max_connection_idle_ms", s.client_idle_ms),
+            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ]
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((self.service, Tools()))
+        try:
+            inner_port = self._server.add_insecure_port(f"{front.HOST}:0")
+        except RuntimeError:
+            raise ConfigError(
+                f"no port can be had on {front.HOST}: it is needed between the proxy's own parts"
+            ) from None
+        await self._server.start()
+        try:
+            self.port = self._routes.port = await self.front.start(s.host, s.port, inner_port)
+        except BaseException:
+            # Else it says at its end, in a traceback, that nobody stopped it.
+            await self._server.stop(None)
+            self._server = None
+            raise
+        self.producing.begin()
+        self.consuming.begin()
+        if s.remoting_port is not None:
+            await self.front.server.listen_also(s.host, s.remoting_port)
+        self._sweep_later()
+        log.info("proxy listens on %s", self.address)
+
+    def _sweep_later(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self.clients.expire()
+        self.producing.sweep()
+        self._sweep_later()
+
+    async def close(self, grace_s: float = 0.5) -> None:
+        """Stop listening, end all calls and connections."""
+        if self._sweeper:
+            self._sweeper.cancel()
+        if self._server is not None:
+            await self._server.stop(grace_s)
+        await self.front.close()
+        if self.metrics is not None:
+            await self.metrics.close()
+        if self.access is not None:
+            self.access.tables.close()
+        await self.consuming.close()
+        await self.producing.close()
+        await self.brokers.close()

@@ -1,0 +1,1 @@
+"""The gRPC protocol's messages, made from Apache's .proto files (see LICENSE and NOTICE). Start with messages."""

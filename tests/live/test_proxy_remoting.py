@@ -1,0 +1,208 @@
+"""Clients before RocketMQ 5 through the proxy's port: they know no other address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.clients.scene import Inbox
+from tests.live.support import connected
+from tests.patience import LIMIT_S
+from tests.unit.proxy.access.test_control import USERS, guarded, locked
+from tests.unit.proxy.conftest import RunningProxy, running_proxy
+
+from rocketspark import Producer, PushConsumer
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.hooks import HookSet
+from rocketspark.errors import ConnectionLost
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.testing import Cluster, run_cluster
+from rocketspark.transport.connections import dial
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+__all__ = ["guarded", "locked"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster(2) as running, SyncOperations(running.namesrv) as operations:
+        for topic in ("relayed", "shared", "quiet"):
+            operations.create_topic(topic, queue_count=4)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: Cluster) -> Iterator[RunningProxy]:
+    with running_proxy(cluster.namesrv) as running:
+        yield running
+
+
+def test_what_is_sent_through_it_is_consumed_through_it(cluster: Cluster, proxy: RunningProxy) -> None:
+    inbox = Inbox()
+    consumer = PushConsumer(proxy.address, "through", consume_from="first")
+    consumer.subscribe("relayed")
+    consumer.listen(inbox)
+    with Producer(proxy.address) as producer:
+        sent = {producer.send("relayed", b"%d" % n).queue.broker_name for n in range(16)}
+        assert sent == {"broker-a", "broker-b"}
+        with consumer:
+            got = inbox.wait_for(16)
+            # A pull that waits at the broker is answered as soon as there is something.
+            producer.send("relayed", b"late")
+            assert sorted(int(m.body) for m in got) == list(range(16))
+            assert inbox.wait_for(17)[-1].body == b"late"
+
+
+def test_members_share_the_queues_and_hear_of_each_other(cluster: Cluster, proxy: RunningProxy) -> None:
+    boxes = [Inbox(), Inbox()]
+    consumers = []
+    for number, box in enumerate(boxes):
+        consumer = PushConsumer(proxy.address, "sharing", consume_from="first", instance_name=f"m{number}")
+        consumer.subscribe("shared")
+        consumer.listen(box)
+        consumers.append(consumer)
+    with Producer(proxy.address) as producer:
+        producer.send("shared", b"0")
+        with consumers[0], consumers[1]:
+            for _ in range(400):
+                producer.send("shared", b"x")
+                if all(box.received for box in boxes):
+                    break
+            else:
+                pytest.fail("one member got nothing")
+
+
+def test_routes_name_the_proxy_alone(cluster: Cluster, proxy: RunningProxy) -> None:
+    async def run() -> None:
+        async with connected(proxy.address) as peer:
+            ext = {"topic": "TBW102", "acceptStandardJsonOnly": "true"}
+            found = await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+            brokers = json.loads(found.body)["brokerDatas"]
+            assert sorted(b["brokerName"] for b in brokers) == ["broker-a", "broker-b"]
+            assert [b["brokerAddrs"] for b in brokers] == [{"0": proxy.address}] * 2
+            missing = await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nowhere"})
+            assert missing.code == ResponseCode.TOPIC_NOT_EXIST
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "answer", "remark"),
+    [
+        (RequestCode.PULL_MESSAGE, {"topic": "t"}, 15, "Request doesn't have field bname"),
+        (RequestCode.SEND_MESSAGE_V2, {"b": "t", "bname": "broker-a"}, 15, "Request doesn't have field bname"),
+        (RequestCode.GET_MAX_OFFSET, {"bname": "nobody", "topic": "t", "queueId": "0"}, 1, "nobody"),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, {}, 3, " request type 17 not supported"),
+        (RequestCode.GET_BROKER_CONFIG, {}, 3, " request type 26 not supported"),
+    ],
+)
+def test_what_is_refused(proxy: RunningProxy, code: int, ext: dict[str, str], answer: int, remark: str) -> None:
+    async def run() -> None:
+        async with connected(proxy.address) as peer:
+            found = await peer.request(code, ext)
+            assert found.code == answer
+            assert remark in (found.remark or "")
+
+    asyncio.run(run())
+
+
+def test_a_broker_asks_a_client_on_its_own_connection(cluster: Cluster, proxy: RunningProxy) -> None:
+    def tell(peer: Any, request: Any, body: bytes) -> bytes:
+        return reply(request.opaque, body=b"as it is")
+
+    async def run() -> None:
+        routes = Routes()
+        routes.add(RequestCode.GET_CONSUMER_RUNNING_INFO, tell)
+        client = await dial(proxy.address, routes)
+        consumer = {
+            "groupName": "asked",
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+            "subscriptionDataSet": [{"topic": "shared", "subString": "*"}],
+        }
+        beat = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer]}
+        assert (await client.request(RequestCode.HEART_BEAT, {}, json.dumps(beat).encode())).code == 0
+        async with connected(cluster.brokers[0]) as operator:
+            ext = {"consumerGroup": "asked", "clientId": "c1", "jstackEnable": "false"}
+            found = await operator.request(RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
+            assert (found.code, found.body) == (0, b"as it is")
+        client.close()
+
+    asyncio.run(run())
+
+
+def client_address(peer: Any) -> str:
+    host, port = peer._transport.get_extra_info("sockname")[:2]
+    return f"{host}:{port}"
+
+
+def test_a_client_that_is_gone_is_no_member_although_a_pull_of_its_waits(cluster: Cluster, proxy: RunningProxy) -> None:
+    async def run() -> None:
+        client = await dial(proxy.address)
+        consumer = {"groupName": "leaver", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+        consumer |= {"consumeFromWhere": "CONSUME_FROM_LAST_OFFSET"}
+        consumer_set = [consumer | {"subscriptionDataSet": [{"topic": "quiet", "subString": "*"}]}]
+        beat = {"clientID": "c9", "producerDataSet": [], "consumerDataSet": consumer_set}
+        await client.request(RequestCode.HEART_BEAT, {}, json.dumps(beat).encode())
+        ext = {"consumerGroup": "leaver", "topic": "quiet", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32"}
+        ext |= {"sysFlag": "2", "commitOffset": "0", "suspendTimeoutMillis": "15000", "subVersion": "0"}
+        waiting = asyncio.ensure_future(client.request(RequestCode.PULL_MESSAGE, ext | {"bname": "broker-a"}))
+        async with connected(cluster.brokers[0]) as operator:
+
+            async def members() -> int:
+                listed = await operator.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "leaver"})
+                return len(json.loads(listed.body)["consumerIdList"]) if listed.code == 0 else 0
+
+            assert await members() == 1
+            client.close()
+            async with asyncio.timeout(3):
+                while await members():
+                    await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionLost):
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_what_stands_behind_a_client_ends_with_it(proxy: RunningProxy) -> None:
+    async def run() -> None:
+        client = await dial(proxy.address)
+        await client.request(RequestCode.GET_MAX_OFFSET, {"bname": "broker-a", "topic": "TBW102", "queueId": "0"})
+        [mine] = [p for p in proxy.server.remoting._behind_of if p.address == client_address(client)]
+        client.close()
+        async with asyncio.timeout(LIMIT_S):
+            while mine in proxy.server.remoting._behind_of:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def signer(user: str, secret: str) -> HookSet:
+    return HookSet([Signer(user, secret)])
+
+
+@pytest.mark.parametrize(
+    ("user", "secret", "code"),
+    [
+        ("shop", USERS["shop"], 0),
+        ("shop", "wrong", ResponseCode.NO_PERMISSION),
+        ("billing", USERS["billing"], ResponseCode.NO_PERMISSION),
+        ("", "", ResponseCode.NO_PERMISSION),
+    ],
+)
+def test_a_locked_cluster_is_locked_here_too(guarded: RunningProxy, user: str, secret: str, code: int) -> None:
+    async def run() -> None:
+        client = await dial(guarded.address, hooks=signer(user, secret) if user else None)
+        ext = {"a": "pg", "b": "orders", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}
+        ext |= {"i": "", "j": "0", "k": "false", "m": "false", "n": "broker-a"}
+        found = await client.request(RequestCode.SEND_MESSAGE_V2, ext, b"x")
+        assert found.code == code, found.remark
+        client.close()
+
+    asyncio.run(run())

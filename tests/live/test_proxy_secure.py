@@ -1,0 +1,66 @@
+"""`server --secure` with gRPC: its proxy is locked as the broker is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.patience import LIMIT_S
+from tests.unit.proxy.access.test_control import route_of, signed
+from tests.unit.proxy.conftest import RawClient
+
+from rocketspark.proxy.wire.codes import Code
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    store = tmp_path_factory.mktemp("locked")
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--grpc-port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rocketspark.cli.main", "server", "--store", str(store), "--secure", *ports],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"ROCKETMQ_ACCESS_KEY": "someone", "ROCKETMQ_SECRET_KEY": "else"},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert " grpc=" in line
+        yield store / "secure", line.rpartition(" grpc=")[2].strip()
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
+
+
+def client(served: tuple[Path, str], **metadata: str) -> RawClient:
+    made = RawClient(served[1], **metadata)
+    made.channel.close()
+    credentials = grpc.ssl_channel_credentials((served[0] / "cert.pem").read_bytes())
+    made.channel = grpc.secure_channel(served[1], credentials)
+    return made
+
+
+def test_nobody_comes_in_without_keys(served: tuple[Path, str]) -> None:
+    made = client(served)
+    assert made.call("QueryRoute", route_of("orders")).status.code == Code.UNAUTHORIZED
+    made.close()
+
+
+def test_nobody_comes_in_without_tls(served: tuple[Path, str]) -> None:
+    made = RawClient(served[1], **signed("admin", (served[0] / "admin.secret").read_text().strip()))
+    with pytest.raises(grpc.RpcError) as caught:
+        made.call("QueryRoute", route_of("orders"), timeout_s=2)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    made.close()
+
+
+def test_the_administrator_comes_in(served: tuple[Path, str]) -> None:
+    made = client(served, **signed("admin", (served[0] / "admin.secret").read_text().strip()))
+    assert made.call("QueryRoute", route_of("orders")).status.code == Code.TOPIC_NOT_FOUND
+    made.close()

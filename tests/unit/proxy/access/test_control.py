@@ -1,0 +1,245 @@
+"""A proxy before a locked cluster: each call is from somebody, who may do what the cluster's rules let him."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
+
+from rocketspark import Producer
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
+from rocketspark.proxy.access import contexts
+from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
+from rocketspark.testing import Cluster, run_cluster
+from rocketspark.transport.tls import client_tls
+
+DATE = "20261123T061500Z"
+USERS = {"shop": "shop-secret", "billing": "billing-secret", "off": "off-secret"}
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Cluster]:
+    with run_cluster(secure=True) as cluster, SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+        operations.create_topic("orders", queue_count=1)
+        operations.create_topic("bills", queue_count=1)
+        for user, password in USERS.items():
+            operations.create_user(user, password)
+        operations.create_acl("shop", ["Topic:orders"], ["Pub"])
+        operations.create_acl("billing", ["Topic:orders", "Group:billing"], ["Sub"])
+        operations.update_user("off", status="disable")
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def guarded(locked: Cluster) -> Iterator[RunningProxy]:
+    options = locked.client_options
+    own = {
+        "signer": Signer(options["access_key"], options["secret_key"]),
+        "tls": client_tls(True, tls_ca=options["tls_ca"]),
+    }
+    with running_proxy(locked.namesrv, own, access_refresh_ms=100) as running:
+        yield running
+
+
+def signed(user: str, secret: str | None = None, date: str = DATE) -> dict[str, str]:
+    made = hmac.new((secret or USERS.get(user, "")).encode(), date.encode(), hashlib.sha1).hexdigest().upper()
+    text = f"MQv2-HMAC-SHA1 Credential={user}, SignedHeaders=x-mq-date-time, Signature={made}"
+    return {"authorization": text, "x_mq_date_time": date}
+
+
+def as_user(proxy: RunningProxy, user: str, secret: str | None = None, client_id: str = "") -> RawClient:
+    return RawClient(proxy.address, client_id or f"client-of-{user}", **(signed(user, secret) if user else {}))
+
+
+def served_by(proxy: RunningProxy) -> set[str]:
+    return {path.rpartition("/")[2] for path in proxy.server.service._handlers}
+
+
+def route_of(topic: str) -> Any:
+    endpoints = messages.Endpoints(
+        scheme=int(AddressScheme.IPv4), addresses=[messages.Address(host="127.0.0.1", port=1)]
+    )
+    return messages.QueryRouteRequest(topic=messages.Resource(name=topic), endpoints=endpoints)
+
+
+def calls(topic: str, group: str) -> dict[str, Any]:
+    t, g = messages.Resource(name=topic), messages.Resource(name=group)
+    return {
+        "QueryRoute": route_of(topic),
+        "QueryAssignment": messages.QueryAssignmentRequest(topic=t, group=g, endpoints=route_of(topic).endpoints),
+        "SendMessage": messages.SendMessageRequest(messages=[messages.Message(topic=t, body=b"x")]),
+        "RecallMessage": messages.RecallMessageRequest(topic=t, recall_handle="x"),
+        "EndTransaction": messages.EndTransactionRequest(topic=t, message_id="x", transaction_id="x"),
+        "ReceiveMessage": messages.ReceiveMessageRequest(group=g, message_queue=messages.MessageQueue(topic=t)),
+        "AckMessage": messages.AckMessageRequest(group=g, topic=t),
+        "ChangeInvisibleDuration": messages.ChangeInvisibleDurationRequest(group=g, topic=t),
+        "ForwardMessageToDeadLetterQueue": messages.ForwardMessageToDeadLetterQueueRequest(group=g, topic=t),
+        "Heartbeat": messages.HeartbeatRequest(group=g, client_type=int(ClientType.SIMPLE_CONSUMER)),
+        "NotifyClientTermination": messages.NotifyClientTerminationRequest(group=g),
+        "SyncLiteSubscription": messages.SyncLiteSubscriptionRequest(group=g, topic=t),
+    }
+
+
+def status_of(client: RawClient, rpc: str, request: Any) -> Any:
+    answer = client.call(rpc, request)
+    return answer[0].status if isinstance(answer, list) else answer.status
+
+
+@pytest.mark.parametrize(
+    ("user", "secret", "why"),
+    [
+        ("", None, "username cannot be null."),
+        ("nobody", "x", "User:nobody is not found."),
+        ("off", None, "User:off is disabled."),
+        ("shop", "wrong", "check signature failed."),
+    ],
+)
+def test_every_call_needs_somebody(guarded: RunningProxy, user: str, secret: str | None, why: str) -> None:
+    client = as_user(guarded, user, secret)
+    for rpc, request in calls("orders", "billing").items():
+        if rpc in served_by(guarded):
+            answer = status_of(client, rpc, request)
+            assert (answer.code, answer.message) == (Code.UNAUTHORIZED, why), rpc
+    client.close()
+
+
+SHOP_MAY = {"QueryRoute", "SendMessage", "RecallMessage", "EndTransaction"}
+BILLING_MAY = contexts.RPCS - {"SendMessage", "RecallMessage", "EndTransaction", "Telemetry"}
+
+
+@pytest.mark.parametrize(("user", "may"), [("shop", SHOP_MAY), ("billing", BILLING_MAY)])
+def test_each_user_may_what_the_rules_say(guarded: RunningProxy, user: str, may: set[str]) -> None:
+    client = as_user(guarded, user)
+    for topic, group, mine in (("orders", "billing", may), ("bills", "other", set[str]())):
+        for rpc, request in calls(topic, group).items():
+            if rpc in served_by(guarded):
+                allowed = status_of(client, rpc, request).code != Code.UNAUTHORIZED
+                assert allowed is (rpc in mine), (rpc, topic)
+    client.close()
+
+
+def test_a_refusal_says_what_was_missing(guarded: RunningProxy) -> None:
+    client = as_user(guarded, "shop")
+    answer = client.call("QueryRoute", route_of("bills")).status
+    assert answer.message == "User:shop has no permission to access Topic:bills from 127.0.0.1, no matched policies."
+    client.close()
+
+
+def test_settings_that_are_not_allowed_end_the_stream(guarded: RunningProxy) -> None:
+    settings = messages.Settings(client_type=int(ClientType.PRODUCER))
+    settings.publishing.topics.add(name="bills")
+    client = as_user(guarded, "shop")
+    with pytest.raises(grpc.RpcError) as caught:
+        next(client.telemetry(iter([messages.TelemetryCommand(settings=settings)])))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "Topic:bills" in caught.value.details()
+    assert guarded.server.clients.get("client-of-shop") is None
+    client.close()
+
+
+def test_a_client_id_is_its_users(guarded: RunningProxy) -> None:
+    settings = messages.Settings(client_type=int(ClientType.PRODUCER))
+    settings.publishing.topics.add(name="orders")
+    client = as_user(guarded, "shop", client_id="mine")
+    stream = client.telemetry(iter([messages.TelemetryCommand(settings=settings)]))
+    assert next(stream).status.code == Code.OK
+    other = as_user(guarded, "billing", client_id="mine")
+    answer = other.call("NotifyClientTermination", messages.NotifyClientTerminationRequest())
+    assert answer.status.code == Code.UNAUTHORIZED
+    assert guarded.server.clients.get("mine") is not None
+    for each in (client, other):
+        each.close()
+
+
+def test_a_client_id_is_its_users_though_two_came_at_once(
+    guarded: RunningProxy, locked: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+    fetch = guarded.server.brokers.group
+
+    async def slow(group: str) -> Any:
+        # Both users' settings have passed the guard before the first ones are kept.
+        await asyncio.to_thread(both.wait, 10)
+        return await fetch(group)
+
+    monkeypatch.setattr(guarded.server.brokers, "group", slow)
+    settings = messages.Settings(client_type=int(ClientType.SIMPLE_CONSUMER))
+    settings.subscription.group.name = "billing"
+    told = messages.TelemetryCommand(settings=settings)
+    admin = locked.client_options["access_key"], locked.client_options["secret_key"]
+    clients = [as_user(guarded, *user, client_id="twice") for user in (("billing", None), admin)]
+    streams = [each.telemetry(iter([told])) for each in clients]
+    ended = []
+    for stream in streams:
+        try:
+            ended.append(next(stream).status.code)
+        except grpc.RpcError as e:
+            ended.append(str(e.details())[:5])
+    assert sorted(map(str, ended)) == ["20000", "40100"]
+    for each in clients:
+        each.close()
+
+
+def test_a_change_holds_within_the_refresh(guarded: RunningProxy, locked: Cluster) -> None:
+    with SyncOperations(locked.namesrv, **locked.client_options) as operations:
+        operations.create_user("late", "late-secret")
+        operations.create_acl("late", ["Topic:orders"], ["Pub"])
+        client = as_user(guarded, "late", "late-secret")
+
+        def becomes(wanted: int) -> bool:
+            return any(client.call("QueryRoute", route_of("orders")).status.code == wanted for _ in range(5000))
+
+        assert becomes(Code.OK)
+        operations.delete_user("late")
+        assert becomes(Code.UNAUTHORIZED)
+        client.close()
+
+
+def test_refusals_are_on_record_without_secrets(guarded: RunningProxy, caplog: pytest.LogCaptureFixture) -> None:
+    client = as_user(guarded, "shop")
+    with caplog.at_level("INFO", logger="rocketspark.proxy.audit"):
+        client.call("QueryRoute", route_of("bills"))
+    client.close()
+    [line] = [r.getMessage() for r in caplog.records if r.name == "rocketspark.proxy.audit"]
+    assert line.startswith("refused: User:shop from 127.0.0.1:")
+    assert "QueryRoute of Topic:bills" in line
+    assert "Signature" not in line
+
+
+def test_every_served_call_has_its_contexts(guarded: RunningProxy) -> None:
+    assert served_by(guarded) <= contexts.RPCS
+
+
+@pytest.mark.parametrize(("topic", "allowed"), [("orders", True), ("bills", False)])
+def test_a_handle_that_was_made_up_moves_no_foreign_message(
+    guarded: RunningProxy, locked: Cluster, topic: str, allowed: bool
+) -> None:
+    rpc = "ForwardMessageToDeadLetterQueue"
+
+    async def done(call: Any, request: Any) -> Any:
+        return messages.ForwardMessageToDeadLetterQueueResponse(status=messages.Status(code=int(Code.OK)))
+
+    path = f"/{messages.SERVICE}/{rpc}"
+    before = guarded.server.service._handlers.get(path)
+    guarded.server.service.serve(rpc, done)
+    with Producer(locked.namesrv, **locked.client_options) as producer:
+        place = parse_offset_message_id(producer.send(topic, b"secret").offset_message_id)[2]
+    handle = f"0 {10**13} 60000 0 0 broker-a 0 0 {place}"
+    request = calls("orders", "billing")[rpc]
+    request.receipt_handle = handle
+    client = as_user(guarded, "billing")
+    code = client.call(rpc, request).status.code
+    client.close()
+    if before is not None:
+        guarded.server.service._handlers[path] = before
+    assert code == (Code.OK if allowed else Code.UNAUTHORIZED)

@@ -1,0 +1,222 @@
+"""The table of handles that are renewed: against a simple model, with a clock that is set."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketspark.errors import NotSent
+from rocketspark.protocol.pop_answers import with_new_time
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.proxy.consuming.handle_calls import Held
+from rocketspark.proxy.consuming.renewals import STEPS_MS, Renewals, RenewSettings
+from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
+from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.wire.codes import Code
+
+MINUTE_MS = 60_000
+
+
+def held(offset: int, pop_time_ms: int = 0, invisible_ms: int = MINUTE_MS, topic: str = "T") -> Held:
+    handle = ReceiptHandle(
+        start_offset=0, pop_time_ms=pop_time_ms, invisible_time_ms=invisible_ms, revive_queue_id=0, retry_flag="0",
+        broker_name="b", queue_id=0, queue_offset=offset, physical_offset=offset,
+    )  # fmt: skip
+    return Held("G", topic, handle)
+
+
+class Broker:
+    """Changes times, or fails as told; `asked`: by how much."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.asked: list[tuple[int, int]] = []
+        self.failure: Exception | None = None
+        self.refuses = False
+        self.wait: asyncio.Event | None = None
+
+    async def change(self, one: Held, invisible_ms: int) -> ReceiptHandle | None:
+        self.asked.append((one.handle.queue_offset, invisible_ms))
+        if self.wait is not None:
+            await self.wait.wait()
+        if self.failure is not None:
+            raise self.failure
+        return None if self.refuses else with_new_time(one.handle, self.now_ms, invisible_ms, 1)
+
+    async def retry_wait(self, group: str, attempts: int) -> int | None:
+        return 77_000 + attempts
+
+    def table(self, **options: Any) -> Renewals:
+        return Renewals(self.change, self.retry_wait, lambda: self.now_ms, RenewSettings(), **options)
+
+
+def test_each_renewal_is_longer_until_three_hours_are_over() -> None:
+    async def run() -> list[tuple[int, int]]:
+        broker = Broker()
+        table = broker.table()
+        table.add("c", held(1), 4)
+        while table.count:
+            broker.now_ms += 5000
+            await table.renew_due()
+        return broker.asked
+
+    asked = [wait_ms for _, wait_ms in asyncio.run(run())]
+    assert asked == [*STEPS_MS, STEPS_MS[-1], STEPS_MS[-1], 77_004]
+
+
+def test_nothing_is_renewed_before_its_time() -> None:
+    async def run() -> None:
+        broker = Broker()
+        table = broker.table()
+        table.add("c", held(1), 0)
+        for broker.now_ms, expected in ((49_999, 0), (50_000, 1), (50_001, 1), (100_000, 2)):
+            await table.renew_due()
+            assert len(broker.asked) == expected
+
+    asyncio.run(run())
+
+
+def test_three_failures_in_a_row_are_too_many_and_a_refusal_is_the_end() -> None:
+    async def run() -> None:
+        broker = Broker()
+        table = broker.table()
+        table.add("c", held(1), 0)
+        broker.now_ms, broker.failure = 55_000, NotSent("gone")
+        for count in (1, 1, 1, 0):
+            await table.renew_due()
+            assert table.count == count
+        assert len(broker.asked) == 3
+        for failure, refuses in ((Refused(Code.INVALID_RECEIPT_HANDLE, "expired"), False), (None, True)):
+            broker.failure, broker.refuses = failure, refuses
+            table.add("c", held(1), 0)
+            await table.renew_due()
+            assert table.count == 0
+
+    asyncio.run(run())
+
+
+def test_an_acknowledgement_waits_for_a_change_that_is_under_way() -> None:
+    async def run() -> None:
+        broker = Broker()
+        table = broker.table()
+        table.add("c", held(1), 0)
+        broker.now_ms, broker.wait = 55_000, asyncio.Event()
+        renewing = asyncio.ensure_future(table.renew_due())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        taking = asyncio.ensure_future(table.take("c", held(1)))
+        await asyncio.sleep(0)
+        assert not taking.done()
+        assert table.count == 0
+        broker.wait.set()
+        now = await taking
+        await renewing
+        assert (now.handle.pop_time_ms, now.handle.invisible_time_ms) == (55_000, STEPS_MS[0])
+
+    asyncio.run(run())
+
+
+def test_an_older_deliverys_handle_says_nothing_of_the_new_one() -> None:
+    async def run() -> None:
+        table = Broker().table()
+        table.add("c", held(1), 0)
+        table.add("c", held(1, pop_time_ms=70_000), 1)
+        assert await table.take("c", held(1)) == held(1)
+        assert table.count == 1
+        assert await table.take("c", held(1, pop_time_ms=70_000)) == held(1, pop_time_ms=70_000)
+        assert table.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_full_table_takes_no_more() -> None:
+    async def run() -> None:
+        table = Broker().table(count_max=2)
+        for offset in range(3):
+            table.add(f"c{offset}", held(offset), 0)
+        assert (table.count, table.clients()) == (2, ["c0", "c1"])
+        assert await table.take("c2", held(2)) == held(2)
+
+    asyncio.run(run())
+
+
+_ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "take", "forget", "gone", "tick", "renew"]), st.integers(0, 2), st.integers(0, 3)
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(acts=_ACTS)
+def test_any_life_against_a_model(acts: list[tuple[str, int, int]]) -> None:
+    async def run() -> None:
+        broker = Broker()
+        table = broker.table()
+        # By client and offset: what was given, and what holds.
+        model: dict[tuple[str, int], tuple[Held, Held]] = {}
+        for act, number, offset in acts:
+            client, key = f"c{number}", (f"c{number}", offset)
+            if act == "add":
+                one = held(offset, broker.now_ms)
+                table.add(client, one, 0)
+                model[key] = (one, one)
+            elif act == "take":
+                given_, now = model.pop(key, (held(offset, -1), held(offset, -1)))
+                assert await table.take(client, given_) == now
+            elif act == "forget":
+                given_, _ = model.pop(key, (held(offset, -1), held(offset, -1)))
+                table.forget(client, given_)
+            elif act == "gone":
+                gone = {k: v for k, v in model.items() if k[0] == client}
+                assert sorted(one.handle.queue_offset for one in await table.take_all(client)) == sorted(
+                    k[1] for k in gone
+                )
+                for k in gone:
+                    del model[k]
+            elif act == "tick":
+                broker.now_ms += 20_000
+            else:
+                before = len(broker.asked)
+                await table.renew_due()
+                due = {k: v for k, v in model.items() if v[1].handle.next_visible_ms - broker.now_ms <= 10_000}
+                assert sorted(o for o, _ in broker.asked[before:]) == sorted(k[1] for k in due)
+                steps = dict(broker.asked[before:])
+                for k, (first, now) in due.items():
+                    new = with_new_time(now.handle, broker.now_ms, steps[k[1]], 1)
+                    model[k] = (first, now._replace(handle=new))
+                    table_now = table._clients[k[0]]
+                    assert any(r.held.handle.next_visible_ms > broker.now_ms for r in table_now.values())
+                    model[k] = next((first, r.held) for r in table_now.values() if r.given == first.handle)
+            assert table.count == len(model)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits_s"),
+    [
+        ({}, [10, 30, 60, 120]),
+        ({"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 2000, 3000]}}, [3, 3, 3, 3]),
+        ({"type": "EXPONENTIAL"}, [5, 10, 20, 40]),
+        (
+            {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 1000, "max": 3000, "multiplier": 2}},
+            [1, 2, 3, 3],
+        ),
+    ],
+)
+def test_waits_of_retry_policies(policy: dict[str, Any], waits_s: list[int]) -> None:
+    assert [retry_wait_ms(policy, attempts) // 1000 for attempts in range(4)] == waits_s
+    assert retry_wait_ms(policy, -1) == retry_wait_ms(policy, 0)
+
+
+def test_a_handle_is_the_same_value_when_it_is_read_again() -> None:
+    one = held(1).handle
+    assert ReceiptHandle.decode(one.encode()) == one
+    assert msgspec.structs.replace(one, queue_id=1) != one

@@ -1,0 +1,90 @@
+"""Half messages of open transactions: which is ended, what is forgotten when, what a crossing check does."""
+
+from __future__ import annotations
+
+from rocketspark.proxy.producing.transaction_data import CROSSED_MS, HalfPlace, TransactionData
+
+A, B = HalfPlace("a", 5, 1000), HalfPlace("b", 7, 2000)
+
+
+def test_an_end_takes_the_newest_and_a_second_end_of_it_nothing() -> None:
+    data = TransactionData()
+    data.add("T", "tx", A, 0)
+    data.add_checked("T", "tx", HalfPlace("a", 6, 1500), 10)
+    assert data.take("T", "tx", 20) == HalfPlace("a", 6, 1500)
+    assert data.take("T", "tx", 20) is None
+    assert len(data) == 0
+
+
+def test_copies_at_two_brokers_are_ended_one_by_one() -> None:
+    data = TransactionData()
+    data.add("T", "tx", A, 0)
+    data.add("T", "tx", B, 1)
+    assert [data.take("T", "tx", 2) for _ in range(3)] == [B, A, None]
+
+
+def test_topic_and_id_both_count() -> None:
+    data = TransactionData()
+    data.add("T", "tx", A, 0)
+    assert data.take("U", "tx", 0) is None
+    assert data.take("T", "ty", 0) is None
+
+
+def test_what_was_told_too_long_ago_is_not_taken() -> None:
+    data = TransactionData(expiry_ms=100)
+    data.add("T", "tx", A, 0)
+    assert data.take("T", "tx", 101) is None
+    data.add("T", "tx", A, 0)
+    assert data.take("T", "tx", 100) == A
+
+
+def test_a_check_under_way_with_an_end_asks_nobody() -> None:
+    data = TransactionData()
+    data.add("T", "tx", A, 0)
+    data.take("T", "tx", 10)
+    data.note_end("T", "tx", "a", 10)
+    assert not data.add_checked("T", "tx", A, 10 + CROSSED_MS - 1)
+    assert data.take("T", "tx", 20) is None
+    # The broker asks again: it did not hear of the end.
+    assert data.add_checked("T", "tx", A, 10 + CROSSED_MS)
+    assert data.take("T", "tx", 10 + CROSSED_MS) == A
+
+
+def test_a_check_of_a_copy_elsewhere_is_none_of_an_end() -> None:
+    data = TransactionData()
+    data.note_end("T", "tx", "a", 10)
+    assert data.add_checked("T", "tx", B, 11)
+
+
+def test_an_end_that_could_not_be_told_is_forgotten() -> None:
+    data = TransactionData()
+    data.note_end("T", "tx", "a", 10)
+    assert data.was_ended("T", "tx")
+    data.forget_end("T", "tx", "a")
+    assert not data.was_ended("T", "tx")
+
+
+def test_bounds() -> None:
+    data = TransactionData(per_id_max=3, ids_max=4)
+    for number in range(10):
+        data.add("T", "tx", HalfPlace(f"b{number}", 1, 1), number)
+    assert [p.broker_name for p in iter(lambda: data.take("T", "tx", 10), None)] == ["b9", "b8", "b7"]
+    for number in range(10):
+        data.add("T", f"t{number}", A, number)
+        data.note_end("T", f"e{number}", "a", number)
+    assert len(data) == 4
+    assert data.take("T", "t5", 10) is None
+    assert data.take("T", "t6", 10) == A
+    assert [data.was_ended("T", f"e{number}") for number in (5, 6)] == [False, True]
+
+
+def test_sweep_drops_what_is_old() -> None:
+    data = TransactionData(expiry_ms=100)
+    data.add("T", "old", A, 0)
+    data.add("T", "new", A, 90)
+    data.note_end("T", "old", "a", 0)
+    data.sweep(150)
+    assert len(data) == 1
+    assert data.was_ended("T", "old")
+    data.sweep(201)
+    assert not data.was_ended("T", "old")
