@@ -11,6 +11,10 @@ import time
 from tests.java.apache import ask, committed_offset
 from tests.java.mqadmin import Stage, same, table, until
 from tests.patience import LIMIT_MS
+from tests.unit.proxy.conftest import running_proxy
+from tests.unit.proxy.consuming.support import PUSH, Consumer
+from tests.unit.proxy.consuming.test_group_members import ids as member_ids
+from tests.unit.proxy.consuming.test_group_members import until as members_until
 
 PROGRESS = "#Topic #Broker Name #QID #Broker Offset #Consumer Offset #Diff #Inflight #LastTime"
 
@@ -64,13 +68,16 @@ def test_settings_of_a_group(stage: Stage) -> None:
 
 
 def test_consume_mode(stage: Stage) -> None:
-    same(
-        stage.mqadmin("setConsumeMode", "-b", stage.broker, "-t", "Orders", "-g", "buyers", "-m", "PULL"),
-        """
-        set consume mode to BROKER success.
-        topic[Orders] group[buyers] consume mode[PULL] popShareQueueNum[0]
-        """,
-    )
+    for mode, share in (("POP", "3"), ("PULL", "0")):
+        same(
+            stage.mqadmin(
+                "setConsumeMode", "-b", stage.broker, "-t", "Orders", "-g", "buyers", "-m", mode, "-q", share
+            ),
+            f"""
+            set consume mode to BROKER success.
+            topic[Orders] group[buyers] consume mode[{mode}] popShareQueueNum[{share}]
+            """,
+        )
     unknown = stage.mqadmin.refusal("setConsumeMode", "-b", stage.broker, "-t", "Nowhere", "-g", "buyers", "-m", "PULL")
     assert unknown == "17 topic[Nowhere] not exist"
 
@@ -212,6 +219,40 @@ def test_consumers_are_asked_for_their_state(stage: Stage) -> None:
     )
     missing = stage.mqadmin.refusal("consumerStatus", "-g", "buyers", "-i", "nobody")
     assert missing == "1 The Consumer <buyers> <nobody> not online"
+
+
+def test_consumers_behind_our_proxy_are_seen_and_asked(stage: Stage) -> None:
+    with running_proxy(stage.namesrv) as proxy:
+        consumers = [Consumer(proxy.address, "fifth", "Orders", PUSH, f"me@{n}") for n in range(2)]
+        members_until(lambda: member_ids(stage.broker, "fifth"), ["me@0", "me@1"])
+        lines = stage.mqadmin("consumerConnection", "-g", "fifth")
+        expected = """
+            #ClientId #ClientAddr #Language #Version
+            me@0 <address> PYTHON V5_5_0
+            me@1 <address> PYTHON V5_5_0
+            Below is subscription:
+            #Topic #SubExpression
+            %RETRY%fifth_Orders *
+            Orders *
+            ConsumeType: CONSUME_PASSIVELY
+            MessageModel: CLUSTERING
+            ConsumeFromWhere: CONSUME_FROM_LAST_OFFSET
+        """
+        same([lines[0], *sorted(lines[1:3]), *lines[3:5], *sorted(lines[5:7]), *lines[7:]], expected)
+        expected = """
+            #Index #ClientId #Version #ConsumerRunningInfoFile
+            <number> me@<number> V5_5_0 <any>
+            <number> me@<number> V5_5_0 <any>
+            Same subscription in the same group of consumer
+            Rebalance OK
+        """
+        same(stage.mqadmin("consumerStatus", "-g", "fifth"), expected)
+        lines = stage.mqadmin("consumerStatus", "-g", "fifth", "-i", "me@1")
+        assert "consumerGroup : fifth" in lines
+        assert "clientAddress : 127.0.0.1" in "".join(line[:25] for line in lines if line.startswith("clientAddress"))
+        for consumer in consumers:
+            consumer.terminate()
+        members_until(lambda: member_ids(stage.broker, "fifth"), [])
 
 
 def test_progress_of_all_groups_of_a_broker(stage: Stage) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Unpack, cast
 import msgspec
 
 from rocketspark.admin.access import AccessOperations
+from rocketspark.admin.groups import GroupOperations
 from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
 from rocketspark.client.connection import admin_api, client_api
@@ -22,6 +23,8 @@ from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.transport.peer import Peer
 
 ROUTE_WAIT_S = 3.0
+MESSAGE_TYPE = "message.type"
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -43,6 +46,8 @@ class TopicState(msgspec.Struct, frozen=True):
     topic: str
     route: TopicRoute
     queues: tuple[QueueState, ...]
+    # message.type: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, …; "" where it is not set.
+    message_type: str = ""
 
     @property
     def message_count(self) -> int:
@@ -97,7 +102,7 @@ class Aside(msgspec.Struct, frozen=True):
         return found
 
 
-class Operations(AccessOperations, AsyncClient):
+class Operations(AccessOperations, GroupOperations, AsyncClient):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -152,7 +157,12 @@ class Operations(AccessOperations, AsyncClient):
         validators.check_topic(topic)
         route = await self._routes.refresh(topic)
         states = await asyncio.gather(*(self._queue_state(q) for q in route.read_queues()))
-        return TopicState(topic, route, tuple(states))
+        master = next((b.master for b in route.brokers if b.master), None)
+        config = None
+        if master is not None:
+            config = await admin_api.topic_config(await self._broker(master), topic, timeout_ms=self._timeout_ms)
+        kind = config.attributes.get(MESSAGE_TYPE, "") if config is not None else ""
+        return TopicState(topic, route, tuple(states), kind)
 
     async def _queue_state(self, queue: MessageQueue) -> QueueState:
         peer = await self._broker(await self._routes.find_readable(queue))
@@ -172,6 +182,7 @@ class Operations(AccessOperations, AsyncClient):
         perm: int = 6,
         order: bool = False,
         attributes: str = "",
+        message_type: str | None = None,
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[BrokerState]:
@@ -181,6 +192,7 @@ class Operations(AccessOperations, AsyncClient):
             queue_count: on each broker; `read_queue_count` and `write_queue_count` if they are to differ.
             perm: 4 read, 2 write, 6 both.
             attributes: "+name=value,-name".
+            message_type: what clients of RocketMQ 5 may send to it: NORMAL, FIFO, DELAY, TRANSACTION or MIXED.
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
 
         Returns once the NameServer shows the topic. Raises MessageIllegal, UsageError, or what a broker raises.
@@ -188,6 +200,10 @@ class Operations(AccessOperations, AsyncClient):
         validators.check_target(topic)
         if not 1 <= queue_count <= 1024 or perm not in (2, 4, 6):
             raise UsageError(f"queue_count {queue_count} must be 1 to 1024, perm {perm} one of 2, 4, 6")
+        if message_type is not None:
+            if message_type not in MESSAGE_TYPES:
+                raise UsageError(f"message_type {message_type!r} is not one of {', '.join(MESSAGE_TYPES)}")
+            attributes = ",".join(filter(None, (attributes, f"+{MESSAGE_TYPE}={message_type}")))
         targets = await self._masters(cluster, brokers)
         for target in targets:
             await admin_api.create_topic(
@@ -325,6 +341,9 @@ class SyncOperations(Facade[Operations]):
     delete_topic = blocking(Operations.delete_topic)
     list_groups = blocking(Operations.list_groups)
     show_progress = blocking(Operations.show_progress)
+    put_group = blocking(Operations.put_group)
+    show_group = blocking(Operations.show_group)
+    set_request_mode = blocking(Operations.set_request_mode)
     list_quarantine = blocking(Operations.list_quarantine)
     retry_quarantined = blocking(Operations.retry_quarantined)
     drop_quarantined = blocking(Operations.drop_quarantined)

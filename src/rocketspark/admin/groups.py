@@ -1,0 +1,171 @@
+"""An operator's work on consumer groups: their settings, and how they are given messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rocketspark.client import validators
+from rocketspark.client.connection import admin_api
+from rocketspark.errors import UsageError
+from rocketspark.protocol.json.bodies import GroupConfig
+from rocketspark.protocol.json.metadata import RequestMode
+from rocketspark.transport.peer import Peer
+
+if TYPE_CHECKING:
+    from rocketspark.admin.operations import BrokerState
+
+MODES = ("PULL", "POP")
+TIMES_MAX = 2**31 - 1
+POLICIES = {"EXPONENTIAL": "exponentialRetryPolicy", "CUSTOMIZED": "customizedRetryPolicy"}
+MS_MAX = 2**53
+
+
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of a group's settings; None leaves one as it is (RocketMQ's name in brackets).
+
+    `ordered`: its messages are given out in order [consumeMessageOrderly]; `consume_enabled`: it may consume at all
+    [consumeEnable]; `retry_max_times`: attempts after which a message is a dead letter [retryMaxTimes]; `retry_policy`:
+    when attempts are made, as RocketMQ's JSON has it [groupRetryPolicy]; `attributes`: "+name=value,-name".
+    """
+
+    ordered: bool | None = None
+    consume_enabled: bool | None = None
+    retry_max_times: int | None = None
+    retry_policy: dict[str, Any] | None = None
+    attributes: str = ""
+
+    def over(self, known: GroupConfig) -> GroupConfig:
+        """Return a group's settings with these changes. Raises UsageError."""
+        changes: dict[str, Any] = {"attributes": _attribute_changes(self.attributes)}
+        if self.ordered is not None:
+            changes["consume_message_orderly"] = self.ordered
+        if self.consume_enabled is not None:
+            changes["consume_enable"] = self.consume_enabled
+        if self.retry_max_times is not None:
+            if not 0 <= self.retry_max_times <= TIMES_MAX:
+                raise UsageError(f"retry_max_times {self.retry_max_times} is not from 0 to {TIMES_MAX}")
+            changes["retry_max_times"] = self.retry_max_times
+        if self.retry_policy is not None:
+            changes["group_retry_policy"] = check_policy(self.retry_policy)
+        return msgspec.structs.replace(known, **changes)
+
+
+def check_policy(policy: dict[str, Any]) -> dict[str, Any]:
+    """Return a retry policy. Raises UsageError for one that no RocketMQ server understands."""
+    kind = policy.get("type")
+    if kind not in POLICIES:
+        raise UsageError(f"retry policy: type {kind!r} is not one of {', '.join(POLICIES)}")
+    given = policy.get(POLICIES[kind], {})
+    if set(policy) - {"type", POLICIES[kind]} or not isinstance(given, dict):
+        raise UsageError(f"retry policy: beside its type only {POLICIES[kind]} is taken, an object")
+    if kind == "EXPONENTIAL":
+        names = {"initial": MS_MAX, "max": MS_MAX, "multiplier": 1000}
+        if set(given) - set(names) or not all(_is_whole(given[n], high) for n, high in names.items() if n in given):
+            raise UsageError("retry policy: initial and max in ms and multiplier are needed, whole numbers above 0")
+        if given.get("initial", 5000) > given.get("max", 7_200_000):
+            raise UsageError("retry policy: initial is more than max")
+    else:
+        steps = given.get("next", [1])
+        if set(given) - {"next"} or not isinstance(steps, list) or not steps or len(steps) > 1000:
+            raise UsageError("retry policy: next, a list of 1 to 1000 times in ms, is needed")
+        if not all(_is_whole(step, MS_MAX) for step in steps):
+            raise UsageError("retry policy: the times of next are whole numbers of ms above 0")
+    return policy
+
+
+def _is_whole(value: object, high: int) -> bool:
+    return type(value) is int and 0 < value <= high
+
+
+def _attribute_changes(text: str) -> dict[str, str]:
+    """Return "+name=value,-name" as a request holds it. Raises UsageError."""
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if name[:1] not in "+-" or len(name) < 2 or (name[0] == "+") != bool(equals):
+            raise UsageError(f"attribute {part!r}: +name=value or -name is needed")
+        found[name] = value
+    return found
+
+
+class GroupOperations:
+    """The operations on groups, a part of Operations."""
+
+    _timeout_ms: float
+
+    async def _broker(self, address: str) -> Peer:
+        raise NotImplementedError
+
+    async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
+        raise NotImplementedError
+
+    async def put_group(
+        self,
+        group: str,
+        settings: GroupSettings | None = None,
+        *,
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> dict[str, GroupConfig]:
+        """Create a group on masters, or change its settings there; returns them by broker.
+
+        `cluster`, `brokers`: only that cluster's brokers, or those of the names given; by default all. Raises
+        MessageIllegal, UsageError, or what a broker raises.
+        """
+        validators.check_group(group)
+        wanted = settings or GroupSettings()
+        wanted.over(GroupConfig(group_name=group))
+        for target in await self._masters(cluster, brokers):
+            peer = await self._broker(target.address)
+            known = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
+            config = wanted.over(known or GroupConfig(group_name=group))
+            await admin_api.put_group(peer, config, timeout_ms=self._timeout_ms)
+        return await self.show_group(group, cluster=cluster, brokers=brokers)
+
+    async def show_group(
+        self, group: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
+    ) -> dict[str, GroupConfig]:
+        """Return a group's settings by broker, without those that do not know it. Raises what a broker raises."""
+        validators.check_group(group)
+        found = {}
+        for target in await self._masters(cluster, brokers):
+            peer = await self._broker(target.address)
+            config = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
+            if config is not None:
+                found[target.broker_name] = config
+        return found
+
+    async def set_request_mode(
+        self,
+        topic: str,
+        group: str,
+        mode: str,
+        *,
+        pop_share_queue_count: int = 0,
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Say how members of a group that let brokers assign their queues are given a topic's messages.
+
+        Args:
+            mode: "PULL" or "POP".
+            pop_share_queue_count: of how many further members a member pops the queues too; 0 and less: all queues.
+            cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
+
+        Returns the brokers' names. Raises MessageIllegal, UsageError, or what a broker raises.
+        """
+        validators.check_topic(topic)
+        validators.check_group(group)
+        if mode not in MODES:
+            raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+        if not -TIMES_MAX <= pop_share_queue_count <= TIMES_MAX:
+            raise UsageError(f"pop_share_queue_count {pop_share_queue_count} is beyond {TIMES_MAX}")
+        wanted = RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=pop_share_queue_count)
+        names = []
+        for target in await self._masters(cluster, brokers):
+            await admin_api.set_request_mode(await self._broker(target.address), wanted, timeout_ms=self._timeout_ms)
+            names.append(target.broker_name)
+        return names
