@@ -37,7 +37,7 @@ IGNORED: dict[str, str] = dict(
     consumerManageThreadPoolNums=32 consumerManagerThreadPoolQueueCapacity=1000000
 
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dataReadAheadEnable=true
-    debugLockEnable=false defaultMessageRequestMode=PULL defaultPopShareQueueNum=-1 defaultQueryMaxNum=32
+    debugLockEnable=false defaultQueryMaxNum=32
     deleteConsumeQueueFilesInterval=100
     destroyMapedFileIntervalForcibly=120000 disableCallbackExecutor=false
     disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false disappearTimeAfterStart=-1
@@ -50,11 +50,11 @@ IGNORED: dict[str, str] = dict(
     enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false enableLmq=false
     enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
     enableMessageStoreMetrics=true enableMixedMessageType=false enableMultiDispatch=false
-    enableNetWorkFlowControl=false enableNotifyAfterPopOrderLockRelease=true
+    enableNetWorkFlowControl=false
     enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false enablePopLog=false
-    enablePopMessageThreshold=false enablePopMetrics=true enableReconnectForGoAway=true
+    enablePopMetrics=true enableReconnectForGoAway=true
     enableRegisterProducer=true enableRemotingMetrics=true enableRequestMetrics=true
-    enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush=false
+    enableRocksDBLog=false enableRunningFlagsInFlush=false
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false
     enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true
@@ -70,14 +70,14 @@ IGNORED: dict[str, str] = dict(
 
     heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
     indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
-    initPopOffsetByCheckMsgInMem=true isBrokerContainer=false isInBrokerContainer=false
+    isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false iteratorWhenUseRocksdbConsumeQueue=true
     liteEventCheckInterval=10000 liteEventFullDispatchDelayTime=10000
     liteEventFullDispatchDelayTimeForWildcardGroup=10000 liteLagCountMetricsEnable=false
     liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false liteLagLatencyTopK=50
     litePullMessageEnable=true litePullMessageThreadPoolNums=20 litePullThreadPoolQueueCapacity=100000
     liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000 liteTtlCheckInterval=120000
-    loadBalancePollNameServerInterval=30000 loadBalanceProcessorThreadPoolNums=32
+    loadBalanceProcessorThreadPoolNums=32
     loadBalanceThreadPoolQueueCapacity=100000 logicQueueForceSwapMapInterval=43200000
     logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
     logicalDiskSpaceCleanForciblyThreshold=0.8
@@ -85,7 +85,7 @@ IGNORED: dict[str, str] = dict(
     maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
     maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
-    maxMessageFilterNumForNotification=64 maxMsgsNumBatch=64 maxOffsetMapSize=104857600 maxPopPollingSize=100000
+    maxMsgsNumBatch=64 maxOffsetMapSize=104857600
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
     memTableFlushIntervalMs=3600000
@@ -96,9 +96,9 @@ IGNORED: dict[str, str] = dict(
     persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
-    popConsumerKVServiceLog=false popFromRetryProbability=20 popFromRetryProbabilityForPriority=0
-    popInflightMessageThreshold=10000 popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600
-    popPollingMapSize=100000 popPollingSize=1024 popResponseReturnActualRetryTopic=false popReviveConcurrency=32
+    popConsumerKVServiceLog=false popFromRetryProbabilityForPriority=0
+    popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600
+    popPollingMapSize=100000   popReviveConcurrency=32
     popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384 popReviveSkipIfGroupAbsent=true
     printChannelGroups=false printChannelGroupsMinNum=5 priorityOrderAsc=true processReplyMessageThreadPoolNums=20
     pullBatchMaxMessageCount=160 pullMessageThreadPoolNums=20 pullThreadPoolQueueCapacity=100000
@@ -108,17 +108,17 @@ IGNORED: dict[str, str] = dict(
     realTimePersistRocksDBConfig=true recheckReputOffsetFromCq=false
     recoverConcurrently=false recoverThreadPoolNums=32 redeleteHangedFileInterval=120000
     registerBrokerTimeoutMills=24000 rejectPullConsumerEnable=false replicasPerDiskPartition=1
-    replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
-    reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000
+    replyThreadPoolQueueCapacity=10000 reviveAckWaitMs=180000
+    reviveMaxSlow=3 reviveScanTime=10000
     rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
     rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
     scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
     searchBcqByCacheEnable=true sendMessageThreadPoolNums=2
     serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
-    serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
+    serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
-    shutdownWaitTimeSeconds=30 skipWhenCKRePutReachMaxTimes=false
+    shutdownWaitTimeSeconds=30
     socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
     splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
     subscriptionExpiredTimeout=600000
@@ -139,7 +139,7 @@ IGNORED: dict[str, str] = dict(
     transactionMetricFlushInterval=10000 transactionOpBatchInterval=3000 transactionOpMsgMaxSize=4096
     transferMsgByHeap=true transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1
     updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
-    useMessageFilterForNotification=true usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
+    usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
     useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false
     useSingleRocksDBForAllConfigs=false useStaticSubscription=false
     validateSystemTopicWhenUpdateTopic=true waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocketspark.broker.access.tables import AccessTables
+from rocketspark.access.tables import AccessTables
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.request_modes import RequestModes
@@ -15,6 +15,7 @@ from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.topics import Topics
 
 
@@ -32,7 +33,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The ways of messages: put, delay, timer, transaction; and those set aside."""
+    """The ways of messages: put, delay, timer, transaction; those set aside; those popped."""
 
     put_message: PutMessage
     delays: ScheduleMessages
@@ -40,3 +41,4 @@ class Messages:
     timer_rules: TimerRules
     transactions: Transactions
     quarantine: Quarantine
+    pops: InFlightMessages

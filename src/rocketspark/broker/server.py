@@ -20,6 +20,7 @@ from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.consumers.topic_queues import TopicQueues
 from rocketspark.broker.handlers.admin.access import AccessHandler
 from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
@@ -31,7 +32,15 @@ from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
-from rocketspark.broker.handlers.pull_message import PullHandler
+from rocketspark.broker.handlers.half_ranges import HalfRangesHandler
+from rocketspark.broker.handlers.pops.ack_message import AckHandler, Answers
+from rocketspark.broker.handlers.pops.change_invisible_time import ChangeInvisibleTimeHandler
+from rocketspark.broker.handlers.pops.lite_topics import LiteHandler
+from rocketspark.broker.handlers.pops.notification import NotificationHandler
+from rocketspark.broker.handlers.pops.peek_message import PeekHandler
+from rocketspark.broker.handlers.pops.pop_message import PopHandler
+from rocketspark.broker.handlers.pull_message import PullHandler, memory_bytes
+from rocketspark.broker.handlers.query_assignment import AssignmentHandler
 from rocketspark.broker.handlers.query_message import QueryHandler
 from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
@@ -51,6 +60,15 @@ from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.lifecycle import PopLifecycle, check_store
+from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
+from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
+from rocketspark.broker.pop.pop_filter import PopFilters
+from rocketspark.broker.pop.pops import Pops
+from rocketspark.broker.pop.reading import PopReading
+from rocketspark.broker.pop.requests import PopChecks
+from rocketspark.broker.pop.revive import Revive
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole
@@ -91,7 +109,7 @@ from rocketspark.transport.server import Server
 
 if TYPE_CHECKING:
     from rocketspark.broker.operations.metrics import Metrics
-    from rocketspark.broker.operations.metrics_server import MetricsServer
+    from rocketspark.transport.metrics_server import MetricsServer
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -166,6 +184,7 @@ class BrokerServer:
         await self._listen_for_vips()
         self.role = BrokerRole(s)
         try:
+            check_store(s.store_root)
             store_host = pack_host(s.host, self._server.port)
             self.store = Store(s.store_settings(), store_host=store_host)
             known = JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load()
@@ -189,6 +208,7 @@ class BrokerServer:
             self._every("timer messages", TIMER_SAVE_S, self._wheel.save)
             self._every("client scan", CLIENT_SCAN_S, self._expire_clients)
             self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
+            self._every("ordered pops", lambda: s.flush_offsets_interval_ms / 1000, self._pop_state.save)
             self._every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
             self._every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
             self._every("tables", SAVE_AGAIN_S, self._save_again)
@@ -199,6 +219,7 @@ class BrokerServer:
             if self._audit is not None:
                 self._every("audit", AUDIT_S, self._audit.tick)
             self._send.time_puts(TIMED_PUTS)
+            self._pop_state.block_ends.look_at_all()
             self._started = True
             if self._metrics is not None:
                 self.metrics = self._metrics_server(self._metrics)
@@ -240,6 +261,8 @@ class BrokerServer:
         tables = self._make_tables()
         messages = self._make_messages(tables)
         self._ha_info = HaInfoExchange(own=lambda: self.replication.own_ha_info())
+        ordered = OrderedPops(self._file(POP_ORDER, OrderTable, encode_table))
+        self._pop_state = Pops(s, tables, self._long_polling, self._pops, ordered)
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed
         self._topics.on_automatic = self._registration.created_automatically
@@ -255,7 +278,9 @@ class BrokerServer:
             lambda: messages.put_message.rules.configure(MessageSettings.of(s)),
             self._long_polling.answer_all,
         )
-        self._services = SpecialServices(self._delays, self._wheel, self._transactions, self._deliver)
+        self._services = SpecialServices(
+            self._delays, self._wheel, self._transactions, self._make_pops(tables, messages), self._deliver
+        )
         self.replication = Replication(
             s,
             self.store,
@@ -345,7 +370,24 @@ class BrokerServer:
             CheckLimits.of(s),
             s.broker_name,
         )
-        return Messages(put_message, self._delays, self._wheel, timer_rules, self._transactions, self._quarantine)
+        self._pops = InFlightMessages(s, put_message, tables.offsets, lambda: self.store.flushed_position)
+        return Messages(
+            put_message, self._delays, self._wheel, timer_rules, self._transactions, self._quarantine, self._pops
+        )
+
+    def _make_pops(self, tables: Tables, messages: Messages) -> PopLifecycle:
+        s = self.settings
+        revive = Revive(
+            s,
+            self.store,
+            messages.put_message,
+            tables.topics,
+            tables.groups,
+            tables.offsets,
+            messages.pops,
+            messages.quarantine,
+        )
+        return PopLifecycle(self.store, messages.timers, messages.pops, revive, tables.offsets, s.broker_name)
 
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats
@@ -356,12 +398,16 @@ class BrokerServer:
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks)
         yield self._client_handler
+        self._topic_queues = TopicQueues(s, tables.topics.get)
+        yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)
         yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups)
+        yield from self._pop_handlers(tables)
         yield TopicHandler(
             s.broker_name,
             store,
             tables,
             stats,
+            self._pop_state,
             settled=self._settled,
             long_scans=long_scans,
             beside=beside,
@@ -369,9 +415,18 @@ class BrokerServer:
         )
         yield QueryHandler(store)
         yield TransactionHandler(messages.transactions, durability)
+        yield HalfRangesHandler(messages.transactions, durability)
         yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, durability)
         yield GroupHandler(
-            s, self.address, store, tables, self._long_polling, stats, long_scans=long_scans, beside=beside
+            s,
+            self.address,
+            store,
+            tables,
+            self._long_polling,
+            stats,
+            self._pop_state,
+            long_scans=long_scans,
+            beside=beside,
         )
         yield BrokerToClientHandler(s.broker_name, store, tables.clients)
         yield AdminHandler(
@@ -393,6 +448,22 @@ class BrokerServer:
         yield AccessHandler(self.access.users, self.access.acls, is_master=lambda: self.role.is_master)
         yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)
+
+    def _pop_handlers(self, tables: Tables) -> Iterator[HasRoutes]:
+        s, store, pops, offsets = self.settings, self.store, self._pop_state, tables.offsets
+        in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
+        checks, filters = PopChecks(s, tables, in_flight), PopFilters(self._filters)
+        memory = memory_bytes()
+        reading = PopReading(s, store, tables, in_flight, ordered, block_ends, self._stats, memory_bytes=memory)
+        yield PopHandler(s, checks, filters, reading, pops.waiting, in_flight)
+        yield PeekHandler(s, checks, store, tables.topics, reading)
+        yield NotificationHandler(
+            s, checks, filters, store, tables.topics, reading, ordered, pops.waiting, pops.notified
+        )
+        answers = Answers(self._durability)
+        yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
+        yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
+        yield LiteHandler()
 
     def _make_audit(self, routes: Routes) -> Audit | None:
         audit = audit_of(self.settings)
@@ -421,7 +492,7 @@ class BrokerServer:
 
     def _metrics_server(self, metrics: Metrics) -> MetricsServer:
         try:
-            from rocketspark.broker.operations.metrics_server import MetricsServer
+            from rocketspark.transport.metrics_server import MetricsServer
         except ImportError as e:
             raise ConfigError(
                 "metricsExporterType=PROM needs prometheus-client: pip install 'rocketspark[metrics]'"
@@ -509,6 +580,7 @@ class BrokerServer:
     def _peer_closed(self, peer: Peer) -> None:
         if self._started:
             self._long_polling.drop_owner(peer)
+            self._pop_state.drop_owner(peer)
             self._clients.disconnected(peer)
 
     def _stop_timers(self) -> None:
@@ -538,8 +610,10 @@ class BrokerServer:
             await self.replication.abandon()
             await self._registration.abandon()
             await self._logical_queues.close()
+            await self._topic_queues.close()
             await self._file_cleaning.stop()
             await self._stop_threads()
+            self._pop_state.block_ends.close()
             self._services.close()
         await self._end_audit()
         self.store.abandon()
@@ -556,7 +630,9 @@ class BrokerServer:
             await self.replication.stop()
             await self._registration.stop()
             await self._logical_queues.close()
+            await self._topic_queues.close()
             self._long_polling.close()
+            self._pop_state.close()
             await self._stop_threads()
             self._flush_service.finish()
         await self._server.close()
@@ -568,6 +644,7 @@ class BrokerServer:
                 self._groups.unsaved.flush,
                 self._services.finish,
                 self._offsets.finish,
+                self._pop_state.save,
                 self._quarantine.save,
             ):
                 try:

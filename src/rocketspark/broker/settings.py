@@ -48,6 +48,8 @@ Idle = Annotated[int, msgspec.Meta(ge=-1000 * (INT_MAX + 1), le=1000 * INT_MAX)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Permission = Annotated[int, msgspec.Meta(ge=0, le=7)]
 QueueCount = Annotated[int, msgspec.Meta(ge=1, le=QUEUES_MAX)]
+ReviveQueues = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Priority = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 FileCount = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 BrokerId = Annotated[int, msgspec.Meta(ge=-1, le=INT_MAX)]
@@ -175,6 +177,23 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     recall_enabled: bool = setting("recallMessageEnable", False, live=AT_USE)
     recall_when_not_writable: bool = setting("allowRecallWhenBrokerNotWriteable", True, live=AT_USE)
 
+    revive_queue_count: ReviveQueues = setting("reviveQueueNum", 8)
+    revive_interval_ms: Interval = setting("reviveInterval", 1000, unit="ms", live=AT_USE)
+    # Retry topics of pops named with a "+"; those before are read too.
+    retry_topics_v2: bool = setting("enableRetryTopicV2", False, live=AT_USE)
+    retry_topics_v1_read: bool = setting("retrieveMessageFromPopRetryTopicV1", True, live=AT_USE)
+    pop_retry_percent: Percent = setting("popFromRetryProbability", 20, live=AT_USE)
+    re_puts_end: bool = setting("skipWhenCKRePutReachMaxTimes", False, live=AT_USE)
+    pop_init_by_memory: bool = setting("initPopOffsetByCheckMsgInMem", True, live=AT_USE)
+    pop_actual_retry_topic: bool = setting("popResponseReturnActualRetryTopic", False, live=AT_USE)
+    pop_waiting_of_queue_max: Whole = setting("popPollingSize", 1024, live=AT_USE)
+    pop_waiting_max: Whole = setting("maxPopPollingSize", 100_000, live=AT_USE)
+    pop_in_flight_limited: bool = setting("enablePopMessageThreshold", False, live=AT_USE)
+    pop_in_flight_max: Time = setting("popInflightMessageThreshold", 10_000, live=AT_USE)
+    wake_after_order_block: bool = setting("enableNotifyAfterPopOrderLockRelease", True, live=AT_USE)
+    filter_notifications: bool = setting("useMessageFilterForNotification", True, live=AT_USE)
+    notification_filter_max: Whole = setting("maxMessageFilterNumForNotification", 64, live=AT_USE)
+
     property_filter: bool = setting("enablePropertyFilter", False, live=AT_USE)
     long_polling: bool = setting("longPollingEnable", True, live=AT_USE)
     # The time that a pull is held where long polling is off.
@@ -182,6 +201,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     pull_count_max: Positive = setting("maxTransferCountOnMessageInMemory", 32, live=AT_USE)
     pull_bytes_max: Positive = setting("maxTransferBytesOnMessageInMemory", 256 << 10, unit="bytes", live=AT_USE)
     reset_offsets_here: bool = setting("useServerSideResetOffset", True, live=AT_USE)
+    # How groups are given messages that SET_MESSAGE_REQUEST_MODE was not called for: PULL or POP.
+    default_request_mode: str = setting("defaultMessageRequestMode", "PULL", live=AT_USE)
+    default_pop_share_queue_num: Whatever = setting("defaultPopShareQueueNum", -1, live=AT_USE)
+    server_load_balancer: bool = setting("serverLoadBalancerEnable", True, live=AT_USE)
+    route_interval_ms: Interval = setting("loadBalancePollNameServerInterval", 30_000, unit="ms", live=AT_USE)
     notify_group_changes: bool = setting("notifyConsumerIdsChangedEnable", True, live=AT_USE)
     # 0 or less: however long it is silent, as Netty has it.
     client_idle_ms: Idle = setting("serverChannelMaxIdleTimeSeconds", 120_000, unit="s")
@@ -387,6 +411,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             self.acl_home_folder()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ConfigError(f"flushDiskType {self.flush_disk_type!r}: ASYNC_FLUSH or SYNC_FLUSH is needed")
+        if self.default_request_mode not in ("PULL", "POP"):
+            raise ConfigError(f"defaultMessageRequestMode {shown(self.default_request_mode)!r}: PULL or POP is needed")
         if self.store_type != "default":
             raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
         for field in ("dledger",):

@@ -21,6 +21,10 @@ OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+# With the cluster's name behind it: what was popped and what was acknowledged of it.
+REVIVE_TOPIC_PREFIX = "rmq_sys_REVIVE_LOG_"
+# The group whose offsets tell how far that is done.
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 
 TOPIC_LENGTH_MAX = 127
 # So that the topics made from it are no longer than any (rule: TopicValidator.GROUP_MAX_LENGTH, 5.5.0).

@@ -74,6 +74,7 @@ class Topics:
         yield topic(topic_names.HALF_TOPIC)
         yield topic(topic_names.OP_HALF_TOPIC)
         yield topic(topic_names.TIMER_TOPIC)
+        yield topic(topic_names.REVIVE_TOPIC_PREFIX + s.cluster_name, s.revive_queue_count)
         if s.slave_acting_master:
             # Replicas find each other by its route (rule: 5.x; there every broker has it).
             yield topic(topic_names.MEMBER_TOPIC_PREFIX + s.broker_name, 1, PERM_INHERIT)

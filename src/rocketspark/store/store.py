@@ -54,6 +54,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._body_bytes_max = settings.message_bytes_max
         self._opened = False
         self._closed = False
+        # Whether the last run did not end by `close`.
+        self.crashed = False
         # Of replication, as the checkpoint keeps them.
         self.master_flushed_position = 0
         self.confirmed_position = 0
@@ -116,7 +118,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.consume_queues.scan()
             if self.index_service is not None:
                 self.index_service.scan()
-            crashed = os.path.exists(abort)
+            crashed = self.crashed = os.path.exists(abort)
             found = checkpoint.read(f"{s.root}/checkpoint")
             self._deletions.read(self.log.mapped_files.end())
             self.recovered = recovery.recover(

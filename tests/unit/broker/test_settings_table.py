@@ -103,7 +103,8 @@ def test_just_the_live_settings_may_change_and_who_is_declared_hears_of_it(key: 
     heard: list[Hearer] = []
     live = LiveSettings(settings, {}, {hearer: partial(heard.append, hearer) for hearer in Hearer})
     before = declared.text_of(settings)
-    other = {"true": "false", "false": "true"}.get(before, str(int(before) + 1) if before.isdigit() else before + "x")
+    words = {"true": "false", "false": "true", "PULL": "POP", "-1": "0"}
+    other = words.get(before, str(int(before) + 1) if before.isdigit() else before + "x")
     if declared.live is None:
         with pytest.raises(ServerError):
             live.update(f"{key}={other}")
@@ -197,6 +198,7 @@ ANY = {
     "diskSpaceWarningLevelRatio",
     "registerNameServerPeriod",
     "serverChannelMaxIdleTimeSeconds",
+    "defaultPopShareQueueNum",
     "timerRollWindowSlot",
 }
 NUMBERS = sorted(key for key, field in FIELDS.items() if field.type not in (bool, str))

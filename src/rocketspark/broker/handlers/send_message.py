@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from rocketspark.broker import topic_names
 from rocketspark.broker.handlers.send_fast_path import SendFastPath
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
+from rocketspark.broker.messages.half_batches.half_ranges import HalfRanges
 from rocketspark.broker.messages.put_message import Accepted, pairs_of
-from rocketspark.broker.messages.send_rules import any_queue
+from rocketspark.broker.messages.send_rules import any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.settings import BrokerSettings
@@ -66,6 +67,7 @@ class SendHandler:
         self._durability = durability
         self._settled = settled
         self._transactions = messages.transactions
+        self._ranges = HalfRanges(messages.transactions)
         self._stats = stats
         self._timer_rules = messages.timer_rules
         self._host_hex = store.store_host.hex().upper().encode()
@@ -94,6 +96,7 @@ class SendHandler:
         routes.add_run(RequestCode.SEND_MESSAGE_V2, self._plain.take)
         routes.add(RequestCode.SEND_MESSAGE, self.send)
         routes.add(RequestCode.SEND_BATCH_MESSAGE, self.send)
+        routes.add(RequestCode.SEND_HALF_BATCH, self.send_halves)
         routes.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def time_puts(self, count_max: int) -> None:
@@ -163,6 +166,31 @@ class SendHandler:
             return self._answer(0, request, queue_id, queue_offset, message_id, pairs)
         header = self._reply % (0, queue_id, transaction_id, message_id, queue_offset, request.opaque)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
+
+    def send_halves(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
+        """SEND_HALF_BATCH (7310005): the items of a batch, each stored as a half message of its own.
+
+        Answered as a batch is: `queueOffset` is the first's offset in the half queue. Code 3 for a topic that needs
+        half messages one by one: one that is to be made, a static one, one with batch queues.
+        """
+        h = request.ext
+        try:
+            if h.sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_PREPARED:
+                raise illegal("a batch of half messages has the flag of a prepared transaction")
+            queue_id = self._admit(h)
+            if queue_id is None or h.topic in self._rules.static_topics or self._rules.check_batch(h, body):
+                return reply(
+                    request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"topic {h.topic}: one by one"
+                )
+            pairs = pairs_of(h.properties.encode())
+            if self._durability.needed:
+                self._durability.check()
+            batch = self._ranges.prepare(h.topic, queue_id, body, h.sys_flag, h.born_time_ms, peer.packed_host)
+        except ServerError as e:
+            return reply(request.opaque, e.code, self._marks, remark=e.remark)
+        return self._answer_batch(
+            peer, request, queue_id, batch.queue_offset, self._ids(batch.positions), batch.end, pairs
+        )
 
     async def _answer_settled(self, answer: Answer) -> bytes | None:
         """Return the answer to a send that made its topic, once the NameServers know it: the sender asks them next."""

@@ -5,7 +5,7 @@ Rule: the result is that of `put_message.pairs_of` for each message; texts of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,30 @@ Bytes = NDArray[np.uint8]
 _ROWS_MIN = 8
 _KINDS_MAX = 24
 _SHAPES_MAX = 3
+# The characters of plain texts: neither a mark nor 0, and ASCII.
+_PLAIN_FIRST, _PLAIN_LAST = 3, 127
 _ID, _KEYS, _TAGS = b"UNIQ_KEY", b"KEYS", b"TAGS"
 
 
+class Wanted:
+    """Values of further properties that a reading finds.
+
+    `alike`: by name, numbers of messages with their values as rows of bytes; `single`: numbers of the other messages,
+    with all their properties; `names`: of all properties that there are.
+    """
+
+    __slots__ = ("alike", "names", "single")
+
+    def __init__(self, names: Iterable[bytes]) -> None:
+        self.alike: dict[bytes, list[tuple[NDArray[np.int64], Bytes]]] = {name: [] for name in names}
+        self.single: list[tuple[int, dict[bytes, bytes]]] = []
+        self.names: set[bytes] = set()
+
+
 def read(
-    layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int]
+    layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int], wanted: Wanted | None = None
 ) -> tuple[NDArray[np.int64], BatchKeys]:
-    """Return the tags code of each message, and the keys for the index."""
+    """Return the tags code of each message, and the keys for the index; `wanted` is filled too."""
     count = layout.message_count
     codes = np.zeros(count, np.int64)
     keys = BatchKeys()
@@ -33,9 +50,9 @@ def read(
         length = int(layout.properties_bytes[0])
         at = int(layout.properties_at[0])
         texts = np.ascontiguousarray(np.ndarray((count, length), np.uint8, layout.body, at, (layout.width, 1)))
-        single = _read_alike(np.arange(count), texts, codes, keys)
+        single = _read_alike(np.arange(count), texts, codes, keys, wanted)
     else:
-        single = _read_kinds(layout, codes, keys)
+        single = _read_kinds(layout, codes, keys, wanted)
     starts, lengths = layout.properties_at, layout.properties_bytes
     for row in single.tolist():
         at = starts[row]
@@ -43,16 +60,19 @@ def read(
         tags = pairs.get(_TAGS)
         codes[row] = tag_code(tags)
         keys.single.append((row, pairs.get(_ID), pairs.get(_KEYS), tags))
+        if wanted is not None:
+            wanted.single.append((row, pairs))
+            wanted.names.update(pairs)
     return codes, keys
 
 
-def _read_kinds(layout: Layout, codes: NDArray[np.int64], keys: BatchKeys) -> NDArray[np.int64]:
+def _read_kinds(layout: Layout, codes: NDArray[np.int64], keys: BatchKeys, wanted: Wanted | None) -> NDArray[np.int64]:
     """Read the texts of each length together; returns the rows that are left."""
     data = np.frombuffer(layout.body, np.uint8)
     lengths, starts = layout.properties_bytes, layout.properties_at
     if int(lengths.min()) == int(lengths.max()):
         texts = data[starts[:, None] + np.arange(int(lengths[0]))]
-        return _read_alike(np.arange(layout.message_count), texts, codes, keys)
+        return _read_alike(np.arange(layout.message_count), texts, codes, keys, wanted)
     kinds, counts = np.unique(lengths, return_counts=True)
     if len(kinds) > _KINDS_MAX:
         return np.arange(layout.message_count)
@@ -60,12 +80,14 @@ def _read_kinds(layout: Layout, codes: NDArray[np.int64], keys: BatchKeys) -> ND
     for length, rows_count in zip(kinds.tolist(), counts.tolist(), strict=True):
         rows = np.flatnonzero(lengths == length)
         if rows_count >= _ROWS_MIN:
-            rows = _read_alike(rows, data[starts[rows, None] + np.arange(length)], codes, keys)
+            rows = _read_alike(rows, data[starts[rows, None] + np.arange(length)], codes, keys, wanted)
         left.append(rows)
     return np.sort(np.concatenate(left))
 
 
-def _read_alike(rows: NDArray[np.int64], texts: Bytes, codes: NDArray[np.int64], keys: BatchKeys) -> NDArray[np.int64]:
+def _read_alike(
+    rows: NDArray[np.int64], texts: Bytes, codes: NDArray[np.int64], keys: BatchKeys, wanted: Wanted | None
+) -> NDArray[np.int64]:
     """Read texts of one length, those of the first's shape together, and so on; returns the rows that are left."""
     for _ in range(_SHAPES_MAX):
         if len(rows) < _ROWS_MIN:
@@ -73,18 +95,19 @@ def _read_alike(rows: NDArray[np.int64], texts: Bytes, codes: NDArray[np.int64],
         spans = _spans(texts[0].tobytes())
         if spans is None:
             break
-        is_value = np.zeros(texts.shape[1], bool)
+        # The lowest byte that may stand at each place, and how many above it: names and marks as in the first text, and
+        # values of plain characters. What is below wraps around to far above.
+        low, more = texts[0].copy(), np.zeros(texts.shape[1], np.uint8)
         for begin, end in spans.values():
-            is_value[begin:end] = True
-        # Other names, marks elsewhere; texts that are not plain.
-        odd = np.where(is_value, (texts == 1) | (texts == 2) | (texts == 0) | (texts > 127), texts != texts[0])
+            low[begin:end], more[begin:end] = _PLAIN_FIRST, _PLAIN_LAST - _PLAIN_FIRST
+        odd = texts - low > more
         if _KEYS in spans:
             begin, end = spans[_KEYS]
             odd[:, begin:end] |= texts[:, begin:end] == ord(" ")
-        is_odd = odd.any(axis=1)
-        if is_odd[0]:
-            break
-        if is_odd.any():
+        if odd.any():
+            is_odd = odd.any(axis=1)
+            if is_odd[0]:
+                break
             alike, like_rows = texts[~is_odd], rows[~is_odd]
             texts, rows = texts[is_odd], rows[is_odd]
         else:
@@ -94,6 +117,12 @@ def _read_alike(rows: NDArray[np.int64], texts: Bytes, codes: NDArray[np.int64],
             if name in spans:
                 begin, end = spans[name]
                 found.append((like_rows, alike[:, begin:end]))
+        if wanted is not None:
+            wanted.names.update(spans)
+        for name, places in wanted.alike.items() if wanted is not None else ():
+            if name in spans:
+                begin, end = spans[name]
+                places.append((like_rows, alike[:, begin:end]))
         if _TAGS in spans:
             begin, end = spans[_TAGS]
             starts = np.zeros(len(like_rows), np.uint32)

@@ -188,13 +188,18 @@ def is_commit(stored: memoryview) -> bool:
     return record_layout.sys_flag_of(stored) & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT
 
 
+def immunity_ms_of(text: str | None) -> int:
+    """Return how long a half message is not checked, by its property."""
+    return (whole_number(text, high=LONG_MAX // 1000) or 0) * 1000
+
+
 def half_message(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> HalfMessage:
     """Return the open half message of a record with these properties."""
     return HalfMessage(
         queue_offset,
         position,
         since_ms,
-        (whole_number(pairs.get(IMMUNITY), high=LONG_MAX // 1000) or 0) * 1000,
+        immunity_ms_of(pairs.get(IMMUNITY)),
         whole_number(pairs.get(CHECK_TIMES), high=INT_MAX) or 0,
         # The same text for many: kept once.
         sys.intern(pairs.get(properties.PRODUCER_GROUP, "")),

@@ -28,9 +28,11 @@ from rocketspark.protocol.message import batch, properties, record_layout, sysfl
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.commitlog.append_message import BatchMessage, PlainMessage
+from rocketspark.store.commitlog.batch_append import Commits
 from rocketspark.store.commitlog.dispatch import tags_code
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
+from rocketspark.store.index.key_hashes import BatchKeys
 from rocketspark.store.store import Store
 
 pairs_of = properties.pairs_of
@@ -88,6 +90,7 @@ class PutMessage:
         self._append, self._append_run = store.append, store.append_run
         self.rules = rules
         self._long_polling, self._awaited = long_polling, long_polling.awaited
+        self._listeners = long_polling.listeners
         self._delays = delays
         self._stats = stats
         self._timer_rules = timer_rules
@@ -250,6 +253,47 @@ class PutMessage:
             again=True,
         )
 
+    def accept_own(
+        self, topic: str, queue_id: int, body: bytes, pairs: dict[bytes, bytes], now_ms: int
+    ) -> tuple[int, int, bool]:
+        """Store a message of the broker's own with just these properties, a unique id among them.
+
+        Returns (physical offset, physical offset after it, whether it waits in the timer wheel). Raises ServerError.
+        """
+        stored, tags = properties.of_pairs(pairs), pairs.get(b"TAGS")
+        unique_id = pairs[b"UNIQ_KEY"]
+        real_topic, code = topic, self.tag_code(tags)
+        if not _PARKING.isdisjoint(pairs):
+            topic, queue_id, stored, tags, code = self._park(topic, queue_id, stored, pairs, tags, now_ms)
+        if len(stored) > properties.BYTES_MAX:
+            raise illegal(f"properties of {len(stored)} bytes, the limit is {properties.BYTES_MAX}")
+        try:
+            position, _, end = self._append(
+                self.topic_bytes(topic),
+                queue_id,
+                body,
+                stored,
+                code,
+                unique_id,
+                None,
+                tags,
+                now_ms,
+                0,
+                0,
+                now_ms,
+                self._store.store_host,
+                0,
+                0,
+                again=True,
+            )
+        except (StoreError, MessageIllegal, struct.error) as e:
+            raise self._refused(e) from e
+        self._long_polling.mark(topic, queue_id)
+        self.stored()
+        if topic is not real_topic:
+            self.timer_arrived()
+        return position, end, topic is not real_topic
+
     def plain_queue(self, plain: PlainSends, queue_id: int) -> ConsumeQueue | None:
         """Return a queue of plain sends for `accept_run`; None if it is not there, or its messages need `accept`."""
         return (
@@ -263,7 +307,7 @@ class PutMessage:
         """
         placed = self._append_run(messages, int(time() * 1000), born_host)
         self.stored()
-        if self._awaited or self._long_polling.keeps_recent:
+        if self._awaited or self._listeners or self._long_polling.keeps_recent:
             for message in messages[: len(placed)]:
                 self._long_polling.mark(message[0].name, message[0].queue_id)
         return placed
@@ -343,7 +387,7 @@ class PutMessage:
             message_count = len(items_of(body)) if layout is None else layout.message_count
             return self._accept_inner_batch(h, queue_id, body, message_count, pairs, born_host)
         if layout is not None:
-            accepted = self._accept_layout(h, queue_id, layout, born_host)
+            accepted = self.accept_layout(h.topic, queue_id, layout, h.sys_flag, h.born_time_ms, born_host)
             if accepted is not None:
                 return accepted
         placed = self.accept_items(
@@ -422,12 +466,23 @@ class PutMessage:
         self._stats.batched(topic, len(rows))
         return accepted
 
-    def _accept_layout(
-        self, h: SendHeader, queue_id: int, layout: batch.Layout, born_host: bytes
+    def accept_layout(
+        self,
+        topic: str,
+        queue_id: int,
+        layout: batch.Layout,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        commits: Commits | None = None,
+        found: tuple[NDArray[np.int64], BatchKeys] | None = None,
     ) -> AcceptedBatch | None:
-        """Store a batch as its sender laid it out, with the effect of `accept_items`; None if that has to take it."""
-        name = self.topic_bytes(h.topic)
-        if len(born_host) != 8 or h.sys_flag & sysflags.TRANSACTION_PREPARED:
+        """Store a batch as it is laid out, with the effect of `accept_items`; None if that has to take it.
+
+        `commits`: of half messages; `found`: what `batch_properties.read` finds, if that is known.
+        """
+        name = self.topic_bytes(topic)
+        if len(born_host) != 8 or sys_flag & sysflags.TRANSACTION_PREPARED:
             return None
         body_bytes, properties_bytes = int(layout.body_bytes.max()), int(layout.properties_bytes.max())
         if body_bytes > self.rules.body_bytes_max or properties_bytes > properties.BYTES_MAX:
@@ -435,15 +490,15 @@ class PutMessage:
         try:
             if not self._store.takes_layouts(name, queue_id):
                 return None
-            codes, keys = batch_properties.read(layout, pairs_of, self.tag_code)
+            codes, keys = found or batch_properties.read(layout, pairs_of, self.tag_code)
             accepted = self._store.append_layout(
-                name, queue_id, layout, codes, keys, int(time() * 1000), h.sys_flag, h.born_time_ms, born_host
+                name, queue_id, layout, codes, keys, int(time() * 1000), sys_flag, born_time_ms, born_host, commits
             )
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e
-        self._long_polling.mark(h.topic, queue_id)
+        self._long_polling.mark(topic, queue_id)
         self.stored()
-        self._stats.batched(h.topic, layout.message_count)
+        self._stats.batched(topic, layout.message_count)
         return AcceptedBatch(*accepted)
 
     def _refused(self, error: StoreError | MessageIllegal | struct.error) -> ServerError:

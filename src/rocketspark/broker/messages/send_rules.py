@@ -30,7 +30,7 @@ _CHECKED_FLAGS = sysflags.TRANSACTION_MASK | sysflags.INNER_BATCH
 _PLAIN_FLAGS = sysflags.COMPRESSED | sysflags.MULTI_TAGS | sysflags.COMPRESSION_MASK
 _PLAIN_NAMES = frozenset(
     b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
-    b" __SHARDINGKEY".split()
+    b" __SHARDINGKEY PGROUP RECONSUME_TIME BORN_TIMESTAMP".split()
 )
 # Queues of no topic that parked messages may go to until the broker starts again.
 STRAY_QUEUES_MAX = 1000

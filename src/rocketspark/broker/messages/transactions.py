@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages.half_batches.batched_halves import BatchedHalves
+from rocketspark.broker.messages.half_batches.half_runs import OPEN, HalfRun
 from rocketspark.broker.messages.half_messages import (
     CHECK_TIMES,
     GROUP,
@@ -31,10 +36,11 @@ from rocketspark.broker.messages.half_messages import (
 from rocketspark.broker.messages.op_messages import OpMessages
 from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.statistics.histograms import FINISH_BOUNDS, Histogram
+from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import MessageStays, RecordError, ServerError, StoreError, TransportError
+from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndTransactionHeader
@@ -58,6 +64,10 @@ REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
 
 
+# Part of the remark for a half message that cannot be committed any more.
+HALF_GONE = "Find prepared transaction message failed"
+
+
 class Transactions:
     """The open half messages of one broker."""
 
@@ -75,6 +85,7 @@ class Transactions:
         self._store = store
         self._half_messages = HalfMessages(store, offsets)
         self._op_messages = OpMessages(store, put_message, self._half_messages)
+        self.batched = BatchedHalves(store, put_message, stats)
         self._put_message = put_message
         self._offsets = offsets
         self._clients = clients
@@ -101,13 +112,19 @@ class Transactions:
     @property
     def open_count(self) -> int:
         """The number of open half messages."""
-        return len(self._open)
+        return len(self._open) + self.batched.runs.open_count
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether it was started, and not stopped since: another broker may be the master then."""
+        return self._timer is not None
 
     # -- start ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Find the half messages that are open, then check them from time to time. May be called again after `stop`."""
         self._open.clear()
+        self.batched.runs.clear()
         self._noted = None
         self._op_messages.begin_anew()
         self._recover()
@@ -232,18 +249,44 @@ class Transactions:
         self._open[key] = half_message(queue_offset, position, now_ms(), texts)
         return accepted
 
-    def end(self, h: EndTransactionHeader) -> int | None:
+    def note_ended(self, offsets: Iterable[int]) -> None:
+        """Note the ends of half messages that came in batches."""
+        self._op_messages.add_all(offsets)
+
+    def _take_over(self, run: HalfRun, offset: int) -> TransactionKey | None:
+        """Make an open half message of a batch one of `_open`; return its key, None for an older copy of one there.
+
+        Raises RecordError, with the message where it was.
+        """
+        position = int(run.positions[offset - run.first])
+        stored = self._half_messages.record(topic_names.HALF_TOPIC, offset, position)
+        pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
+        key = TransactionKey.of(pairs, str(offset))
+        self.batched.take(offset)
+        before = self._open.get(key)
+        if before is not None and before.queue_offset > offset:
+            self._op_messages.add(offset)
+            return None
+        if before is not None:
+            self._op_messages.add(before.queue_offset)
+        self._open[key] = half_message(offset, position, run.since_ms, pairs)
+        return key
+
+    def end(self, h: EndTransactionHeader, *, same_topic: bool = False) -> int | None:
         """Commit or roll back; returns the physical offset that must be on disk before a commit is safe, else None.
 
-        Raises ServerError 1 if the header does not fit the half message, or for a commit that would deliver nothing. An
-        end that was told before does nothing; one that was given up can still be committed (as 5.5.0 does, but once).
+        `same_topic`: the header must name the message's topic. Raises ServerError 1 if the header does not fit the half
+        message, or for a commit that would deliver nothing. An end that was told before does nothing; what was given up
+        can still be committed (as 5.5.0 does, but once).
         """
         half = self._half_messages.told(h.physical_offset)
         if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+            raise ServerError(ResponseCode.SYSTEM_ERROR, HALF_GONE)
         pairs = properties.decode(half.properties.decode("utf-8", "replace"))
         if pairs.get(properties.PRODUCER_GROUP) != h.producer_group:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if same_topic and pairs.get(properties.REAL_TOPIC) != h.topic:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half messages are not for topic {h.topic!r}")
         if half.queue_offset != h.half_offset:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         if half.position != h.physical_offset:
@@ -252,6 +295,9 @@ class Transactions:
         if outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
             return None
         key = TransactionKey.of(pairs, str(half.queue_offset))
+        run = self.batched.runs.find(half.queue_offset)
+        if run is not None and run.states[half.queue_offset - run.first] == OPEN:
+            self._take_over(run, half.queue_offset)
         known = self._open.get(key)
         if known is None and self._half_messages.was_committed(key):
             log.info("transaction %s of group %s was committed before", key.unique_id, h.producer_group)
@@ -271,7 +317,7 @@ class Transactions:
                 return self._store.written_position
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR,
-                f"Find prepared transaction message failed: transaction {key.unique_id} was rolled back or is lost",
+                f"{HALF_GONE}: transaction {key.unique_id} was rolled back or is lost",
             )
         end = None
         if outcome == sysflags.TRANSACTION_COMMIT:
@@ -334,23 +380,33 @@ class Transactions:
         if refresh:
             self._refreshed_ms = now
         oldest = self._store.min_position
+        runs = [run for run in self.batched.runs if run.open_count]
         if self._put_message.door is not None:
             halves = sorted((h.queue_offset, key) for key, h in self._open.items() if not h.aside)
-            self._check_due(deque(key for _, key in halves), refresh=False)
+            self._check_due(deque([*runs, *(key for _, key in halves)]), refresh=False)
             return
         for half in self._open.values():
             half.since_ms = min(half.since_ms, now)  # The clock was ahead when it came.
-        due = deque(
+        for run in runs:
+            run.since_ms = min(run.since_ms, now)
+        due: deque[TransactionKey | HalfRun] = deque(
+            run for run in runs if now - run.since_ms >= max(run.immunity_ms, self._limits.timeout_ms)
+        )
+        due.extend(
             key
             for key, h in self._open.items()
             if now - h.since_ms >= max(h.immunity_ms, self._limits.timeout_ms) and (not h.aside or h.position < oldest)
         )
         self._check_due(due, refresh)
 
-    def _check_due(self, due: deque[TransactionKey], refresh: bool) -> None:
+    def _check_due(self, due: deque[TransactionKey | HalfRun], refresh: bool) -> None:
         """Check the next of those that are due; others have their turn in between."""
-        for _ in range(min(len(due), CHECKS_AT_ONCE)):
-            key = due.popleft()
+        for _ in range(CHECKS_AT_ONCE):
+            if not due:
+                break
+            if isinstance(key := due.popleft(), HalfRun):
+                self._take_next(key, due)
+                continue
             half = self._open.get(key)
             if half is None:
                 continue
@@ -377,6 +433,23 @@ class Transactions:
             return
         self._timer = loop.call_later(self._interval_s, self._check_all)
         self._commit_progress()
+
+    def _take_next(self, run: HalfRun, due: deque[TransactionKey | HalfRun]) -> None:
+        """Put the next open half message of a batch before those that are due, to be checked by itself."""
+        rows = np.flatnonzero(run.states == OPEN)[:1].tolist()
+        # One of before a stop and a new start is no more: its messages are open by themselves.
+        if not rows or self.batched.runs.find(run.first) is not run:
+            return
+        offset = run.first + rows[0]
+        due.appendleft(run)
+        try:
+            key = self._take_over(run, offset)
+        except RecordError as e:
+            self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, offset, int(run.positions[rows[0]]), e)
+            self.batched.take(offset)
+            return
+        if key is not None:
+            due.appendleft(key)
 
     def _set_aside(self, key: TransactionKey, half: HalfMessage, error: Exception) -> None:
         """Stop checking a half message and quarantine it; one that cannot be read cannot be ended, so it is closed."""
@@ -456,6 +529,9 @@ class Transactions:
         pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
         given_up = stored.topic.decode() == topic_names.CHECK_MAX_TOPIC
         key = TransactionKey.of(pairs, "")
+        run = self.batched.runs.find(stored.queue_offset) if not given_up else None
+        if run is not None and run.states[stored.queue_offset - run.first] == OPEN:
+            self._take_over(run, stored.queue_offset)
         if key not in self._open and (not given_up or self._half_messages.was_committed(key)):
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half message at physical offset {position} was ended")
         pairs[CHECK_TIMES] = "0"
@@ -490,6 +566,8 @@ class Transactions:
             return  # As long as there was no transaction the group shows nowhere.
         if self._noted is None:
             done = min((h.queue_offset for h in self._open.values()), default=high)
+            oldest = self.batched.runs.oldest_open()
+            done = done if oldest is None else min(done, oldest)
             self._noted = (self._store.written_position, *self._op_messages.progress(done))
         if self._noted[0] > self._store.flushed_position:
             return  # A power cut would take the ends away of what is said to have ended: a later round notes it.

@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 
-SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+SENDS = frozenset(
+    {
+        *(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE),
+        RequestCode.SEND_HALF_BATCH,
+    }
+)
+ENDS = frozenset({RequestCode.END_TRANSACTION, RequestCode.END_HALF_RANGES})
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
@@ -60,7 +66,7 @@ def _of_slave(code: int, s: Situation, host: str) -> Refusal | None:
         return Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, NOT_HERE)
     if code in PULLS and not s.reads_allowed:
         return Refusal(ResponseCode.SYSTEM_BUSY, REJECTED)
-    if code == RequestCode.END_TRANSACTION:
+    if code in ENDS:
         return Refusal(ResponseCode.SLAVE_NOT_AVAILABLE, None)
     # A broker that allows no recalls says so first.
     if code == RequestCode.RECALL_MESSAGE and s.recalls_allowed:
@@ -71,7 +77,7 @@ def _of_slave(code: int, s: Situation, host: str) -> Refusal | None:
 
 
 def _of_fenced(code: int, s: Situation) -> Refusal | None:
-    if code in SENDS or code == RequestCode.END_TRANSACTION:
+    if code in SENDS or code in ENDS:
         return Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, NOT_HERE)
     if code == SEND_BACK:
         return Refusal(ResponseCode.SYSTEM_ERROR, "SERVICE_NOT_AVAILABLE")

@@ -1,4 +1,4 @@
-"""What runs once among the brokers of a name: delay levels, timer messages, checks of transactions.
+"""What runs once among the brokers of a name: delay levels, timer messages, checks of transactions, pops.
 
 Rule: it runs where messages are taken (or a slave acts for the master), begins from what is on the disk then, and can
 begin and end again while the broker runs.
@@ -11,6 +11,7 @@ import logging
 from rocketspark.broker.messages.schedule_messages import Deliver, ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.pop.lifecycle import PopLifecycle
 from rocketspark.errors import RocketSparkError
 
 log = logging.getLogger("rocketspark.broker")
@@ -20,11 +21,17 @@ class SpecialServices:
     """The special services of one broker."""
 
     def __init__(
-        self, delays: ScheduleMessages, timers: TimerMessages, transactions: Transactions, deliver: Deliver
+        self,
+        delays: ScheduleMessages,
+        timers: TimerMessages,
+        transactions: Transactions,
+        pops: PopLifecycle,
+        deliver: Deliver,
     ) -> None:
         self._delays = delays
         self._timers = timers
         self._transactions = transactions
+        self._pops = pops
         self._deliver = deliver
         self.running = False
         self._ran = False
@@ -36,7 +43,10 @@ class SpecialServices:
                 self._delays.start(self._deliver)
                 self._transactions.start()
                 self._timers.start()
+                # After the timer messages: they tell what waits for its time.
+                self._pops.start()
             except BaseException:
+                self._pops.stop()
                 self._delays.stop()
                 self._transactions.abandon()
                 raise
@@ -49,6 +59,7 @@ class SpecialServices:
         self.running = False
         self._delays.stop()
         self._transactions.stop()
+        self._pops.stop()
         await self._timers.stop()
 
     async def abandon(self) -> None:
@@ -56,6 +67,7 @@ class SpecialServices:
         if self.running:
             self.running = False
             self._delays.stop()
+            self._pops.stop()
             self._transactions.abandon()
             await self._timers.stop()
 
@@ -72,7 +84,7 @@ class SpecialServices:
         """Note how far all came, after `stop` and the store's last flush."""
         if not self._ran:
             return
-        for save in (self._transactions.finish, self._delays.finish, self._timers.finish):
+        for save in (self._transactions.finish, self._delays.finish, self._timers.finish, self._pops.finish):
             try:
                 save()
             except RocketSparkError as e:

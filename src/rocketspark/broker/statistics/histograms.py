@@ -1,21 +1,18 @@
-"""Histograms: counts by upper bounds. Rule: plain ints, made into metrics at a scrape.
+"""What the broker counts in histograms: sizes of messages, times of requests.
 
 Bounds and labels: BrokerMetricsManager, RemotingMetricsManager, DefaultStoreMetricsManager, 5.5.0.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Awaitable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from rocketspark.broker.topic_names import is_system_topic
 from rocketspark.errors import ServerError
+from rocketspark.model.histogram import Histogram
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
@@ -39,51 +36,6 @@ _RESPONSES = {int(code): code.name.lower() for code in ResponseCode}
 _GROUP_CREATION = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
 _TOPIC_CREATION = RequestCode.UPDATE_AND_CREATE_TOPIC
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-
-
-class Histogram:
-    """Counts of values by upper bound: those up to it and above the bound before; the last is beyond all bounds."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[int, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total: float = 0
-
-    def add(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def add_all(self, values: npt.NDArray[Any]) -> None:
-        """Count many values."""
-        rows = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
-        self.counts = [a + int(b) for a, b in zip(self.counts, rows, strict=True)]
-        self.total += int(values.sum(dtype=np.int64))
-
-    def without(self, *others: Histogram | None) -> Histogram:
-        """Return this histogram minus the counts of the others."""
-        left = Histogram(self.bounds)
-        left.counts, left.total = list(self.counts), self.total
-        for other in others:
-            if other is not None:
-                left.counts = [max(0, a - b) for a, b in zip(left.counts, other.counts, strict=True)]
-                left.total -= other.total
-        return left
-
-    @property
-    def count(self) -> int:
-        """The number of values counted."""
-        return sum(self.counts)
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return (bound, number of values up to it), as Prometheus has them."""
-        found, below = [], 0
-        for bound, here in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            below += here
-            found.append((bound if isinstance(bound, str) else f"{bound}.0", float(below)))
-        return found
 
 
 class MessageSizes:

@@ -13,9 +13,12 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.statistics.histograms import SIZE_BOUNDS, Histogram
+from rocketspark.broker.statistics.histograms import SIZE_BOUNDS
+from rocketspark.model.histogram import Histogram
 
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE = "TOPIC_PUT_SIZE"
@@ -430,3 +433,15 @@ def count(table: dict[str, TrafficStats], topic: str, size: int) -> None:
     if flow.sizes is None:
         flow.sizes = Histogram(SIZE_BOUNDS)
     flow.sizes.add(size)
+
+
+def count_all(table: dict[str, TrafficStats], topic: str, sizes: NDArray[np.int64]) -> None:
+    """Add messages of these sizes, in bytes, to a topic's row."""
+    flow = table.get(topic)
+    if flow is None:
+        flow = table[topic] = TrafficStats()
+    flow.messages += len(sizes)
+    flow.bytes += int(sizes.sum())
+    if flow.sizes is None:
+        flow.sizes = Histogram(SIZE_BOUNDS)
+    flow.sizes.add_all(sizes)

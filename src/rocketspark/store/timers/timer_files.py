@@ -429,9 +429,14 @@ class TimerFiles:
         self.wheel.put(time_ms, TimerWheelSlot(first, position, slot.counted + (-1 if delete else 1), slot.magic))
         return time_ms
 
+    @property
+    def window_ms(self) -> int:
+        """How far ahead a message gets the slot of its own time."""
+        return self._roll_slots * self.precision_ms
+
     def slot_time(self, write_time_ms: int, out_time_ms: int) -> tuple[int, bool]:
         """Return the time of the slot for a message, in ms, and whether it is rolled on from there."""
-        window_ms = self._roll_slots * self.precision_ms
+        window_ms = self.window_ms
         beyond_ms = out_time_ms - write_time_ms - window_ms
         if beyond_ms < 0:
             return out_time_ms, False

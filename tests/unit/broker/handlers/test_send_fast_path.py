@@ -67,6 +67,9 @@ some_pairs = st.dictionaries(
             "TRAN_MSG",
             "MSG_REGION",
             "traceparent",
+            "PGROUP",
+            "RECONSUME_TIME",
+            "BORN_TIMESTAMP",
         ]
     ),
     plain_values,
@@ -92,7 +95,12 @@ def sends(draw: st.DrawFn) -> list[bytes]:
         for n in range(draw(st.integers(1, 12))):
             unique = {} if kind == 1 else {"UNIQ_KEY": f"{draw(st.integers(0, 1 << 60)):032X}"}
             body = draw(st.binary(max_size=40)) * draw(st.sampled_from([1, 1, 99])) if kind != 7 else bytes(1 << 16)
-            header |= {"born_time_ms": 1_795_214_738_976 + n // 3, "pairs": pairs | unique}
+            born_ms = 1_795_214_738_976 + n // 3
+            if kind == 0:
+                # As proxies write it.
+                proxied = {"PGROUP": topic, "RECONSUME_TIME": "0", "__BORNHOST": "h", "BORN_TIMESTAMP": f"{born_ms}"}
+                unique |= proxied
+            header |= {"born_time_ms": born_ms, "pairs": pairs | unique}
             queue_id = draw(st.sampled_from([0, 1, 2, 3, 4, 9, 11, -1]))
             code, flag = 310, 0
             if kind == 8:

@@ -87,6 +87,7 @@ class Rig:
 
         self.put_message.accept = counted(self.put_message.accept)  # type: ignore[method-assign]
         self.put_message.accept_items = counted(self.put_message.accept_items)  # type: ignore[method-assign]
+        self.put_message.accept_layout = counted(self.put_message.accept_layout)  # type: ignore[method-assign]
         self.offsets = ConsumerOffsets(JsonFile(root / "config/offsets.json", bodies.OffsetTable, encode_offsets))
         self.producer: Any = Producer()
         self.clients = ConnectedClients(lambda group: None)

@@ -9,7 +9,11 @@ import pytest
 from rocketspark.broker.replication.refusals import NOT_HERE, REJECTED, Refusal, Situation, refusal
 from rocketspark.protocol.codes import RequestCode
 
-SEND_CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+SEND_CODES = (
+    *(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE),
+    RequestCode.SEND_HALF_BATCH,
+)
+END_CODES = (RequestCode.END_TRANSACTION, RequestCode.END_HALF_RANGES)
 SITUATIONS = [Situation(*flags) for flags in itertools.product((False, True), repeat=6)]
 
 SLAVE = Situation(copies=True, recalls_allowed=True)
@@ -25,9 +29,8 @@ ROWS = [
     (FENCED, RequestCode.CONSUMER_SEND_MSG_BACK, 1, "SERVICE_NOT_AVAILABLE"),
     (SLAVE, RequestCode.PULL_MESSAGE, 2, REJECTED),
     (SLAVE, RequestCode.LITE_PULL_MESSAGE, 2, REJECTED),
-    (SLAVE, RequestCode.END_TRANSACTION, 11, None),
-    (ACTING, RequestCode.END_TRANSACTION, 11, None),
-    (FENCED, RequestCode.END_TRANSACTION, 14, NOT_HERE),
+    *((situation, code, 11, None) for situation in (SLAVE, ACTING) for code in END_CODES),
+    *((FENCED, code, 14, NOT_HERE) for code in END_CODES),
     (SLAVE, RequestCode.RECALL_MESSAGE, 11, "recall failed, broker service not available"),
     (FENCED, RequestCode.RECALL_MESSAGE, 14, "recall failed, broker service not available"),
     (SLAVE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 1, "Can not reset offset in slave broker"),
@@ -54,7 +57,7 @@ def test_no_other_request_is_ever_refused(code: RequestCode) -> None:
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_no_message_ever_gets_in_where_none_may(situation: Situation) -> None:
-    writes = (*SEND_CODES, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION)
+    writes = (*SEND_CODES, RequestCode.CONSUMER_SEND_MSG_BACK, *END_CODES)
     for code in writes:
         assert (refusal(code, situation) is not None) == (situation.copies or situation.fenced)
     for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.broker.statistics.histograms import RPC_BOUNDS, SIZE_BOUNDS, Histogram
+from rocketspark.broker.statistics.histograms import RPC_BOUNDS, SIZE_BOUNDS
+from rocketspark.model.histogram import Histogram
 
 VALUES = st.lists(st.integers(0, 5 << 20) | st.sampled_from(SIZE_BOUNDS), max_size=50)
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.spark.exactly_once import end_transactions
+from rocketspark.spark.exactly_once import broker_abilities, end_transactions
+from rocketspark.spark.exactly_once.broker_abilities import Abilities, BrokerAbilities
 from rocketspark.spark.exactly_once.end_transactions import EndTransactions
 from rocketspark.spark.exactly_once.transaction_handles import HandleHead, HandleManifest
 from rocketspark.spark.options import parse_write
@@ -62,7 +63,7 @@ async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool) ->
     options = parse_write({"namesrv": "127.0.0.1:1", "topic": "t"})
     log: Any = SimpleNamespace(again=master, topic="log", instance=instance_of(lambda: broker.address))
     made = EndTransactions(log, options, [], fresh=True, guard=guard)
-    made._once[broker.address] = once
+    made._abilities._known[broker.address] = Abilities(ends_once=once, batches=False)
     ask = made._ask
 
     def noted(peer: Any, frame: bytes, of: HandleManifest, chunk: Any) -> Any:
@@ -126,19 +127,15 @@ def test_a_master_of_the_other_kind_is_asked_how_it_ends() -> None:
     now = ["127.0.0.1:1"]
 
     async def runtime(anchor: MessageQueue) -> dict[str, str]:
-        return {end_transactions.ENDS_ONCE: masters[now[0]]}
-
-    async def guard() -> None:
-        pass
+        return {broker_abilities.ENDS_ONCE: masters[now[0]]}
 
     async def main() -> None:
         log: Any = SimpleNamespace(instance=instance_of(lambda: now[0]))
-        options = parse_write({"namesrv": "127.0.0.1:1", "topic": "t"})
-        ends = EndTransactions(log, options, [], fresh=True, guard=guard)
-        ends._runtime = runtime  # type: ignore[method-assign]
+        abilities = BrokerAbilities(log, 1000)
+        abilities.runtime = runtime  # type: ignore[method-assign]
         anchor = MessageQueue("t", "b", 0)
-        assert await ends._ends_once(anchor)
+        assert (await abilities.of(anchor)).ends_once
         now[0] = "127.0.0.1:2"
-        assert not await ends._ends_once(anchor)
+        assert not (await abilities.of(anchor)).ends_once
 
     asyncio.run(main())

@@ -131,7 +131,7 @@ class AdminHandler:
             active=True,
         )
         if request.ext.extensions:
-            table["transactionEndsOnce"] = "true"
+            table["transactionEndsOnce"] = table["halfBatches"] = "true"
         if aside := self._quarantine.entries():
             # Not among RocketMQ's: shown only if there is something to look at.
             table["quarantinedMessages"] = str(len(aside))

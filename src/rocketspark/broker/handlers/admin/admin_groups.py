@@ -16,6 +16,7 @@ from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
+from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms, sorted_json
@@ -49,7 +50,6 @@ from rocketspark.protocol.json.bodies import (
     SubscriptionBody,
     TopicConfig,
 )
-from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -74,6 +74,7 @@ class GroupHandler:
         tables: Tables,
         long_polling: LongPolling,
         stats: Stats,
+        pops: Pops,
         *,
         long_scans: LongScans,
         beside: BackgroundThread,
@@ -88,8 +89,8 @@ class GroupHandler:
         self._offsets = offsets
         self._long_polling = long_polling
         self._stats = stats
+        self._pops = pops
         self._long_scans = long_scans
-        self._request_modes = tables.request_modes
         self._group_pages = TablePages(lambda: groups.version, lambda: groups.table, beside)
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
         self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.reply_snapshot, beside)
@@ -115,7 +116,6 @@ class GroupHandler:
         add(RequestCode.CLONE_GROUP_OFFSET, self.clone, CloneOffsetsHeader)
         add(RequestCode.QUERY_CORRECTION_OFFSET, self.correction, CorrectionHeader)
         add(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets, KnownStateHeader)
-        add(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     # -- settings -------------------------------------------------------------------------------------------------
 
@@ -156,25 +156,10 @@ class GroupHandler:
         change = ",".join(f"{name}={value}" for name, value in config.attributes.items())
         config.attributes = merged_attributes(known.attributes if known else {}, change)
 
-    def set_mode(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """SET_MESSAGE_REQUEST_MODE (401): how a group is given a topic's messages; here always by its pulls."""
-        wanted = java_json.decode_request(body, RequestMode)
-        if wanted.topic.startswith(topic_names.RETRY_PREFIX):
-            raise ServerError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
-        if self._topics.get(wanted.topic) is None:
-            raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{wanted.topic}] not exist")
-        if self._groups.table.get(wanted.consumer_group) is None:
-            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
-        if wanted.mode != "PULL":
-            raise ServerError(
-                ResponseCode.INVALID_PARAMETER, f"mode {wanted.mode}: this broker serves PULL consumers only"
-            )
-        self._request_modes.set(wanted)
-        return reply(request.opaque)
-
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
         """DELETE_SUBSCRIPTIONGROUP (207), its offsets too if asked."""
         self._groups.delete(request.ext.group)
+        self._pops.delete_group(request.ext.group)
         # A new group of this name starts at its own offsets.
         self._offsets.drop_resets(group=request.ext.group)
         if request.ext.clean_offsets:
@@ -291,7 +276,11 @@ class GroupHandler:
                     "brokerOffset": high,
                     "consumerOffset": offset,
                     "lastTimestamp": max(last_ms, 0),
-                    "pullOffset": max(self._offsets.pulled(h.group, topic, queue_id), offset),
+                    # Tools show what lies between: messages that are popped count as consumed before their end.
+                    "pullOffset": max(
+                        self._offsets.pulled(h.group, topic, queue_id),
+                        offset + self._pops.count(topic, h.group, queue_id),
+                    ),
                 }
                 rows.append((QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)), value))
         text = java_json.encode_object_keys(rows)
@@ -388,6 +377,7 @@ class GroupHandler:
             self._offsets.reset(h.group, h.topic, queue_id, target)
             # A held pull must hear of it now.
             self._long_polling.mark(h.topic, queue_id)
+            self._pops.reset(h.topic, h.group, queue_id)
             rows.append((QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id)), target))
         return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
 

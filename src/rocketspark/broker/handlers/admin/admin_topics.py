@@ -11,6 +11,7 @@ from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
+from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import sorted_json
@@ -33,6 +34,9 @@ from rocketspark.transport.request_frames import reply
 
 # Rule: TopicFilterType, 5.x.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+# Rule: TopicMessageType, 5.x.
+MESSAGE_TYPE = "message.type"
+MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 ATTRIBUTES_MAX = 64
 ATTRIBUTE_LENGTH_MAX = 1024
 
@@ -49,6 +53,7 @@ class TopicHandler:
         store: Store,
         tables: Tables,
         stats: Stats,
+        pops: Pops,
         *,
         settled: Callable[[], Awaitable[None]],
         long_scans: LongScans,
@@ -61,6 +66,7 @@ class TopicHandler:
         self._offsets = tables.offsets
         self._settled = settled
         self._traffic = stats
+        self._pops = pops
         self._long_scans = long_scans
         self._all = SavedTable(
             lambda: (topics.version, topics.statics.version), lambda: topics.table, topics.with_mappings, beside
@@ -83,6 +89,7 @@ class TopicHandler:
         check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
         known = self._topics.get(h.topic)
         attributes = merged_attributes(known.attributes if known else {}, h.attributes)
+        check_message_type(attributes)
         batch_queue_topics.check_queue_type(h.topic, known, attributes)
         self._topics.put(
             TopicConfig(
@@ -132,12 +139,17 @@ class TopicHandler:
         if topic_names.is_system_topic(topic):
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
         self._topics.statics.delete(topic)
-        self._topics.delete(topic)
+        # Its messages that were to come again go with it (rule: AdminBrokerProcessor, 5.5.0).
+        gone = [*self._pops.retry_topics_of(topic), topic]
+        for name in gone:
+            self._topics.delete(name)
         await self._topics.unsaved.saved()
-        if self._topics.get(topic) is None:
-            self._offsets.delete_topic(topic)
-            self._store.delete_topic(topic)
-            self._traffic.forget_topic(topic)
+        for name in gone:
+            if self._topics.get(name) is None:
+                self._pops.delete_topic(name)
+                self._offsets.delete_topic(name)
+                self._store.delete_topic(name)
+                self._traffic.forget_topic(name)
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[TopicConfigHeader], body: bytes) -> bytes:
@@ -213,6 +225,15 @@ def check_new(topic: str, read_queue_count: int, write_queue_count: int, filter_
         raise ServerError(
             ResponseCode.INVALID_PARAMETER,
             f"topic[{topic}]: filter type {shown(filter_type)!r} is none of {FILTER_TYPES}",
+        )
+
+
+def check_message_type(attributes: dict[str, str]) -> None:
+    """Raise ServerError 29 for a type of messages that RocketMQ does not know."""
+    kind = attributes.get(MESSAGE_TYPE, "NORMAL")
+    if kind not in MESSAGE_TYPES:
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER, f"{MESSAGE_TYPE} {shown(kind)!r} is not one of {', '.join(MESSAGE_TYPES)}"
         )
 
 

@@ -16,6 +16,7 @@ from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageStays, RecordError
+from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
@@ -63,6 +64,15 @@ class TimerDelivery:
         self._looked_back: int | None = None
         self._slot_end_ms = 0
         self.delivered: DeliveryRecovery | None = None
+        # Of a topic's messages, who tells by their places which nobody needs any more.
+        self.doubted_topic = ""
+        self.doubted_hash: int | None = None
+        self.is_unneeded: Callable[[int], bool] = lambda position: False
+
+    def doubt(self, topic: str, is_unneeded: Callable[[int], bool]) -> None:
+        """Ask of each message of a topic, by its place in the log, whether it is needed any more."""
+        self.doubted_topic, self.doubted_hash = topic, string_hash(topic)
+        self.is_unneeded = is_unneeded
 
     def recover(self, since_ms: int) -> None:
         """Recognize from now on what was delivered before the last run ended, from slots since then."""
@@ -95,6 +105,17 @@ class TimerDelivery:
         if queue_offset not in (-1, stored.queue_offset):
             raise RecordError(f"the record at physical offset {position} is another: offset {stored.queue_offset}")
         return stored
+
+    def read_for(self, topic: str, position: int) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
+        """Yield the (record, properties) of a timer message if it is for a topic and can be read."""
+        try:
+            stored = self.stored(position)
+        except RecordError:
+            return
+        pairs = pairs_of(stored.properties)
+        target = topic_names.target_of(pairs)
+        if target is not None and target[0] == topic:
+            yield stored, pairs
 
     def slot(self, time_ms: int) -> Iterator[float]:
         """Deliver a slot piece by piece; yields s to wait. A failed message is tried again, or set aside for good."""
@@ -159,6 +180,9 @@ class TimerDelivery:
     def _deliver_unit(self, position: int, recalled: set[Recalled]) -> None:
         unit = self._files.log.unit_at(position)
         if unit is None:
+            return
+        if unit.topic_hash == self.doubted_hash and self.is_unneeded(unit.physical_offset):
+            self._statistics.count(self.doubted_topic, -1)
             return
         found = self._record(unit)
         if found is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocketspark.broker.statistics.histograms import DELAY_BOUNDS, Histogram
+from rocketspark.broker.statistics.histograms import DELAY_BOUNDS
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.errors import ConfigError
+from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.timers import TimerCount, TimerCounts
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
-from rocketspark.broker.access.policies import Acl
-from rocketspark.broker.access.users import User
-from rocketspark.broker.access.wire_forms import acls_from, users_from
+from rocketspark.access.policies import Acl
+from rocketspark.access.users import User
+from rocketspark.access.wire_forms import acls_from, users_from
 from rocketspark.broker.replication.tables.table_fetch import TableFetch
 from rocketspark.errors import NoReply, ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode

@@ -1,0 +1,4 @@
+"""Half messages that came in batches, and their ends by ranges.
+
+Start with batched_halves.
+"""

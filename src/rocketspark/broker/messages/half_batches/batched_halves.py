@@ -1,0 +1,205 @@
+"""Batches of half messages and ends of ranges: many records in one call.
+
+Rule: what lies in the store afterwards is what half messages and ends one by one leave. Here are only those that are
+open as they came; all others are `Transactions`' to end.
+"""
+
+from __future__ import annotations
+
+from time import time
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.messages.half_batches import half_layouts
+from rocketspark.broker.messages.half_batches.half_runs import (
+    COMMITTED,
+    ELSEWHERE,
+    OPEN,
+    ROLLED_BACK,
+    HalfRun,
+    HalfRuns,
+)
+from rocketspark.broker.messages.half_messages import immunity_ms_of
+from rocketspark.broker.messages.put_message import AcceptedBatch, PutMessage, pairs_of
+from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
+from rocketspark.broker.statistics.stats import Stats, count_all
+from rocketspark.errors import ServerError
+from rocketspark.model.histogram import Histogram
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.message import batch, record_layout, sysflags
+from rocketspark.store.commitlog.batch_append import Commits
+from rocketspark.store.store import Store
+
+_HALF_TOPIC = topic_names.HALF_TOPIC.encode()
+_SUFFIX = record_layout.topic_field(_HALF_TOPIC)
+# Half messages of a batch, stored in one turn of the loop: some 1 us each.
+BATCH_MAX = 16_384
+
+
+class Ended(NamedTuple):
+    """What became of the first `done` messages of a range.
+
+    `end`: the physical offset that must be on the disk before a commit is safe; `gone`: they cannot be committed, as
+    they were rolled back; `before`: they had ended before.
+    """
+
+    done: int
+    end: int | None = None
+    gone: bool = False
+    before: bool = False
+
+
+def too_many(count: int, count_max: int) -> ServerError:
+    """Return the reply to the sender of a batch that would hold the loop for long: it sends them one by one."""
+    return ServerError(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{count} half messages in a batch, of which {count_max} are taken at a time: send fewer, or one by one",
+    )
+
+
+class BatchedHalves:
+    """The half messages of one broker that came in batches and are open, or ended not long ago."""
+
+    def __init__(self, store: Store, put_message: PutMessage, stats: Stats) -> None:
+        self._store = store
+        self._put_message = put_message
+        self._stats = stats
+        self.runs = HalfRuns()
+
+    def prepare(
+        self, topic: str, queue_id: int, body: bytes, sys_flag: int, born_time_ms: int, born_host: bytes, now_ms: int
+    ) -> AcceptedBatch | None:
+        """Store a batch's messages as half messages; None if they must be prepared one by one. Raises ServerError."""
+        layout = batch.scan(body)
+        if layout is not None and layout.message_count > BATCH_MAX:
+            raise too_many(layout.message_count, BATCH_MAX)
+        rules, name = self._put_message.rules, topic.encode()
+        target = {b"REAL_TOPIC": name, b"REAL_QID": b"%d" % queue_id}
+        if layout is None or topic_names.target_of(target) != (topic, queue_id):
+            return None
+        form = half_layouts.half_form(
+            *(layout, pairs_of, self._put_message.tag_code, name, queue_id, rules.first_mark, rules.marks)
+        )
+        if form is None:
+            return None
+        flags = sys_flag & ~(sysflags.TRANSACTION_MASK | record_layout.HOST_FLAGS)
+        accepted = self._put_message.accept_layout(
+            topic_names.HALF_TOPIC, 0, form.layout, flags, born_time_ms, born_host, found=form.found
+        )
+        if accepted is None:
+            return None
+        positions = np.asarray(accepted.positions, np.int64)
+        count_all(self._stats.prepared, topic, np.diff(positions, append=accepted.end))
+        self.runs.add(
+            HalfRun(
+                first=accepted.queue_offset,
+                positions=positions,
+                end=accepted.end,
+                topic=topic,
+                queue_id=queue_id,
+                group=form.group.decode("utf-8", "replace"),
+                since_ms=now_ms,
+                immunity_ms=immunity_ms_of(None if form.immunity is None else form.immunity.decode()),
+                cut=form.cut,
+                after=form.after,
+                states=np.zeros(len(positions), np.uint8),
+                open_count=len(positions),
+            )
+        )
+        return accepted
+
+    def end(
+        self,
+        topic: str,
+        group: str,
+        outcome: int,
+        first: int,
+        positions: NDArray[np.int64],
+    ) -> Ended | None:
+        """Commit or roll back the first of the half messages from offset `first` on that are alike.
+
+        `positions`: the physical offsets of all that are to be ended. None if the first is to be ended alone, or is not
+        there. Raises ServerError as `Transactions.end`.
+        """
+        run = self.runs.find(first)
+        if run is None:
+            return None
+        at = first - run.first
+        count = min(len(positions), run.count - at)
+        if run.group != group:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if run.topic != topic:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half messages are not for topic {topic!r}")
+        if (run.positions[at : at + count] != positions[:count]).any():
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+        states = run.states[at : at + count]
+        state = int(states[0])
+        others = np.flatnonzero(states != state)
+        count = int(others[0]) if len(others) else count
+        commits = outcome == sysflags.TRANSACTION_COMMIT
+        if state == ELSEWHERE:
+            return None
+        if state != OPEN:
+            # The commit may have been just now.
+            end = self._store.written_position if commits and state == COMMITTED else None
+            return Ended(count, end, gone=commits and state == ROLLED_BACK, before=True)
+        if not commits:
+            run.set(at, count, ROLLED_BACK)
+            self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + count
+            return self._ended(run, Ended(count))
+        end = self._commit(run, at, count)
+        if end is None:
+            return None
+        run.set(at, count, COMMITTED)
+        return self._ended(run, Ended(count, end))
+
+    def _ended(self, run: HalfRun, ended: Ended) -> Ended:
+        if not run.open_count:
+            self.runs.note_ended(run)
+        return ended
+
+    def _commit(self, run: HalfRun, at: int, count: int) -> int | None:
+        """Store the messages of open half messages; None if that must be done one by one."""
+        if self._put_message.door is not None:
+            return None
+        positions, end = run.positions[at : at + count], run.end_of(at + count - 1)
+        stored = self._store.log.slice(int(positions[0]), end - int(positions[0]))
+        if stored is None:
+            return None
+        form = half_layouts.committed_form(stored, positions, run.first + at, end, _SUFFIX, run.cut, run.after)
+        if form is None:
+            return None
+        flags = form.sys_flag & ~record_layout.HOST_FLAGS | sysflags.TRANSACTION_COMMIT
+        try:
+            accepted = self._put_message.accept_layout(
+                run.topic,
+                run.queue_id,
+                form.layout,
+                flags,
+                form.born_time_ms,
+                form.born_host,
+                Commits(positions, form.crcs),
+            )
+        except ServerError as e:
+            if e.code != ResponseCode.MESSAGE_ILLEGAL:
+                raise
+            return None
+        if accepted is None:
+            return None
+        count_all(self._stats.committed, run.topic, np.diff(np.asarray(accepted.positions), append=accepted.end))
+        took_s = max(0, int(time() * 1000) - form.born_time_ms) // 1000
+        finished = self._stats.finished.setdefault(run.topic, Histogram(FINISH_BOUNDS))
+        finished.add_all(np.full(count, took_s))
+        return accepted.end
+
+    def take(self, offset: int) -> int | None:
+        """Leave an open half message to `Transactions`; return its physical offset, None if it is not open here."""
+        run = self.runs.find(offset)
+        if run is None or run.states[offset - run.first] != OPEN:
+            return None
+        run.set(offset - run.first, 1, ELSEWHERE)
+        self._ended(run, Ended(1))
+        return int(run.positions[offset - run.first])

@@ -1,0 +1,261 @@
+"""The bytes of batches of half messages, and of their commits. Pure.
+
+Rule: each record is the one that `Transactions.prepare` and `Transactions.end` would store; what is not of the plainest
+form is left to them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.broker.messages import batch_properties
+from rocketspark.broker.messages.batch_properties import Wanted
+from rocketspark.broker.messages.timers.timer_rules import TIMER_PROPERTIES
+from rocketspark.protocol.message import properties, record_layout
+from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
+from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1
+from rocketspark.store.index.key_hashes import BatchKeys
+
+Pairs = Callable[[bytes], dict[bytes, bytes]]
+Bytes = NDArray[np.uint8]
+Found = tuple[NDArray[np.int64], BatchKeys]
+_GROUP, _IMMUNITY, _ID = b"PGROUP", b"CHECK_IMMUNITY_TIME_IN_SECONDS", b"UNIQ_KEY"
+# Messages with one of these are prepared one by one: the broker writes them itself, or they ask for a later time.
+_OWN = {
+    *(b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"__transactionId__", b"__CRC32#", b"TRANSACTION_CHECK_TIMES"),
+    *TIMER_PROPERTIES,
+}
+_LENGTH_BYTES = 2
+_HEAD = record_layout.head_type(*record_layout.AT)
+
+
+class HalfForm(NamedTuple):
+    """A batch as half messages.
+
+    `found`: what `batch_properties.read` finds in it; `group`, `immunity`: what all say of producer group and immunity
+    (None if they do not); `cut`: the bytes of each that its commit leaves out; `after`: how many bytes follow them.
+    """
+
+    layout: Layout
+    found: Found
+    group: bytes
+    immunity: bytes | None
+    cut: bytes
+    after: int
+
+
+def half_form(
+    layout: Layout,
+    pairs_of: Pairs,
+    tag_code: Callable[[bytes | None], int],
+    topic: bytes,
+    queue_id: int,
+    first_mark: bytes,
+    marks: bytes,
+) -> HalfForm | None:
+    """Return a batch of messages for a queue as half messages; None if they must be prepared one by one."""
+    wanted = Wanted((_ID, _GROUP, _IMMUNITY))
+    found = batch_properties.read(layout, pairs_of, tag_code, wanted)
+    if first_mark in wanted.names or not wanted.names.isdisjoint(_OWN):
+        return None
+    group = _common(wanted, _GROUP, layout.message_count)
+    immunity = _common(wanted, _IMMUNITY, layout.message_count)
+    ids = _ids(wanted, layout.message_count)
+    if not group or ids is None or (immunity is None and _IMMUNITY in wanted.names):
+        return None
+    data = np.frombuffer(layout.body, np.uint8)
+    if (data[layout.properties_at + layout.properties_bytes - 1] != 2).any():
+        return None
+    cut = b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic, queue_id)
+    before, behind = cut + b"__transactionId__\x01", b"\x02" + marks
+    tails = np.empty((len(ids), len(before) + ids.shape[1] + len(behind)), np.uint8)
+    tails[:, : len(before)] = np.frombuffer(before, np.uint8)
+    tails[:, len(before) : len(before) + ids.shape[1]] = ids
+    tails[:, len(before) + ids.shape[1] :] = np.frombuffer(behind, np.uint8)
+    if int(layout.properties_bytes.max()) + tails.shape[1] > properties.BYTES_MAX:
+        return None
+    return HalfForm(_with_tails(layout, tails), found, group, immunity, cut, tails.shape[1] - len(cut))
+
+
+def _common(wanted: Wanted, name: bytes, count: int) -> bytes | None:
+    """Return the value that all messages have of a property; None if they have several, or some have none."""
+    values = {pairs.get(name) for _, pairs in wanted.single}
+    seen = len(wanted.single)
+    for rows, texts in wanted.alike[name]:
+        if (texts != texts[0]).any():
+            return None
+        values.add(texts[0].tobytes())
+        seen += len(rows)
+    return values.pop() if seen == count and len(values) == 1 else None
+
+
+def _ids(wanted: Wanted, count: int) -> Bytes | None:
+    """Return the unique id of each message; None if one lacks it, or they are not equally long."""
+    kinds = wanted.alike[_ID]
+    singles = [(row, pairs.get(_ID, b"")) for row, pairs in wanted.single]
+    widths = {texts.shape[1] for _, texts in kinds} | {len(text) for _, text in singles}
+    if len(widths) != 1 or 0 in widths or sum(len(rows) for rows, _ in kinds) + len(singles) != count:
+        return None
+    found = np.empty((count, widths.pop()), np.uint8)
+    for rows, texts in kinds:
+        found[rows] = texts
+    for row, text in singles:
+        found[row] = np.frombuffer(text, np.uint8)
+    return found
+
+
+def _with_tails(layout: Layout, tails: Bytes) -> Layout:
+    """Return the layout with a row of bytes more at the end of each message's properties."""
+    count, added = tails.shape
+    sizes, properties_bytes = layout.sizes + added, layout.properties_bytes + added
+    starts = np.cumsum(sizes) - sizes
+    if layout.width:
+        width, body_bytes = layout.width, int(layout.body_bytes[0])
+        out = np.empty((count, width + added), np.uint8)
+        out[:, :width] = np.frombuffer(layout.body, np.uint8).reshape(count, width)
+        out[:, width:] = tails
+        out[:, :4] = np.frombuffer((width + added).to_bytes(4, "big"), np.uint8)
+        at = HEAD_BYTES + body_bytes
+        out[:, at : at + _LENGTH_BYTES] = np.frombuffer(int(properties_bytes[0]).to_bytes(2, "big"), np.uint8)
+        return layout._replace(
+            body=out.tobytes(), starts=starts, sizes=sizes, properties_bytes=properties_bytes, width=width + added
+        )
+    body, text = layout.body, tails.tobytes()
+    ends = layout.starts + layout.sizes
+    pieces = chain.from_iterable(
+        (body[a:b], text[c : c + added])
+        for a, b, c in zip(layout.starts.tolist(), ends.tolist(), range(0, len(text), added), strict=True)
+    )
+    return _relabelled(bytearray(b"".join(pieces)), layout._replace(starts=starts, sizes=sizes), properties_bytes)
+
+
+def _relabelled(out: bytearray, layout: Layout, properties_bytes: NDArray[np.int64]) -> Layout:
+    """Write the sizes of a layout and these lengths of properties into its bytes."""
+    data = np.frombuffer(out, np.uint8)
+    digits = layout.sizes.astype(">i4").view(np.uint8).reshape(-1, 4)
+    for byte in range(4):
+        data[layout.starts + byte] = digits[:, byte]
+    at = layout.starts + HEAD_BYTES + layout.body_bytes
+    data[at], data[at + 1] = properties_bytes >> 8, properties_bytes & 0xFF
+    return layout._replace(body=bytes(out), properties_bytes=properties_bytes)
+
+
+class StoredHalves(NamedTuple):
+    """Half messages as their commits: the messages, and the times and flags that all of them have; `crcs` of bodies."""
+
+    layout: Layout
+    crcs: NDArray[np.uint32]
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+
+
+def committed_form(
+    stored: memoryview,
+    positions: NDArray[np.int64],
+    first_offset: int,
+    end: int,
+    suffix: bytes,
+    cut: bytes,
+    after: int,
+) -> StoredHalves | None:
+    """Return half messages that lie one behind another in the log as they are committed.
+
+    `stored`: their records; `suffix`: length and name of the half topic; `end`: the physical offset after the last;
+    `cut`, `after`: as in HalfForm. None if one of them is not the half message it should be, or is damaged.
+    """
+    count = len(positions)
+    data = np.frombuffer(stored, np.uint8)
+    at = positions - positions[0]
+    sizes = np.diff(positions, append=end)
+    width = int(sizes[0])
+    alike = bool((sizes == width).all())
+    if int(sizes.min()) < FIXED_BYTES_V4 + len(suffix) + _LENGTH_BYTES + len(cut) + after:
+        return None
+    if alike:
+        heads = np.ndarray((count,), _HEAD, stored, 0, (width,))
+    else:
+        heads = data[at[:, None] + np.arange(FIXED_BYTES_V4)].reshape(-1).view(_HEAD)
+    body_bytes = heads["body_bytes"].astype(np.int64)
+    properties_bytes = sizes - (FIXED_BYTES_V4 + len(suffix) + _LENGTH_BYTES) - body_bytes
+    same = ("sys_flag", "born_time_ms", "born_host")
+    if (
+        (heads["size"] != sizes).any()
+        or (heads["magic"] != MAGIC_V1).any()
+        or (heads["position"] != positions).any()
+        or (heads["queue_offset"] != np.arange(first_offset, first_offset + count)).any()
+        or any((heads[name] != heads[name][0]).any() for name in same)
+        or (body_bytes < 0).any()
+        or (properties_bytes < len(cut) + after).any()
+    ):
+        return None
+    alike = alike and bool((body_bytes == body_bytes[0]).all())
+    kept = properties_bytes - len(cut)
+    begins = at + FIXED_BYTES_V4
+    ends = begins + body_bytes
+    texts = ends + len(suffix) + _LENGTH_BYTES
+    tails = at + sizes - after
+    # Names, lengths and what is cut out must be there: else the record is damaged.
+    for places, text in ((ends, suffix), (tails - len(cut), cut)):
+        first = int(places[0])
+        if bytes(stored[first : first + len(text)]) != text:
+            return None
+    if alike:
+        rows = data.reshape(count, width)
+        for places, text in ((ends, suffix), (tails - len(cut), cut)):
+            first = int(places[0])
+            if (rows[:, first : first + len(text)] != np.frombuffer(text, np.uint8)).any():
+                return None
+    lengths = data[texts - 2].astype(np.int64) << 8 | data[texts - 1]
+    if (lengths != properties_bytes).any():
+        return None
+    raw = bytes(stored)
+    bodies = [raw[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    crcs = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)
+    if (crcs & CRC_MASK != heads["crc"]).any():
+        return None
+    new_sizes = HEAD_BYTES + body_bytes + _LENGTH_BYTES + kept
+    starts = np.cumsum(new_sizes) - new_sizes
+    flags = heads["flag"].astype(np.int32)
+    new_heads = np.zeros((count, 5), ">i4")
+    new_heads[:, 0], new_heads[:, 3], new_heads[:, 4] = new_sizes, flags, body_bytes
+    if alike:
+        out = np.empty((count, int(new_sizes[0])), np.uint8)
+        out[:, :HEAD_BYTES] = new_heads.view(np.uint8).reshape(count, HEAD_BYTES)
+        begin = int(texts[0])
+        middle = HEAD_BYTES + int(body_bytes[0])
+        out[:, HEAD_BYTES:middle] = rows[:, FIXED_BYTES_V4 : FIXED_BYTES_V4 + int(body_bytes[0])]
+        out[:, middle : middle + 2] = np.frombuffer(int(kept[0]).to_bytes(2, "big"), np.uint8)
+        before = int(tails[0]) - len(cut)
+        out[:, middle + 2 : middle + 2 + before - begin] = rows[:, begin:before]
+        out[:, middle + 2 + before - begin :] = rows[:, int(tails[0]) :]
+        made, new_width = out.tobytes(), int(new_sizes[0])
+    else:
+        head_bytes, kept_bytes = new_heads.tobytes(), kept.astype(">u2").tobytes()
+        size = len(cut)
+        if any(raw[a - size : a] != cut for a in tails.tolist()) or any(
+            raw[a : a + len(suffix)] != suffix for a in ends.tolist()
+        ):
+            return None
+        made = b"".join(
+            chain.from_iterable(
+                (
+                    head_bytes[i * HEAD_BYTES : (i + 1) * HEAD_BYTES],
+                    bodies[i],
+                    kept_bytes[2 * i : 2 * i + 2],
+                    raw[text : tail - size],
+                    raw[tail : tail + after],
+                )
+                for i, (text, tail) in enumerate(zip(texts.tolist(), tails.tolist(), strict=True))
+            )
+        )
+        new_width = 0
+    layout = Layout(made, starts, new_sizes, flags, body_bytes, kept, new_width)
+    head = heads[0]
+    return StoredHalves(layout, crcs, int(head["sys_flag"]), int(head["born_time_ms"]), head["born_host"].tobytes())

@@ -1,0 +1,462 @@
+"""Batches of half messages and ends of ranges leave what single ones leave, whatever comes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
+
+from rocketspark.broker.messages import op_messages, put_message, transactions
+from rocketspark.broker.messages.half_batches import batched_halves, half_ranges, half_runs
+from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, HalfRanges
+from rocketspark.broker.messages.half_messages import CheckLimits
+from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.transactions import HALF_GONE
+from rocketspark.errors import ServerError
+from rocketspark.protocol.headers import EndTransactionHeader
+from rocketspark.protocol.message import batch
+from rocketspark.protocol.message.batch import BatchItem
+
+T = TypeVar("T")
+NOW_MS = 1_700_000_000_000
+IMMUNE = "CHECK_IMMUNITY_TIME_IN_SECONDS\x01600\x02"
+# Properties beyond those that every half message has.
+ODD = (
+    "",
+    "KEYS\x01a b\x02TAGS\x01t\x02",
+    "TAGS\x01ü\x02",
+    "REAL_TOPIC\x01elsewhere\x02REAL_QID\x017\x02",
+    "__transactionId__\x01x\x02",
+    "MSG_REGION\x01r\x02",
+    "TRANSACTION_CHECK_TIMES\x012\x02",
+    "DELAY\x011\x02",
+    "no pair\x02\x01\x02",
+    "UNIQ_KEY\x01twice\x02",
+    "PGROUP\x01other\x02",
+    IMMUNE,
+    "F\x01" + "x" * 3000 + "\x02",
+    "no end",
+)
+
+
+def item(key: str, body: bytes, odd: str = "", flag: int = 0) -> BatchItem:
+    text = f"UNIQ_KEY\x01{key}\x02WAIT\x01true\x02PGROUP\x01P\x02TRAN_MSG\x01true\x02{odd}"
+    return BatchItem(flag, body, text.encode())
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_clocks(monkeypatch, lambda: NOW_MS)
+
+
+def stop_clocks(patch: pytest.MonkeyPatch, now_ms: Callable[[], int]) -> None:
+    for module in (transactions, op_messages, half_ranges):
+        patch.setattr(module, "now_ms", now_ms)
+    patch.setattr(put_message, "time", lambda: now_ms() / 1000)
+    patch.setattr(batched_halves, "time", lambda: now_ms() / 1000)
+
+
+@pytest.fixture
+def rigs() -> Iterator[Callable[[], Rig]]:
+    made: list[tuple[Rig, str]] = []
+
+    def make() -> Rig:
+        root = tempfile.mkdtemp()
+        made.append((Rig(Path(root)), root))
+        return made[-1][0]
+
+    yield make
+    for rig, root in made:
+        rig.kill()
+        shutil.rmtree(root)
+
+
+def stored_bytes(rig: Rig) -> bytes:
+    return b"".join(bytes(found) for found in (rig.store.record_at(r.position) for r in rig.store.iterate(0)) if found)
+
+
+def end_all(
+    ranges: HalfRanges, outcome: int, first: int, positions: Any, topic: str = "T", group: str = "P"
+) -> EndedRange:
+    done, gone, end = 0, [], None
+    while done < len(positions):
+        ended = ranges.end(topic, group, outcome, first + done, np.asarray(positions[done:], np.int64))
+        done, gone, end = done + ended.done, gone + ended.gone, ended.end or end
+    return EndedRange(done, gone, end)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    lengths=st.one_of(
+        st.integers(1, 80).map(lambda count: [16] * count), st.lists(st.integers(1, 40), min_size=1, max_size=80)
+    ),
+    odd=st.lists(st.tuples(st.integers(0, 79), st.sampled_from(ODD)), max_size=3),
+    everywhere=st.sampled_from(("", "", IMMUNE, "KEYS\x01k\x02", "DELAY\x011\x02")),
+    flags=st.booleans(),
+    outcome=st.sampled_from((COMMIT, ROLLBACK)),
+)
+@pytest.mark.usefixtures("stopped")
+def test_a_batch_and_its_end_leave_what_single_ones_leave_byte_for_byte(
+    rigs: Callable[[], Rig],
+    lengths: list[int],
+    odd: list[tuple[int, str]],
+    everywhere: str,
+    flags: bool,
+    outcome: int,
+) -> None:
+    oddities = dict(odd)
+    items = [
+        item(f"K{row:05d}", b"x" * length, everywhere + oddities.get(row, ""), row * flags)
+        for row, length in enumerate(lengths)
+    ]
+
+    async def together(rig: Rig) -> None:
+        ranges = HalfRanges(rig.transactions)
+        found = ranges.prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        stored = len(rig.store.queue_units("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0, len(items)))
+        if not rig.transactions.batched.runs.open_count:
+            # Of copies that came one by one the newest alone is open.
+            stored = len({pairs_of(one.properties)[b"UNIQ_KEY"] for one in items[:stored]})
+        assert rig.transactions.open_count == stored
+        # A producer group that differs is refused, by both.
+        for row in range(len(items)):
+            with suppress(ServerError):
+                end_all(ranges, outcome, found.queue_offset + row, found.positions[row : row + 1])
+
+    async def at_once(rig: Rig) -> None:
+        ranges = HalfRanges(rig.transactions)
+        found = ranges.prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        end_all(ranges, outcome, found.queue_offset, found.positions)
+
+    async def one_by_one(rig: Rig) -> None:
+        for one in items:
+            rig.transactions.prepare(
+                "T", 0, one.body, one.properties, pairs_of(one.properties), one.flag, 4, NOW_MS, BORN
+            )
+        for half in list(rig.store.iterate(0)):
+            header = EndTransactionHeader(
+                topic="T",
+                producer_group="P",
+                half_offset=half.queue_offset,
+                physical_offset=half.position,
+                outcome=outcome,
+            )
+            try:
+                rig.transactions.end(header, same_topic=True)
+            except ServerError:
+                continue
+
+    first, second, third = rigs(), rigs(), rigs()
+    asyncio.run(together(first))
+    asyncio.run(one_by_one(second))
+    assert stored_bytes(first) == stored_bytes(second)
+    if not {"PGROUP\x01other\x02", "REAL_TOPIC\x01elsewhere\x02REAL_QID\x017\x02"} & set(oddities.values()):
+        asyncio.run(at_once(third))
+        assert stored_bytes(third) == stored_bytes(second)
+
+
+@pytest.mark.usefixtures("stopped")
+def test_what_is_not_the_senders_or_not_there_is_refused_and_changes_nothing(rigs: Callable[[], Rig]) -> None:
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    found = ranges.prepare("T", 0, batch.encode([item(f"K{i}", b"b") for i in range(30, 70)]), 4, NOW_MS, BORN)
+    at, positions = found.queue_offset, np.asarray(found.positions)
+    for first, where, topic, group in (
+        (at, positions, "T", "Q"),
+        (at, positions, "U", "P"),
+        (at + 1, positions[:-1], "T", "P"),
+        (at, positions + 1, "T", "P"),
+        (at, np.where(np.arange(40) == 20, positions + 1, positions), "T", "P"),
+    ):
+        with pytest.raises(ServerError) as caught:
+            ranges.end(topic, group, COMMIT, first, where)
+        assert caught.value.code == 1
+        assert rig.transactions.open_count == 40
+    assert ranges.end("T", "P", COMMIT, at + 1000, np.array([7])) == (1, [at + 1000], None)
+    assert not rig.delivered()
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_damaged_half_message_is_refused_and_the_others_are_committed(rigs: Callable[[], Rig]) -> None:
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    found = ranges.prepare("T", 0, batch.encode([item(f"K{i}", b"body") for i in range(30, 70)]), 4, NOW_MS, BORN)
+    bad = int(np.asarray(found.positions)[17])
+    rig.store.log.mapped_files.get(0).map[bad + 88] ^= 1
+    ended = end_all(ranges, COMMIT, found.queue_offset, found.positions)
+    assert ended.gone == [found.queue_offset + 17]
+    assert rig.delivered() == Counter(body=39)
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_rolled_back_one_is_gone_and_a_committed_one_stays(rigs: Callable[[], Rig]) -> None:
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    found = ranges.prepare("T", 0, batch.encode([item(f"K{i}", b"b") for i in range(30, 70)]), 4, NOW_MS, BORN)
+    at, positions = found.queue_offset, found.positions
+    end_all(ranges, ROLLBACK, at + 10, positions[10:20])
+    ended = end_all(ranges, COMMIT, at, positions)
+    assert ended.gone == list(range(at + 10, at + 20))
+    before = stored_bytes(rig)
+    assert end_all(ranges, COMMIT, at, positions).gone == ended.gone
+    end_all(ranges, ROLLBACK, at, positions)
+    rig.transactions._op_messages.write()
+    assert [r.topic for r in rig.store.iterate(0)].count(b"T") == 30
+    assert stored_bytes(rig)[: len(before)] == before
+
+
+def test_the_runs_that_ended_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch, rigs: Callable[[], Rig]) -> None:
+    monkeypatch.setattr(half_runs, "ENDED_ROWS_MAX", 100)
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    handles = []
+    for number in range(6):
+        items = [item(f"K{number}-{i}", b"b") for i in range(30, 70)]
+        handles.append(ranges.prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN))
+    for found in reversed(handles):
+        end_all(ranges, COMMIT, found.queue_offset, found.positions)
+    assert sum(run.count for run in rig.transactions.batched.runs) <= 100
+    # Those are found in the index.
+    for found in handles:
+        assert end_all(ranges, COMMIT, found.queue_offset, found.positions).gone == []
+    assert rig.delivered() == Counter(b=240)
+
+
+@pytest.mark.parametrize(("odd", "limit"), [("", "BATCH_MAX"), ("no end", "SINGLE_BATCH_MAX")])
+def test_a_batch_that_would_hold_the_loop_is_refused_whole(
+    monkeypatch: pytest.MonkeyPatch, rigs: Callable[[], Rig], odd: str, limit: str
+) -> None:
+    monkeypatch.setattr(half_ranges if odd else batched_halves, limit, 50)
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    body = batch.encode([item(f"K{i}", b"b", odd) for i in range(20, 71)])
+    with pytest.raises(ServerError, match="51 half messages in a batch") as e:
+        ranges.prepare("T", 0, body, 4, NOW_MS, BORN)
+    assert e.value.code == 3
+    assert rig.transactions.open_count == 0
+    ranges.prepare("T", 0, batch.encode([item(f"K{i}", b"b", odd) for i in range(20, 70)]), 4, NOW_MS, BORN)
+    assert rig.transactions.open_count == 50
+
+
+def test_a_check_that_goes_on_after_a_new_start_leaves_the_batches_of_before(rigs: Callable[[], Rig]) -> None:
+    """On a slave a check waits for another broker meanwhile."""
+
+    async def main() -> None:
+        rig = rigs()
+        transactions = rig.transactions
+        found = HalfRanges(transactions).prepare(
+            "T", 0, batch.encode([item(f"K{i}", b"b") for i in range(30, 70)]), 4, NOW_MS, BORN
+        )
+        (stale,) = transactions.batched.runs
+        transactions.stop()
+        transactions.start()
+        HalfRanges(transactions).end("T", "P", ROLLBACK, found.queue_offset, np.asarray(found.positions, np.int64))
+        assert transactions.open_count == 0
+        transactions._check_due(deque([stale]), refresh=False)
+        assert transactions.open_count == 0
+        transactions.stop()
+
+    asyncio.run(main())
+
+
+class Machine(RuleBasedStateMachine):
+    """`state` of a key: open, committed or rolled back; each body is its key."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.patch = pytest.MonkeyPatch()
+        self.now = NOW_MS
+        stop_clocks(self.patch, lambda: self.now)
+        self.patch.setattr(half_runs, "ENDED_ROWS_MAX", 60)
+        self.patch.setattr(half_ranges, "SINGLE_MAX", 7)
+        self.root = Path(tempfile.mkdtemp())
+        self.state: dict[str, str] = {}
+        # Of every batch: its keys, first offset and physical offsets.
+        self.batches: list[tuple[list[str], int, list[int]]] = []
+        # Rolled back, and perhaps open again: the mark was not written at a kill.
+        self.forgotten: set[str] = set()
+        self.rig = self.on_loop(self.start)
+
+    def start(self) -> Rig:
+        rig = Rig(self.root, reserved_ms=10**12)
+        rig.transactions.set_limits(CheckLimits(timeout_ms=0, interval_ms=10**9, checks_max=10**6, reserved_ms=10**12))
+        self.ranges = HalfRanges(rig.transactions)
+        return rig
+
+    def on_loop(self, act: Callable[[], T]) -> T:
+        async def run() -> T:
+            found = act()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return found
+
+        return self.loop.run_until_complete(run())
+
+    @rule(
+        count=st.sampled_from((1, 5, 30, 40)),
+        odd=st.sampled_from(("", "", "", "TAGS\x01ü\x02", "REAL_QID\x010\x02")),
+        ragged=st.booleans(),
+        immune=st.booleans(),
+    )
+    def prepare(self, count: int, odd: str, ragged: bool, immune: bool) -> None:
+        start = len(self.state)
+        keys = [f"K{n}" if ragged else f"K{n:06d}" for n in range(start, start + count)]
+        body = batch.encode([item(key, key.encode(), odd + IMMUNE * immune) for key in keys])
+
+        def act() -> put_message.AcceptedBatch:
+            return self.ranges.prepare("T", 0, body, 4, self.now, BORN)
+
+        if self.rig.full:
+            with pytest.raises(ServerError):
+                self.on_loop(act)
+            return
+        found = self.on_loop(act)
+        self.state |= dict.fromkeys(keys, "open")
+        self.batches.append((keys, found.queue_offset, list(map(int, found.positions))))
+
+    def pick(self, pick: int, begin: int, size: int) -> tuple[list[str], int, list[int]]:
+        keys, first, positions = self.batches[pick % len(self.batches)]
+        begin %= len(keys)
+        end = begin + size
+        return keys[begin:end], first + begin, positions[begin:end]
+
+    @precondition(lambda self: self.batches)
+    @rule(
+        pick=st.integers(0, 99),
+        begin=st.integers(0, 39),
+        size=st.integers(1, 40),
+        outcome=st.sampled_from((COMMIT, COMMIT, ROLLBACK)),
+        single=st.booleans(),
+    )
+    def end(self, pick: int, begin: int, size: int, outcome: int, single: bool) -> None:
+        """An end of any part of any batch, at any time, however often, by ranges or one by one."""
+        keys, first, positions = self.pick(pick, begin, size)
+        if outcome == COMMIT and self.forgotten & set(keys):
+            outcome = ROLLBACK
+        at = 0
+        while at < len(keys):
+            try:
+                if single:
+                    header = EndTransactionHeader(
+                        topic="T",
+                        producer_group="P",
+                        half_offset=first + at,
+                        physical_offset=positions[at],
+                        outcome=outcome,
+                    )
+                    done, gone = 1, []
+                    try:
+                        self.on_loop(lambda header=header: self.rig.transactions.end(header))  # type: ignore[misc]
+                    except ServerError as e:
+                        if HALF_GONE not in (e.remark or ""):
+                            raise
+                        gone = [first + at]
+                else:
+                    rest = np.array(positions[at:])
+                    done, gone, _ = self.on_loop(
+                        lambda at=at, rest=rest: self.ranges.end("T", "P", outcome, first + at, rest)  # type: ignore[misc]
+                    )
+            except ServerError:
+                assert self.rig.full
+                return
+            for offset, key in enumerate(keys[at : at + done], first + at):
+                if offset in gone:
+                    assert (outcome, self.state[key]) == (COMMIT, "rolled back"), key
+                elif outcome == COMMIT:
+                    assert self.state[key] != "rolled back", key
+                    self.state[key] = "committed"
+                elif self.state[key] == "open":
+                    self.state[key] = "rolled back"
+            at += done
+
+    @precondition(lambda self: self.batches)
+    @rule(pick=st.integers(0, 99), begin=st.integers(0, 39), wrong=st.sampled_from(("group", "topic", "place")))
+    def bad(self, pick: int, begin: int, wrong: str) -> None:
+        """Nothing is done for who names another group, topic or place."""
+        _, first, positions = self.pick(pick, begin, 5)
+        topic, group = "T" + "?" * (wrong == "topic"), "P" + "?" * (wrong == "group")
+        where = np.array(positions) + (wrong == "place")
+        with suppress(ServerError):
+            ended = self.on_loop(lambda: self.ranges.end(topic, group, COMMIT, first, where))
+            assert ended.gone == list(range(first, first + ended.done))
+
+    @rule(seconds=st.sampled_from((0, 1, 601)))
+    def check(self, seconds: int) -> None:
+        """A round of checks: each that is open and due is asked about once."""
+        self.now += seconds * 1000
+        producer = self.rig.producer
+        producer.asked.clear()
+        self.on_loop(self.rig.transactions._check_all)
+        self.on_loop(self.rig.transactions._op_messages.write)
+        assert max(Counter(producer.asked).values(), default=0) <= 1
+        if seconds == 601 and not self.rig.full and producer.is_open:
+            is_open = {key for key, state in self.state.items() if state == "open"}
+            assert is_open <= set(producer.asked) <= is_open | self.forgotten
+
+    @rule()
+    def disk(self) -> None:
+        self.rig.full = not self.rig.full
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        if clean:
+            self.on_loop(self.rig.transactions.stop)
+        if self.rig.transactions._op_messages._marks:
+            self.forgotten |= {key for key, state in self.state.items() if state == "rolled back"}
+        self.rig.kill()
+        self.rig = self.on_loop(self.start)
+
+    @invariant()
+    def what_was_committed_is_there_once(self) -> None:
+        if hasattr(self, "rig"):
+            assert self.rig.delivered() == Counter(k for k, state in self.state.items() if state == "committed")
+
+    @invariant()
+    def what_is_open_is_counted(self) -> None:
+        if hasattr(self, "rig"):
+            is_open = sum(state == "open" for state in self.state.values())
+            assert is_open <= self.rig.transactions.open_count <= is_open + len(self.forgotten)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        try:
+            self.rig.full = False
+            for number in range(len(self.batches)):
+                self.end(number, 0, 40, COMMIT, False)
+                self.end(number, 0, 40, ROLLBACK, False)
+            self.what_was_committed_is_there_once()
+            assert self.rig.transactions.open_count == 0
+            self.restart(True)
+            assert self.rig.transactions.open_count == 0
+            self.what_was_committed_is_there_once()
+            self.rig.transactions._commit_progress()
+        finally:
+            self.on_loop(self.rig.transactions.stop)
+            self.rig.kill()
+            self.patch.undo()
+            self.loop.close()
+            shutil.rmtree(self.root)
+
+
+Machine.TestCase.settings = settings(
+    max_examples=int(os.environ.get("TRANSACTIONS_MODEL_EXAMPLES", "40")),
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestHalfRangesModel: Any = Machine.TestCase
