@@ -1,12 +1,12 @@
 """Log records, as pulled or as they lie in the log, to Arrow columns without a Python object per message.
 
 Rule: rows equal what `protocol.record.decode_messages` makes of the same bytes; only wanted columns are decoded.
-Batches with what has no quick way (inner batches, names twice in one row, texts that are no UTF-8) go through it.
+Batches with what has no quick way (compressed or broken inner batches, names twice in one row, texts that are no UTF-8)
+go through it.
 """
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +18,9 @@ import pyarrow.compute as pc
 
 from rocketspark.arrow.columns import COLUMNS, Ints, at, constant, gather, numbers, schema_of, times, times_us
 from rocketspark.arrow.decode_errors import STRICT, DecodeFindings
+from rocketspark.arrow.inner_batches import OF_ITEM, Items, Records, items_of
 from rocketspark.arrow.properties import Properties, split_keys
+from rocketspark.arrow.record_places import Span, find_records
 from rocketspark.arrow.row_by_row import INNER, DecodeRequest, slow_batches
 from rocketspark.arrow.row_filter import EVERYTHING, RowFilter
 from rocketspark.errors import RecordError
@@ -34,76 +36,15 @@ from rocketspark.protocol.message.record_layout import (
     MAGIC_V2,
     PLACES,
     PROPERTIES_LENGTH_BYTES,
-    RECORD_BYTES_MIN,
-    SIZE_BYTES,
     Buffer,
 )
 
-Span = tuple[int, int]
-
-_SIZE = record_layout.only("size").unpack_from
 # The bytes of a host as one value: those of IPv4 compare like numbers.
 _HOST_V4, _HOST_V6 = f"<u{HOST_V4_BYTES}", f"V{HOST_V6_BYTES}"
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), np.uint16)
 OFFSET_END = (1 << 63) - 1
 # Bodies of so many bytes, as they inflate, make one batch of rows; one body alone may be larger.
 INFLATED_BYTES_MAX = 32 << 20
-# Fewer records of equal size in a row than this: the next ones are walked one by one.
-_RUN_LEAST = 16
-_WALK = 1024
-
-
-def find_records(buffer: Buffer, span: Span) -> Ints:
-    """Return where each record of a span of whole records begins. Raises RecordError for an impossible size."""
-    start, end = span
-    found: list[Ints] = []
-    while start + SIZE_BYTES <= end:
-        run = _equal_run(buffer, start, end)
-        if len(run) < _RUN_LEAST:
-            run = _walk(buffer, start, end, _WALK)
-        found.append(run)
-        last = int(run[-1])
-        start = last + int(_SIZE(buffer, last)[0])
-    if start != end:
-        raise RecordError(f"the last record, at {found[-1][-1] if found else start}, is cut off at {end}")
-    return found[0] if len(found) == 1 else np.concatenate(found or [np.zeros(0, np.int64)])
-
-
-def _equal_run(buffer: Buffer, start: int, end: int) -> Ints:
-    """Return the records from `start` on that all have the first one's size, a frequent case: all found at once."""
-    size = _SIZE(buffer, start)[0]
-    if size < RECORD_BYTES_MIN or start + size > end:
-        return np.zeros(0, np.int64)
-    count = (end - start) // size
-    sizes = np.ndarray((count,), PLACES["size"].kind, memoryview(buffer)[start:end], strides=(size,))
-    unequal = sizes != size
-    if unequal.any():
-        count = int(np.argmax(unequal))
-    run: Ints = start + size * np.arange(count, dtype=np.int64)
-    return run
-
-
-def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> Ints:
-    """Return the next records one by one, 60 ns each: quicker than any search for the magic numbers."""
-    starts: list[int] = []
-    add, size_at = starts.append, _SIZE
-    # It ends the walk where no size stands any more.
-    whole = memoryview(buffer)[:end]
-    at = start
-    try:
-        for _ in range(count_max):
-            size = size_at(whole, at)[0]
-            add(at)
-            at += size
-    except struct.error:
-        pass
-    found = np.array(starts, np.int64)
-    sizes = np.diff(found, append=at)
-    wrong = sizes < RECORD_BYTES_MIN
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise RecordError(f"record at {starts[first]} states {sizes[first]} bytes, fewer than any record has")
-    return found
 
 
 def batches(
@@ -151,10 +92,12 @@ def batches(
         columns, broker, offset_first, offset_end, wanted, ascending, whole, findings, INFLATED_BYTES_MAX
     )
     rows = _Rows(buffer, starts, broker, topic)
-    if (rows.sys_flags & INNER == INNER).any():
+    rows.check()
+    try:
+        rows = rows.unwrapped()
+    except (_NoQuickWay, pa.ArrowInvalid):
         yield from slow_batches(buffer, starts.tolist(), asked)
         return
-    rows.check()
     offsets = rows.offsets
     outside = (offsets < offset_first) | (offsets >= offset_end)
     if ascending and len(offsets) > 1:
@@ -218,10 +161,14 @@ def _replaced(stored: pa.Array, where: Ints, values: list[bytes | None]) -> pa.A
 class _Rows:
     """Records at known places, their parts located but not read."""
 
-    def __init__(self, buffer: Buffer, starts: Ints, broker: str, topic: str | None) -> None:
+    def __init__(
+        self, buffer: Buffer, starts: Ints, broker: str, topic: str | None, items: Items | None = None
+    ) -> None:
         self._buffer = buffer
         self._bytes = np.frombuffer(buffer, np.uint8)
+        # Of each row's record: messages of an inner batch have that of the batch, and what they differ in as `items`.
         self._starts = starts
+        self._items = items
         self._broker = broker
         self._topic = topic
         # By the hosts that do.
@@ -232,7 +179,28 @@ class _Rows:
 
     def only(self, chosen: Ints) -> _Rows:
         """Return the rows for which `chosen` is true."""
-        return self if chosen.all() else _Rows(self._buffer, self._starts[chosen], self._broker, self._topic)
+        if chosen.all():
+            return self
+        items = self._items.only(chosen) if self._items is not None else None
+        return _Rows(self._buffer, self._starts[chosen], self._broker, self._topic, items)
+
+    def unwrapped(self) -> _Rows:
+        """Return the rows with a row for each message of an inner batch. Raises _NoQuickWay."""
+        flags = self.sys_flags
+        inner = flags & INNER == INNER
+        if not inner.any():
+            return self
+        if (flags[inner] & sysflags.COMPRESSED).any():
+            raise _NoQuickWay
+        body, body_end, *_ = self._parts
+        stored, end = self._properties_at
+        bases = self._properties.find(properties.INNER_BASE).to_pylist()
+        flag, crc = self.number("flag"), self.number("crc")
+        found = Records(inner, body, body_end, stored, end, self.offsets, flag, flags, crc, bases)
+        items = items_of(self._buffer, found)
+        if items is None:
+            raise _NoQuickWay
+        return _Rows(self._buffer, self._starts[items.records], self._broker, self._topic, items)
 
     def chosen(self, wanted: RowFilter) -> _Rows:
         """Return the rows that are wanted."""
@@ -260,13 +228,14 @@ class _Rows:
 
     def accepted(self, accepts: Callable[[bytes], bool]) -> Ints:
         """Tell of each row whether a test accepts its stored properties; some us each."""
-        _, _, _, topic_end, ends = self._parts
         view = memoryview(self._buffer)
-        places = zip((topic_end + PROPERTIES_LENGTH_BYTES).tolist(), ends.tolist(), strict=True)
+        places = zip(*[part.tolist() for part in self._properties_at], strict=True)
         return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)
 
     def number(self, field: str) -> Ints:
         """Return a number of each record's fixed part, big-endian."""
+        if self._items is not None and field in OF_ITEM:
+            return OF_ITEM[field](self._items)
         place = PLACES[field]
         values: Ints = at(self._bytes, place.kind)[self._starts + (place.at + self._v6_bytes(place.hosts))]
         return values
@@ -309,6 +278,19 @@ class _Rows:
         self._raise_if(topic_end + PROPERTIES_LENGTH_BYTES + at(data, ">u2")[topic_end] != ends)
         return body, body_end, topic, topic_end, ends
 
+    @property
+    def _bodies_at(self) -> tuple[Ints, Ints]:
+        """Where each body begins and ends."""
+        return self._parts[:2] if self._items is None else (self._items.body, self._items.body_end)
+
+    @property
+    def _properties_at(self) -> tuple[Ints, Ints]:
+        """Where the stored properties of each begin and end."""
+        if self._items is not None:
+            return self._items.properties, self._items.end
+        _, _, _, topic_end, ends = self._parts
+        return topic_end + PROPERTIES_LENGTH_BYTES, ends
+
     def _raise_if(self, wrong: Ints) -> None:
         if wrong.any():
             start = int(self._starts[int(np.argmax(wrong))])
@@ -321,9 +303,12 @@ class _Rows:
 
     def with_wrong_crc(self, findings: DecodeFindings) -> dict[int, bytes | None]:
         """Return the rows whose body does not match its CRC, and the bytes in its place."""
-        body, body_end, *_ = self._parts
+        body, body_end = self._bodies_at
         view = memoryview(self._buffer)
         stored = self.number("crc")
+        if self._items is not None:
+            # That of a batch, which was compared as a whole.
+            stored = np.where(self._items.inner, 0, stored)
         return {
             i: findings.spoiled(int(self.offsets[i]), f"the body's CRC is not {crc}", bytes(view[start:end]))
             for i, (start, end, crc) in enumerate(zip(body.tolist(), body_end.tolist(), stored.tolist(), strict=True))
@@ -342,6 +327,10 @@ class _Rows:
     def topic(self) -> pa.Array:
         if self._topic is not None:
             return constant(self._topic, len(self))
+        if self._items is not None:
+            # Rows of one batch share its text, and slices may not overlap.
+            records, of_rows = np.unique(self._starts, return_inverse=True)
+            return _Rows(self._buffer, records, self._broker, None).topic().take(pa.array(of_rows))
         _, _, topic, topic_end, _ = self._parts
         return gather(self._buffer, topic, topic_end, pa.string())
 
@@ -350,7 +339,7 @@ class _Rows:
 
     def bodies(self, findings: DecodeFindings, given: Mapping[int, bytes | None]) -> Iterator[tuple[int, pa.Array]]:
         """Runs of rows as (first row, their bodies), inflated; at least one. `given`: what stands for some of them."""
-        body, body_end, *_ = self._parts
+        body, body_end = self._bodies_at
         stored = gather(self._buffer, body, body_end, pa.binary())
         packed = (self.sys_flags & sysflags.COMPRESSED) != 0
         if given:
@@ -379,8 +368,7 @@ class _Rows:
 
     @cached_property
     def _properties(self) -> Properties:
-        _, _, _, topic_end, ends = self._parts
-        return Properties(gather(self._buffer, topic_end + PROPERTIES_LENGTH_BYTES, ends, pa.binary()))
+        return Properties(gather(self._buffer, *self._properties_at, pa.binary()))
 
     def properties(self) -> pa.Array:
         maps = self._properties.maps()

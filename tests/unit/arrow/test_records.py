@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.arrow.property_texts import odd_properties
 
-from rocketspark.arrow import records
+from rocketspark.arrow import record_places, records
 from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.errors import RecordError
@@ -147,11 +148,11 @@ def test_spans_offsets_and_tags_choose_rows() -> None:
 def test_records_of_equal_and_other_sizes(runs: list[tuple[int, int]], walk: int) -> None:
     bodies = [b"x" * length for length, count in runs for _ in range(count)]
     made = [make(i, body=body, properties=b"") for i, body in enumerate(bodies)]
-    before, records._WALK = records._WALK, walk
+    before, record_places._WALK = record_places._WALK, walk
     try:
         decoded = records.decode(b"".join(made), columns=["queueOffset", "body"])
     finally:
-        records._WALK = before
+        record_places._WALK = before
     assert decoded.column("queueOffset").to_pylist() == list(range(len(bodies)))
     assert decoded.column("body").to_pylist() == bodies
 
@@ -322,19 +323,12 @@ def test_sizes_that_cannot_be_are_errors(sizes: list[int], cut: int) -> None:
     # What lies behind the span is no part of it.
     buffer = bytes(data) + make(0) * 3
     if possible:
-        assert len(records.find_records(buffer, (0, len(data)))) == len(sizes)
+        assert len(record_places.find_records(buffer, (0, len(data)))) == len(sizes)
     else:
         with pytest.raises(RecordError, match=r"fewer than any record has|is cut off"):
-            records.find_records(buffer, (0, len(data)))
+            record_places.find_records(buffer, (0, len(data)))
 
 
-property_bytes = st.lists(
-    st.one_of(
-        st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"\x01", b"\x02", b"a b", b"  x  y ", b"\xff", b"\xc2\x85"]),
-        st.text(max_size=6).map(lambda t: t.encode("utf-8", "replace")),
-    ),
-    max_size=12,
-).map(b"".join)
 tidy_properties = st.dictionaries(
     st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "longer name"]),
     st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=8),
@@ -355,7 +349,7 @@ def any_record(draw: st.DrawFn) -> bytes:
         queue_offset=draw(st.integers(0, 1 << 60)),
         position=draw(st.integers(0, 1 << 60)),
         body=body,
-        properties=draw(st.one_of(property_bytes, tidy_properties)),
+        properties=draw(st.one_of(odd_properties, tidy_properties)),
         flag=draw(st.integers(-(1 << 31), (1 << 31) - 1)),
         sys_flag=sys_flag,
         born_time_ms=draw(st.integers(0, 1 << 42)),

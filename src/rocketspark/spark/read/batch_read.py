@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -15,12 +16,13 @@ from rocketspark.spark.options import AtTime, AtTimes, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries
 from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets
-from rocketspark.spark.read import store_read
 from rocketspark.spark.read.partitions import ends, open_cluster, plan, queues_of, read_partition, starts
 from rocketspark.spark.read.pushdown import Pushed, push
 from rocketspark.spark.read.read_filter import ReadFilter
-from rocketspark.spark.read.store_read import StorePartition, Stores
 from rocketspark.spark.spark_features import Filter
+
+if TYPE_CHECKING:
+    from rocketspark.spark.read.store_read import Stores
 
 
 class BatchReader(DataSourceReader):
@@ -35,7 +37,10 @@ class BatchReader(DataSourceReader):
         """Return queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
         with plain_errors():
             if self._options.store is not None:
-                stores = Stores(self._options.store, self._options)
+                # Not with the module: each stream starts a process that imports it.
+                from rocketspark.spark.read import store_read
+
+                stores = store_read.Stores(self._options.store, self._options)
                 try:
                     narrow = partial(self._narrow, stores)
                     return list(store_read.plan(stores, *self._ends(stores), self._options, narrow))
@@ -69,8 +74,11 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition; runs on an executor."""
-        if isinstance(partition, StorePartition):
-            return store_read.read_partition(partition, self._schema, self._options, self._rows)
+        if self._options.store is not None:
+            from rocketspark.spark.read import store_read
+
+            if isinstance(partition, store_read.StorePartition):
+                return store_read.read_partition(partition, self._schema, self._options, self._rows)
         return read_partition(partition, self._schema, self._options, self._rows)
 
 

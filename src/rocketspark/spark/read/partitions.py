@@ -10,11 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from rocketspark.arrow import records
 from rocketspark.arrow.row_filter import RowFilter
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.columns import ReadColumns
+from rocketspark.spark.decode.read_columns import columns_of
 from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
@@ -245,7 +244,7 @@ def read_partition(
     if not isinstance(partition, QueuePartition):
         return  # PySpark's stand-in where there is no partition.
     with plain_errors():
-        columns = ReadColumns(schema)
+        columns = columns_of(schema, options)
         rows = ReadFilter.of(options) if rows is None else rows
         wanted = rows.wanted()
         asked = rows.asked() if partition.filters else EVERY_MESSAGE
@@ -269,6 +268,9 @@ def rows_of(
     check_crc: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a piece that are wanted. Raises RecordError naming the queue, and the errors of `findings`."""
+    # Not with the module: the driver plans without it.
+    from rocketspark.arrow import records
+
     try:
         yield from records.batches(
             piece.buffer,

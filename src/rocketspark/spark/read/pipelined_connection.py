@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.headers import Header
 from rocketspark.spark.client_access import Access
 from rocketspark.transport.connections import parse_address
-from rocketspark.transport.request_frames import request
+from rocketspark.transport.request_frames import RequestForm, request
 from rocketspark.transport.tls.client_tls import ClientTls
 from rocketspark.transport.tls.failures import explain, refusal
 
@@ -80,8 +81,22 @@ class PipelinedConnection:
         self._waiting.append(request(code, ext, body, opaque=self._opaque))
         return self._opaque
 
-    def _flush(self) -> None:
-        """Send the requests that wait: 32 small ones at once cost as much as two do one by one."""
+    def requests(self, code: int, header: Header, *varying: str) -> Callable[..., int]:
+        """`send` for many requests that differ in numbers of the header alone: called with those, in this order."""
+        ext = headers.to_ext_of(header, *varying)
+        if self._signer is not None:
+            return lambda *values: self.send(code, ext(*values))
+        form = RequestForm(code, ext, len(varying))
+
+        def send(*values: int) -> int:
+            self._opaque += 1
+            self._waiting.append(form.filled(self._opaque, values))
+            return self._opaque
+
+        return send
+
+    def flush(self) -> None:
+        """Send the requests that wait: 32 small ones at once cost as much as two one by one. Raises ConnectionLost."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             try:
@@ -91,7 +106,7 @@ class PipelinedConnection:
 
     def receive(self) -> list[PipelinedReply]:
         """Return the next replies, at least one. Raises NoReply, ConnectionLost, FrameError."""
-        self._flush()
+        self.flush()
         replies = self._whole()
         while not replies:
             self._make_room()

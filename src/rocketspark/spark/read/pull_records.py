@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
+
+import msgspec
 
 from rocketspark.errors import RocketSparkError, ServerError, TransportError
 from rocketspark.model import Subscription
@@ -38,11 +40,12 @@ ROWS_IN_FLIGHT = 16_384
 JOINED_BYTES_MAX = 4 << 20
 PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
 # Full replies in a row after which a pull asks for twice as much again.
-GROW_AFTER = 16
+GROW_AFTER, GROW_AFTER_MAX = 16, 1024
 # A range may stand still for a while, as its broker may be started anew.
 RETRIES = RetryRule(attempts_max=4, budget_s=30.0, pauses_s=(0.2, 0.4, 0.6, 0.8))
 # Pause before asking again for messages that a lagging broker does not have yet, though the driver saw them.
 UNSEEN_WAIT_S = 0.05
+_INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 NOT_AT_SLAVE = "the slave does not have them yet"
 
 
@@ -151,32 +154,45 @@ class _Puller:
         self._source = source
         self._address = address
         self._options = options
-        self._pulls = [_Pull(source.first, source.end)]
+        # Pulls that were asked, in order, and where the next one begins; those of them to ask (again), lowest first.
+        self._pulls: list[_Pull] = []
+        self._next = source.first
+        self._again: deque[_Pull] = deque()
         self._asked: dict[int, _Pull] = {}
         # Pieces in order; with `_proving` by the number of the request.
         self._held: deque[_Proof] = deque()
         self._proving: dict[int, _Proof] = {}
         self._step = options.rows_per_pull_max
         self._full_replies = 0
+        # Full replies in a row after which the step grows, and whether it grew last.
+        self._grow_after, self._grew = GROW_AFTER, False
+        # The queue holds inner batches: a pull that does not begin where one does brings it all the same, so pulls go
+        # one after another, each from where the one before it ended.
+        self._in_batches = False
         # The number of pulls at the front that are answered and go together, their bytes, and the reply of the last.
         self._leading = self._leading_bytes = 0
         self._last: PipelinedReply | None = None
         self._connection: PipelinedConnection | None = None
-        self._ext = headers.to_ext_of(self._header(wanted), "queue_offset", "count_max")
 
     def __iter__(self) -> Iterator[PulledPiece]:
         self._connection = PipelinedConnection(
             self._address, timeout_ms=self._options.timeout_ms, access=self._options.access
         )
         try:
+            pull_request = self._connection.requests(
+                RequestCode.PULL_MESSAGE, self._header(self._wanted), "queue_offset", "count_max"
+            )
+            self._ask(pull_request)
             while self._pulls or self._held:
-                self._ask(self._connection)
                 for reply in self._connection.receive():
                     pull = self._asked.pop(reply.opaque, None)
                     if pull is not None:
                         self._take(pull, reply)
                     elif proof := self._proving.pop(reply.opaque, None):
                         self._prove(proof, reply)
+                # The broker looks for the next ones while these are decoded.
+                self._ask(pull_request)
+                self._connection.flush()
                 if self._wanted.is_all:
                     yield from self._ready()
                 else:
@@ -184,19 +200,35 @@ class _Puller:
         finally:
             self._connection.close()
 
-    def _ask(self, link: PipelinedConnection) -> None:
+    def _ask(self, send: Callable[[int, int], int]) -> None:
         """Send pulls, first offsets first, until enough are in flight."""
-        count_max = min(max(ROWS_IN_FLIGHT // self._step, PULLS_IN_FLIGHT_MIN), PULLS_IN_FLIGHT_MAX)
-        i = self._leading
-        while len(self._asked) < count_max and i < len(self._pulls):
-            pull = self._pulls[i]
-            if not pull.answered and not pull.opaque:
-                if pull.end - pull.first > self._step:
-                    self._pulls.insert(i + 1, _Pull(pull.first + self._step, pull.end))
-                    pull.end = pull.first + self._step
-                pull.opaque = link.send(RequestCode.PULL_MESSAGE, self._ext(pull.first, pull.end - pull.first))
-                self._asked[pull.opaque] = pull
-            i += 1
+        step, asked, end = self._step, self._asked, self._source.end
+        count_max = (
+            1 if self._in_batches else min(max(ROWS_IN_FLIGHT // step, PULLS_IN_FLIGHT_MIN), PULLS_IN_FLIGHT_MAX)
+        )
+        while len(asked) < count_max:
+            if self._again:
+                pull = self._again.popleft()
+                if pull.end - pull.first > step:
+                    self._ask_again(_Pull(pull.first + step, pull.end), behind=pull)
+                    pull.end = pull.first + step
+            elif self._next < end:
+                pull = _Pull(self._next, min(self._next + step, end))
+                self._next = pull.end
+                self._pulls.append(pull)
+            else:
+                return
+            pull.opaque = send(pull.first, pull.end - pull.first)
+            asked[pull.opaque] = pull
+
+    def _ask_again(self, pull: _Pull, *, behind: _Pull | None = None) -> None:
+        """Have a pull asked; `behind`: it is a new one, with what that one does not bring."""
+        if behind is not None:
+            self._pulls.insert(self._pulls.index(behind) + 1, pull)
+        if self._again and self._again[-1].first > pull.first:
+            self._again = deque(sorted([*self._again, pull], key=lambda each: each.first))
+        else:
+            self._again.append(pull)
 
     def _header(self, wanted: Subscription) -> PullHeader:
         """Return the header of every pull, but for its offset and count."""
@@ -223,6 +255,8 @@ class _Puller:
         pull.opaque = 0
         if reply.code == ResponseCode.SUCCESS:
             after = headers.decode_ext(PullReply, reply.ext).next_offset
+            if not self._in_batches and (after > pull.end or pull.first == self._source.first):
+                self._in_batches = _holds_batches(reply)
             self._answer(pull, reply, max(after, pull.first + 1))
         elif _lags(reply, pull.first):
             raise self._refused(reply, NOT_AT_SLAVE)
@@ -256,16 +290,27 @@ class _Puller:
     def _answer(self, pull: _Pull, reply: PipelinedReply | None, after: int) -> None:
         """End [first, after) of a pull; `reply` holds its records, None means there are none."""
         pull.answered, pull.reply = True, reply
-        if after < pull.end:
-            self._full_replies = 0
-            self._step = max(1, min(self._step, after - pull.first))
-            self._pulls.insert(self._pulls.index(pull) + 1, _Pull(after, pull.end))
+        if self._in_batches and pull is self._pulls[-1]:
+            # The next one begins where the last batch of this one ends.
+            self._next = pull.end = min(after, self._source.end)
+        elif after < pull.end:
+            self._ask_again(_Pull(after, pull.end), behind=pull)
+            if not self._in_batches:
+                self._gives_less(after - pull.first)
             pull.end = after
-            return
-        self._full_replies += 1
-        if self._full_replies >= GROW_AFTER:
-            self._full_replies = 0
-            self._step = min(2 * self._step, self._options.rows_per_pull_max)
+        else:
+            self._full_replies += 1
+            if self._full_replies >= self._grow_after:
+                self._full_replies = 0
+                self._grew = True
+                self._step = min(2 * self._step, self._options.rows_per_pull_max)
+
+    def _gives_less(self, count: int) -> None:
+        """Ask for no more than a broker gave; if it was asked for more as a trial, try that more seldom."""
+        self._full_replies = 0
+        self._step = max(1, min(self._step, count))
+        if self._grew:
+            self._grow_after, self._grew = min(2 * self._grow_after, GROW_AFTER_MAX), False
 
     def _believe(self, reply: PipelinedReply) -> None:
         """Return if messages that this broker does not have are gone. Raises ServerError for a slave: it may be
@@ -299,6 +344,7 @@ class _Puller:
             self._answer(pull, None, pull.end)
             return
         time.sleep(UNSEEN_WAIT_S)
+        self._ask_again(pull)
 
     def _ready(self) -> Iterator[PulledPiece]:
         """Return answered pulls from the front, together once they make a good batch or must go apart."""
@@ -311,8 +357,8 @@ class _Puller:
     def _ready_and_proved(self, link: PipelinedConnection) -> Iterator[PulledPiece]:
         """Return them as `_ready`, each once its first message was seen to be there still."""
         for piece in self._ready():
-            ext = headers.to_ext_of(self._header(EVERY_MESSAGE), "queue_offset", "count_max")
-            proof = _Proof(piece, link.send(RequestCode.PULL_MESSAGE, ext(piece.first, 1)))
+            header = msgspec.structs.replace(self._header(EVERY_MESSAGE), queue_offset=piece.first, count_max=1)
+            proof = _Proof(piece, link.send(RequestCode.PULL_MESSAGE, header))
             self._held.append(proof)
             self._proving[proof.opaque] = proof
         while self._held and not self._held[0].opaque:
@@ -356,7 +402,17 @@ class _Puller:
                 self._last = pull.reply
                 self._leading_bytes += pull.reply.end - pull.reply.start
             self._leading += 1
+        else:
+            if self._next < self._source.end:
+                return 0
         return self._leading
+
+
+def _holds_batches(reply: PipelinedReply) -> bool:
+    """Tell whether the first record of a reply is an inner batch."""
+    at = reply.start + AT["sys_flag"]
+    flags = int.from_bytes(reply.buffer[at : at + 4], "big") if at + 4 <= reply.end else 0
+    return flags & _INNER == _INNER
 
 
 def _follows(before: PipelinedReply, after: PipelinedReply) -> bool:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from rocketspark.arrow import records
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.columns import ReadColumns
+from rocketspark.spark.decode.read_columns import columns_of
 from rocketspark.spark.options import ReadOptions, StorePaths
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import OffsetBounds
@@ -157,7 +157,7 @@ def read_partition(
     """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows`: by default those of the options."""
     settle()
     with plain_errors():
-        columns = ReadColumns(schema)
+        columns = columns_of(schema, options)
         rows = ReadFilter.of(options) if rows is None else rows
         wanted = rows.wanted()
         queue = partition.queue
