@@ -1,0 +1,226 @@
+"""Bodies to a column of values and a column of reasons. Rule: a bad body costs its own row; what the options have wrong
+is told on the driver, before the query starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.types as t
+
+from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, RocketSparkError, SchemaUnknown
+from rocketspark.model.text import shown
+from rocketspark.spark.decode import avro_schema, json_bodies, wire_format
+from rocketspark.spark.decode.arrow_values import check_depth, to_arrow
+from rocketspark.spark.decode.avro_bodies import AvroDecoder
+from rocketspark.spark.decode.options import AVRO, CONFLUENT, JSON, PROTOBUF, DecodeOptions
+from rocketspark.spark.decode.protobuf_bodies import Messages, ProtobufDecoder, file_set, place_of
+from rocketspark.spark.decode.registry import RegisteredSchema, Registry, registry_of
+from rocketspark.spark.spark_features import arrow_schema
+
+# Decoders of writers' schemas that a process keeps.
+DECODERS_MAX = 200
+
+# What libraries raise for bodies that nobody thought of: a bad body is never the end.
+_ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
+
+Decode = Callable[[bytes], Any]
+
+
+def resolve(options: DecodeOptions) -> DecodeOptions:
+    """Return the options with the reader's schema, asked of the registry if it is not given; on the driver.
+
+    Raises ConfigError for a schema that is none, SchemaUnknown, RegistryRefused and RegistryAway of the registry.
+    """
+    _check_installed(options.format)
+    if options.registry is not None and not options.schema and not options.descriptor and options.subject:
+        registry = registry_of(options.registry)
+        found = (
+            registry.latest(options.subject)
+            if options.version is None
+            else registry.by_version(options.subject, options.version)
+        )
+        options = _with_registered(options, registry, found)
+    if options.format == AVRO:
+        schema = avro_schema.parse(options.schema)
+        kind = avro_schema.spark_type(schema, options.recursion_max)
+        check_depth(kind)
+        return dataclasses.replace(options, schema=json.dumps(schema), value_type=kind.json())
+    if options.format == PROTOBUF:
+        messages = Messages(options.descriptor)
+        message = messages.find(options.message) if options.message else messages.at((0,))
+        kind = ProtobufDecoder(message, options.recursion_max).kind
+        check_depth(kind)
+        return dataclasses.replace(options, message=message.full_name, value_type=kind.json())
+    if options.schema:
+        return dataclasses.replace(options, schema=json_bodies.ddl_of(options.schema))
+    return options
+
+
+def _check_installed(format_: str) -> None:
+    package = {AVRO: "fastavro", PROTOBUF: "google.protobuf"}.get(format_)
+    try:
+        __import__(package or "json")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"option decode is {format_}: it needs a package: pip install 'rocketspark[schemas]'"
+        ) from None
+
+
+def _with_registered(options: DecodeOptions, registry: Registry, found: RegisteredSchema) -> DecodeOptions:
+    if found.kind != options.format.upper():
+        raise ConfigError(
+            f"option decode is {options.format}, but subject {shown(options.subject)!r} has a schema of type"
+            f" {shown(found.kind)}: change one of them"
+        )
+    if options.format == JSON:
+        return dataclasses.replace(options, schema=json_bodies.of_json_schema(found.text))
+    name = f"the schema of subject {shown(options.subject)!r}"
+    try:
+        if options.format == AVRO:
+            return dataclasses.replace(options, schema=json.dumps(_avro_of(registry, found, name)))
+        return dataclasses.replace(options, descriptor=_files_of(registry, found))
+    except ValueError as e:
+        raise e if isinstance(e, ConfigError) else ConfigError(f"{name}: {e}") from None
+
+
+def _avro_of(registry: Registry, found: RegisteredSchema, name: str) -> Any:
+    return avro_schema.parse(found.text, {ref.name: one.text for ref, one in registry.referenced(found)}, name=name)
+
+
+def _files_of(registry: Registry, found: RegisteredSchema) -> bytes:
+    files = [(ref.name, one.text) for ref, one in registry.referenced(found)]
+    return file_set([*files, ("", found.text)])
+
+
+def value_type(options: DecodeOptions) -> t.DataType:
+    """Return the type of resolved options' column."""
+    parsed: t.DataType = t._parse_datatype_json_string(options.value_type)
+    return parsed
+
+
+class BodyDecoder:
+    """Decodes the bodies of batches, with resolved options. Lives as long as its process."""
+
+    def __init__(self, options: DecodeOptions) -> None:
+        self._options = options
+        self._kind = value_type(options)
+        column = t.StructType([t.StructField("value", self._kind)])
+        self.arrow_type: pa.DataType = arrow_schema(column).field(0).type
+        self._by_id: OrderedDict[int, Any] = OrderedDict()
+        self._registry = None if options.registry is None else registry_of(options.registry)
+        self._of_reader: Decode = self._make()
+        self._lock = threading.Lock()
+
+    def _make(self) -> Decode:
+        """Return what decodes a payload of the reader's schema."""
+        options = self._options
+        if options.format == JSON:
+            decode = json_bodies.JsonDecoder(self._kind).decode
+            if not json_bodies.needs_rounding(self._kind):
+                return decode
+            return lambda body: json_bodies.rounded(decode(body), self._kind)
+        if options.format == AVRO:
+            self._reader = json.loads(options.schema)
+            return AvroDecoder(self._reader).decode
+        message = Messages(options.descriptor).find(options.message)
+        self._place = place_of(message)
+        return ProtobufDecoder(message, options.recursion_max).decode
+
+    def decode(self, bodies: Sequence[bytes | None]) -> tuple[pa.Array, list[str | None]]:
+        """Return the values and, where a body is bad, why. A null body is a null value. Raises RegistryAway and
+        RegistryRefused if the options say so.
+        """
+        one = self._framed if self._options.wire == CONFLUENT else self._of_reader
+        values: list[Any] = []
+        reasons: list[str | None] = [None] * len(bodies)
+        for i, body in enumerate(bodies):
+            value = None
+            if body is not None:
+                try:
+                    value = one(body)
+                except ValueError as e:
+                    reasons[i] = str(e)
+                except _ODD as e:
+                    reasons[i] = f"the body cannot be decoded: {type(e).__name__} {' '.join(str(e).split())}"[:300]
+                except (RegistryAway, RegistryRefused) as e:
+                    if self._options.registry_failure_is_error:
+                        raise
+                    reasons[i] = str(e)
+            values.append(value)
+        return to_arrow(values, self.arrow_type, reasons), reasons
+
+    def _framed(self, body: bytes) -> Any:
+        schema_id, start = wire_format.split(body)
+        if self._options.format == JSON:
+            return self._of_reader(body[start:])
+        if self._options.format == AVRO:
+            return self._writer(schema_id)(body[start:])
+        indexes, start = wire_format.read_indexes(body, start)
+        self._check_message(schema_id, indexes)
+        return self._of_reader(body[start:])
+
+    def _writer(self, schema_id: int) -> Decode:
+        found: Decode = self._of_id(schema_id, self._avro_writer)
+        return found
+
+    def _avro_writer(self, schema_id: int) -> Decode:
+        assert self._registry is not None
+        found = self._of_kind(schema_id, "AVRO")
+        writer = _avro_of(self._registry, found, f"schema id {schema_id}")
+        return AvroDecoder(writer, self._reader).decode
+
+    def _check_message(self, schema_id: int, indexes: tuple[int, ...]) -> None:
+        """Raise ValueError if the body is another message: Protobuf would read it as one of ours."""
+        if self._registry is None:
+            if indexes != self._place:
+                raise ValueError(
+                    f"the body is the message at {list(indexes)} of its file; {self._options.message} is at"
+                    f" {list(self._place)}"
+                )
+            return
+        name = self._of_id(schema_id, self._protobuf_file).at(indexes).full_name
+        if name != self._options.message:
+            raise ValueError(f"the body is a {name}, not a {self._options.message}")
+
+    def _protobuf_file(self, schema_id: int) -> Messages:
+        assert self._registry is not None
+        return Messages(_files_of(self._registry, self._of_kind(schema_id, "PROTOBUF")), f"schema id {schema_id}")
+
+    def _of_kind(self, schema_id: int, kind: str) -> RegisteredSchema:
+        assert self._registry is not None
+        found = self._registry.by_id(schema_id)
+        if found.kind != kind:
+            raise ValueError(f"it is of type {shown(found.kind)}, not {kind}")
+        return found
+
+    def _of_id(self, schema_id: int, make: Callable[[int], Any]) -> Any:
+        """Return what decodes an id's bodies, made once. Raises ValueError for an id that has none."""
+        if (found := self._by_id.get(schema_id)) is not None:
+            return found
+        try:
+            found = make(schema_id)
+        except (RegistryAway, RegistryRefused):
+            raise
+        except SchemaUnknown as e:
+            raise ValueError(str(e)) from None
+        except (RocketSparkError, ValueError) as e:
+            raise ValueError(f"schema id {schema_id}: {e}") from None
+        with self._lock:
+            self._by_id[schema_id] = found
+            while len(self._by_id) > DECODERS_MAX:
+                self._by_id.popitem(last=False)
+        return found
+
+
+@lru_cache(maxsize=16)
+def decoder_of(options: DecodeOptions) -> BodyDecoder:
+    """Return the process's own decoder."""
+    return BodyDecoder(options)

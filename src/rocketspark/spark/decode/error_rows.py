@@ -1,0 +1,84 @@
+"""Bad rows to a topic. Rule: a task ends only when its bad rows are stored; a task that runs again sends them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rocketspark.client import Producer
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model import Message
+from rocketspark.spark.client_access import Access
+from rocketspark.spark.decode.batches import PLACE, Decoded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Properties of a bad row's message: its place, and why it is there.
+TOPIC, BROKER, QUEUE_ID, QUEUE_OFFSET = "originTopic", "originBroker", "originQueueId", "originQueueOffset"
+REASON = "decodeError"
+# How long a body was that is cut, as no topic takes it whole: compressed ones may have been sent.
+BODY_BYTES = "originBodyBytes"
+BODY_BYTES_MAX = 4 << 20
+NAMES = dict(zip(PLACE, (TOPIC, BROKER, QUEUE_ID, QUEUE_OFFSET), strict=True))
+GROUP = "SPARK_DECODE_ERRORS"
+REASON_CHARACTERS_MAX = 500
+
+
+def send(
+    decoded: Decoded, bodies: pa.Array, place: Mapping[str, pa.Array], topic: str, namesrv: str, access: Access
+) -> None:
+    """Send the bad rows of a batch; an empty body, which no topic takes, as one blank, a too long one cut. Raises
+    RocketSparkError naming the option.
+    """
+    if not decoded.bad:
+        return
+    producer = _producer(namesrv, access)
+    for i in decoded.bad:
+        properties = {NAMES[name]: str(column[i].as_py()) for name, column in place.items()}
+        body = bodies[i].as_py()
+        body = body.encode() if isinstance(body, str) else body or b""
+        properties[REASON] = _clean(decoded.reasons[i] or "") or "unknown"
+        if len(body) > BODY_BYTES_MAX:
+            properties[BODY_BYTES] = str(len(body))
+        try:
+            producer.send(Message(topic=topic, body=body[:BODY_BYTES_MAX] or b" ", properties=properties))
+        except RocketSparkError as e:
+            raise RocketSparkError(f"option decodeErrorTopic: a bad row was not sent: {e}") from e
+
+
+def _clean(reason: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in reason)[:REASON_CHARACTERS_MAX]
+
+
+@lru_cache(maxsize=4)
+def _producer(namesrv: str, access: Access) -> Producer:
+    """Return the process's own producer, started; it ends with the process."""
+    producer = Producer(namesrv, GROUP, **access.client_options())
+    producer.start()
+    return producer
+
+
+def bad_rows(frame: DataFrame, *, column: str = "body", error_column: str = "_decode_error") -> DataFrame:
+    """Return the bad rows of a decoded frame as messages to write: the body as it came, its place and the reason as
+    properties.
+
+    Raises ConfigError if the frame was not decoded, or has no body any more.
+    """
+    from pyspark.sql import functions as F
+
+    names: list[Any] = frame.columns
+    for name in (column, error_column):
+        if name not in names:
+            raise ConfigError(f"bad_rows: the rows have no column {name!r}; there are: {', '.join(names)}")
+    told = [(NAMES[name], F.col(name).cast("string")) for name in PLACE if name in names]
+    reason = F.regexp_replace(F.col(error_column), r"\p{Cntrl}", "?")
+    told.append((REASON, F.substring(reason, 1, REASON_CHARACTERS_MAX)))
+    body = F.col(column).cast("binary")
+    told.append((BODY_BYTES, F.when(F.length(body) > BODY_BYTES_MAX, F.length(body).cast("string"))))
+    properties = F.create_map(*(part for name, value in told for part in (F.lit(name), value)))
+    body = F.when(F.length(body) > 0, F.substring(body, 1, BODY_BYTES_MAX)).otherwise(F.lit(b" "))
+    return frame.where(F.col(error_column).isNotNull()).select(body.alias("body"), properties.alias("properties"))

@@ -1,0 +1,147 @@
+"""decode(df, …): a frame with its bodies decoded. Rule: the same columns and words as the option `decode` of a read."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.decode import json_bodies
+from rocketspark.spark.decode.batches import PLACE, Decoded
+from rocketspark.spark.decode.bodies import resolve, value_type
+from rocketspark.spark.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, DecodeOptions
+from rocketspark.spark.options import parse_decode_options
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.spark_features import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("rocketspark.spark")
+
+_PARSED = "_parsed_by_decode"
+
+
+def decode(frame: DataFrame, format: str, *, column: str = "body", into: str = "value", **options: Any) -> DataFrame:
+    """Return the rows with two columns more: the decoded body, and why one could not be decoded.
+
+    Args:
+        format: json, avro or protobuf.
+        column: binary or string; a null in it is a null value.
+        into: name of the decoded column.
+        options: as those of a read (docs/decode.md): decodeSchema, schemaRegistry, decodeMode …
+
+    JSON is decoded by Spark's from_json, the others in Python workers. A stream's JSON needs decodeSchema.
+    Raises ConfigError, and what the registry says.
+    """
+    given = {"decode": format, "decodeInto": into, **{name: str(value) for name, value in options.items()}}
+    parsed = parse_decode_options(given)
+    if parsed.error_topic:
+        raise ConfigError("option decodeErrorTopic is one of reads: write bad_rows(df) to a topic instead")
+    _check_columns(frame, column, parsed)
+    if parsed.registry is not None and not parsed.subject and parsed.format == JSON and not parsed.schema:
+        raise ConfigError("option schemaRegistrySubject is missing: whose newest schema gives the columns")
+    resolved = resolve(parsed)
+    if resolved.format == JSON:
+        if not resolved.schema:
+            ddl = infer_schema(frame, column=column, rows=resolved.sample_rows, wire=resolved.wire)
+            log.warning("decode: inferred from a sample: decodeSchema %s", ddl)
+            resolved = dataclasses.replace(resolved, schema=json_bodies.ddl_of(ddl))
+        return _by_spark(frame, resolved, column)
+    return _by_python(frame, resolved, column)
+
+
+def infer_schema(frame: DataFrame, *, column: str = "body", rows: int = 1000, wire: str = "plain") -> str:
+    """Return the DDL of the JSON bodies in the first `rows` rows of a batch. Raises ConfigError."""
+    from pyspark.sql import functions as F
+
+    if frame.isStreaming:
+        raise ConfigError(
+            "option decodeSchema is missing: a stream cannot be sampled; infer it from a batch (infer_schema), or use"
+            " option decode of the read"
+        )
+    bodies = [row[0] for row in frame.select(F.col(column).cast("binary")).limit(rows).collect() if row[0] is not None]
+    return json_bodies.infer([bytes(body)[5 if wire == CONFLUENT else 0 :] for body in bodies])
+
+
+def _check_columns(frame: DataFrame, column: str, options: DecodeOptions) -> None:
+    if column not in frame.columns:
+        raise ConfigError(f"decode: there is no column {column!r}; there are: {', '.join(frame.columns)}")
+    kind = frame.schema[column].dataType.simpleString()
+    if kind not in ("binary", "string"):
+        raise ConfigError(f"decode: column {column!r} is {kind}; binary or string is needed")
+    there = {name.lower() for name in frame.columns}
+    for name, option in ((options.into, "decodeInto"), (options.error_column, "columnNameOfDecodeError")):
+        if name.lower() in there:
+            raise ConfigError(f"decode: there is a column {name!r} already: choose another name by {option}")
+
+
+def _by_spark(frame: DataFrame, options: DecodeOptions, column: str) -> DataFrame:
+    """Decode JSON in the JVM. Its corrupt record is a field of the value, which is taken out again."""
+    from pyspark.sql import functions as F
+
+    body = F.col(f"`{column}`").cast("binary")
+    text = body
+    wrong = F.lit(None).cast("string")
+    if options.wire == CONFLUENT:
+        text = F.substring(body, 6, 2**31 - 1)
+        framed = (F.length(body) >= 5) & (F.substring(body, 1, 1) == F.lit(b"\0"))
+        wrong = F.when(~framed, F.lit("the body is not in the wire format of a schema registry"))
+    text = text.cast("string")
+    corrupt = "_corrupt_record_of_decode"
+    kind = options.schema
+    is_struct = kind.lower().startswith("struct")
+    if is_struct:
+        inside = kind[kind.index("<") + 1 : -1]
+        kind = f"struct<{inside}{',' if inside.strip() else ''}{corrupt}:string>"
+        once = F.from_json(text, kind, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt})
+        parsed = F.col(_PARSED)
+        bad = parsed[corrupt].isNotNull() | parsed.isNull() | (F.length(F.trim(text)) == 0)
+        shown = parsed.dropFields(corrupt)
+    else:
+        once = F.from_json(text, kind, {"mode": "PERMISSIVE"})
+        parsed = F.col(_PARSED)
+        bad, shown = parsed.isNull(), parsed
+    reason = F.when(bad, F.lit("the body is no JSON that fits the schema"))
+    error = F.when(body.isNull(), F.lit(None).cast("string")).otherwise(F.coalesce(wrong, reason))
+    if options.mode == FAILFAST:
+        error = F.when(
+            error.isNotNull(),
+            F.raise_error(
+                F.concat(F.lit("a body cannot be decoded: "), error, F.lit("; decodeMode PERMISSIVE keeps it"))
+            ),
+        ).cast("string")
+        # In the value too: Spark leaves out columns that nothing uses.
+        shown = F.when(error.isNull(), shown)
+    # A projection of its own, which is not merged with the next: each body is parsed once.
+    found = frame.withColumn(_PARSED, once).withColumn(options.error_column, error)
+    found = found.withColumn(options.into, F.when(F.col(options.error_column).isNull() & body.isNotNull(), shown))
+    if options.mode == DROPMALFORMED:
+        found = found.where(F.col(options.error_column).isNull())
+    return found.select(*(F.col(f"`{name}`") for name in frame.columns), options.into, options.error_column)
+
+
+def _by_python(frame: DataFrame, options: DecodeOptions, column: str) -> DataFrame:
+    import pyspark.sql.types as t
+
+    added = [t.StructField(options.into, value_type(options)), t.StructField(options.error_column, t.StringType())]
+    schema = t.StructType([*frame.schema.fields, *added])
+    return frame.mapInArrow(_decoding(options, column, arrow_schema(schema).names), schema)
+
+
+def _decoding(
+    options: DecodeOptions, column: str, names: list[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with plain_errors():
+            for batch in batches:
+                place = {name: batch.column(name) for name in PLACE if name in batch.schema.names}
+                decoded = Decoded(options, batch.column(column), place)
+                kept = [decoded.kept(one) for one in batch.columns]
+                yield pa.RecordBatch.from_arrays([*kept, *decoded.columns()], names=names)
+
+    return decode_batches

@@ -1,0 +1,340 @@
+"""JSON bodies to values. Rule: values have the types that Spark's from_json gives; a number where text is wanted is
+its text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Annotated, Any, Optional, TypedDict
+
+import msgspec
+import pyspark.sql.types as t
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
+from rocketspark.model.text import shown
+
+# Fields that an inferred schema may have on its top level.
+COLUMNS_MAX = 2000
+DEPTH_MAX = 50
+
+
+def ddl_of(text: str) -> str:
+    """Return a schema as a type that Spark's SQL reads: DDL of columns, a type, or the JSON of one. Raises
+    ConfigError.
+    """
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            parsed = json.loads(text)
+            return quoted(t.StructType.fromJson(parsed)) if parsed.get("type") == "struct" else _ddl(parsed)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ConfigError(
+                'decodeSchema is no schema: DDL such as "id INT, name STRING" is needed, or the JSON of a Spark type'
+            ) from None
+        except Exception as e:
+            raise ConfigError(f"decodeSchema is no schema: {shown(str(e))}") from None
+    text = text.strip()
+    if re.match(r"(?is)(array|map|struct)\s*<.*>$", text):
+        _check_ddl(text)
+        return text
+    _check_ddl(f"struct<{text}>", is_wrapped=True)
+    return f"struct<{text}>"
+
+
+def quoted(kind: t.DataType) -> str:
+    """Return a type as Spark's SQL reads it, whatever its fields are called."""
+    if isinstance(kind, t.StructType):
+        fields = ((field.name.replace("`", "``"), quoted(field.dataType)) for field in kind.fields)
+        return f"struct<{','.join(f'`{name}`:{one}' for name, one in fields)}>"
+    if isinstance(kind, t.ArrayType):
+        return f"array<{quoted(kind.elementType)}>"
+    if isinstance(kind, t.MapType):
+        return f"map<{quoted(kind.keyType)},{quoted(kind.valueType)}>"
+    return kind.simpleString()
+
+
+_TOKEN = re.compile(r"""\s*(?:(`(?:[^`]|``)*`|[\w]+)|('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([<>(),:]))""", re.DOTALL)
+
+
+_TYPES = frozenset(
+    "boolean tinyint byte smallint short int integer bigint long float real double decimal dec numeric string char"
+    " character varchar binary date time timestamp timestamp_ntz timestamp_ltz interval void variant geometry"
+    " geography".split()
+)
+# What may stand behind a type: words alone, and words with one more.
+_ALONE = frozenset("not null day hour minute second month year to with without local time zone".split())
+_WITH_ONE = frozenset(("comment", "collate", "default"))
+
+
+def _check_ddl(text: str, *, is_wrapped: bool = False) -> None:
+    """Raise ConfigError for what is no type, with its place: Spark's own error comes late, and shows all columns.
+
+    `is_wrapped`: the last bracket is not the user's.
+    """
+    tokens: list[str] = []
+    at = 0
+    while at < len(text.rstrip()):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise _no_schema(text[at : len(text) - is_wrapped])
+        tokens.append(found[0].strip())
+        at = found.end()
+    try:
+        end = _type_of([*tokens, "", ""], 0)
+        if end < len(tokens):
+            raise _Wrong(end)
+    except _Wrong as e:
+        raise _no_schema(" ".join(tokens[e.args[0] : len(tokens) - is_wrapped])) from None
+    except RecursionError:
+        raise ConfigError("decodeSchema is no schema: it is nested too deeply") from None
+
+
+class _Wrong(Exception):
+    """The place of a token that should not be there."""
+
+
+def _no_schema(text: str) -> ConfigError:
+    where = f"from {shown(text.strip())[:60]!r} on" if text.strip() else "it ends too early"
+    return ConfigError(f'decodeSchema is no schema, {where}: DDL such as "id INT, name STRING" is needed')
+
+
+def _type_of(tokens: list[str], at: int) -> int:
+    """Return where a type ends: a word, with what is in brackets behind it."""
+    name, at = tokens[at].lower(), at + 1
+    if name in _TYPES:
+        if tokens[at] == "(":
+            while tokens[at] not in (")", ""):
+                at += 1
+            return _after(tokens, at, ")")
+        return at
+    if name not in ("array", "map", "struct"):
+        raise _Wrong(at - 1)
+    at = _after(tokens, at, "<")
+    if name == "array":
+        return _after(tokens, _part_of(tokens, at), ">")
+    if name == "map":
+        return _after(tokens, _part_of(tokens, _after(tokens, _part_of(tokens, at), ",")), ">")
+    seen: set[str] = set()
+    while tokens[at] != ">" or seen:
+        field = tokens[at].strip("`") if re.match(r"[\w`]", tokens[at]) else ""
+        if not field or field in seen:
+            raise _Wrong(at)
+        seen.add(field)
+        at = _part_of(tokens, at + 1 + (tokens[at + 1] == ":"))
+        if tokens[at] == ">":
+            break
+        at = _after(tokens, at, ",")
+    return at + 1
+
+
+def _part_of(tokens: list[str], at: int) -> int:
+    """Return where a type ends that others surround, with NOT NULL, COMMENT 'text' and the like."""
+    at = _type_of(tokens, at)
+    while (word := tokens[at].lower()) in _ALONE or word in _WITH_ONE:
+        at += 1 + (word in _WITH_ONE)
+    return at
+
+
+def _after(tokens: list[str], at: int, wanted: str) -> int:
+    if tokens[at] != wanted:
+        raise _Wrong(at)
+    return at + 1
+
+
+_OF_JSON_SCHEMA = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
+
+
+def _ddl(schema: Any) -> str:
+    """Return the type of a JSON Schema, as a registry has it: what has no type of its own is text."""
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        kinds = next((kind for kind in kinds if kind != "null"), None)
+    if kinds == "object" and isinstance(schema.get("properties"), dict) and schema["properties"]:
+        fields = ((name.replace("`", "``"), _ddl(one)) for name, one in schema["properties"].items())
+        return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields)}>"
+    if kinds == "object":
+        more = schema.get("additionalProperties")
+        return f"map<string,{_ddl(more) if isinstance(more, dict) else 'string'}>"
+    if kinds == "array" and isinstance(schema.get("items"), dict):
+        return f"array<{_ddl(schema['items'])}>"
+    return _OF_JSON_SCHEMA.get(kinds or "", "string")
+
+
+def of_json_schema(text: str) -> str:
+    """Return the type of a JSON Schema. Raises ConfigError."""
+    try:
+        return _ddl(json.loads(text))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ConfigError("the registry's schema is no JSON Schema: give decodeSchema as DDL") from None
+
+
+class JsonDecoder:
+    """Decodes bodies to values of a type. Raises ConfigError for a type that JSON cannot have."""
+
+    def __init__(self, kind: t.DataType) -> None:
+        self._kind = kind
+        self._type = typed_json.OwnType(_python_type(kind, [0]))
+        self._any = typed_json.decimal_decoder()
+
+    def decode(self, body: bytes) -> Any:
+        """Return a value as Arrow takes it. Raises ValueError saying what is wrong."""
+        try:
+            return self._type.decode(body)
+        except msgspec.ValidationError:
+            pass
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise ValueError(_said(body, e)) from None
+        try:
+            return self._type.convert(_lenient(self._any.decode(body), self._kind))
+        except ArithmeticError:
+            raise ValueError("the JSON does not fit the schema: a number's exponent is too large") from None
+        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as e:
+            raise ValueError(_said(body, e)) from None
+
+
+def _said(body: bytes, error: Exception) -> str:
+    if not body.strip():
+        return "the body is empty: it is no JSON"
+    if isinstance(error, RecursionError):
+        return "the JSON is nested too deeply"
+    kind = "the JSON does not fit the schema" if isinstance(error, msgspec.ValidationError) else "the body is no JSON"
+    return f"{kind}: {shown(str(error))}"[:300]
+
+
+_WHOLE: dict[type[t.DataType], int] = {t.ByteType: 7, t.ShortType: 15, t.IntegerType: 31, t.LongType: 63}
+_PLAIN: dict[type[t.DataType], Any] = {
+    t.BooleanType: bool,
+    t.FloatType: float,
+    t.DoubleType: float,
+    t.StringType: str,
+    t.BinaryType: bytes,
+    t.DateType: datetime.date,
+    t.TimestampType: datetime.datetime,
+    t.TimestampNTZType: datetime.datetime,
+    t.DecimalType: Decimal,
+}
+
+
+def _python_type(kind: t.DataType, count: list[int]) -> Any:
+    if isinstance(kind, t.StructType):
+        count[0] += 1
+        fields = {field.name: Optional[_python_type(field.dataType, count)] for field in kind.fields}  # noqa: UP045
+        return TypedDict(f"Object{count[0]}", fields, total=False)  # type: ignore[operator]
+    if isinstance(kind, t.ArrayType):
+        return list[Optional[_python_type(kind.elementType, count)]]  # type: ignore[misc]  # noqa: UP045
+    if isinstance(kind, t.MapType) and isinstance(kind.keyType, t.StringType):
+        return dict[str, Optional[_python_type(kind.valueType, count)]]  # type: ignore[misc]  # noqa: UP045
+    if bits := _WHOLE.get(type(kind)):
+        return Annotated[int, msgspec.Meta(ge=-(2**bits), le=2**bits - 1)]
+    if type(kind) in _PLAIN:
+        return _PLAIN[type(kind)]
+    raise ConfigError(f"decodeSchema: {kind.simpleString()} cannot be read from JSON by decode; read it as STRING")
+
+
+def _lenient(value: Any, kind: t.DataType) -> Any:
+    """Return a value with text where text is wanted, and decimals rounded to their scale."""
+    if isinstance(kind, t.StructType) and isinstance(value, dict):
+        return {f.name: _lenient(value[f.name], f.dataType) for f in kind.fields if f.name in value}
+    if isinstance(kind, t.ArrayType) and isinstance(value, list):
+        return [_lenient(one, kind.elementType) for one in value]
+    if isinstance(kind, t.MapType) and isinstance(value, dict):
+        return {name: _lenient(one, kind.valueType) for name, one in value.items()}
+    if isinstance(kind, t.StringType) and value is not None and not isinstance(value, str):
+        if isinstance(value, Decimal):
+            return str(value)
+        return msgspec.json.Encoder(decimal_format="number").encode(value).decode()
+    if isinstance(kind, t.FloatType | t.DoubleType):
+        return float(value) if isinstance(value, Decimal) or value in ("NaN", "Infinity", "-Infinity") else value
+    return value
+
+
+def rounded(value: Any, kind: t.DataType) -> Any:
+    """Return a value with its decimals at their column's scale."""
+    if value is None:
+        return None
+    if isinstance(kind, t.StructType):
+        return {f.name: rounded(value.get(f.name), f.dataType) for f in kind.fields}
+    if isinstance(kind, t.ArrayType):
+        return [rounded(one, kind.elementType) for one in value]
+    if isinstance(kind, t.MapType):
+        return [(name, rounded(one, kind.valueType)) for name, one in value.items()]
+    if isinstance(kind, t.DecimalType):
+        try:
+            return value.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP)
+        except ArithmeticError:
+            raise ValueError(f"{shown(str(value))} does not fit {kind.simpleString()}") from None
+    return value
+
+
+def needs_rounding(kind: t.DataType) -> bool:
+    """Tell whether `rounded` changes values of a type: decimals, and maps, which Arrow takes as pairs."""
+    text = kind.simpleString()
+    return "decimal" in text or "map<" in text
+
+
+def infer(bodies: list[bytes]) -> str:
+    """Return the DDL of the columns that JSON bodies have, in the order of their first mention. Raises ConfigError."""
+    kind: Any = None
+    for body in bodies:
+        try:
+            value = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            kind = _merged(kind, _kind_of(value))
+            if len(kind) > COLUMNS_MAX:
+                raise ConfigError(
+                    f"option decodeSchema is missing, and the bodies of the sample have more than {COLUMNS_MAX}"
+                    " different fields: give it as DDL"
+                )
+    if not isinstance(kind, dict) or not kind:
+        raise ConfigError(
+            "option decodeSchema is missing, and no body of the sample is a JSON object with a field: give it as DDL"
+        )
+    return _text(kind)[len("struct<") : -1]
+
+
+def _kind_of(value: Any, depth: int = 0) -> Any:
+    """Return a type: its name, a dict of fields, or a list of one type; None for null. What lies deeper is text."""
+    if depth > DEPTH_MAX:
+        return "string"
+    if isinstance(value, dict):
+        return {name: _kind_of(one, depth + 1) for name, one in value.items() if name}  # SQL has no name of no letter.
+    if isinstance(value, list):
+        kind = None
+        for one in value:
+            kind = _merged(kind, _kind_of(one, depth + 1))
+        return [kind]
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "bigint" if -(2**63) <= value < 2**63 else "decimal(38,0)"
+    if isinstance(value, float):
+        return "double"
+    return None if value is None else "string"
+
+
+def _merged(a: Any, b: Any) -> Any:
+    if a is None or b is None or a == b:
+        return b if a is None else a
+    if isinstance(a, dict) and isinstance(b, dict):
+        return {name: _merged(a.get(name), b.get(name)) for name in (*a, *(n for n in b if n not in a))}
+    if isinstance(a, list) and isinstance(b, list):
+        return [_merged(a[0], b[0])]
+    if {str(a), str(b)} == {"bigint", "double"}:
+        return "double"
+    return "string"
+
+
+def _text(kind: Any) -> str:
+    if isinstance(kind, dict):
+        if not kind:
+            return "map<string,string>"
+        fields = ((name.replace("`", "``"), _text(one)) for name, one in kind.items())
+        return f"struct<{', '.join(f'`{name}` {one}' for name, one in fields)}>"
+    if isinstance(kind, list):
+        return f"array<{_text(kind[0])}>"
+    return kind or "string"

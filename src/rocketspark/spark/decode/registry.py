@@ -1,0 +1,302 @@
+"""A schema registry, asked over HTTP (Confluent's REST interface). Rule: what an id means never changes, so it is asked
+for once per process; no error shows a credential.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from rocketspark.errors import ConfigError, RegistryAway, RegistryFailed, RegistryRefused, SchemaUnknown
+from rocketspark.model.text import shown
+from rocketspark.transport.tls.client_tls import ClientTls
+
+SCHEMAS_MAX = 1000
+ANSWER_BYTES_MAX = 16 << 20
+# How many schemas one may need in all, and how deep they refer to each other.
+REFERENCES_MAX = 200
+REFERENCES_DEPTH_MAX = 50
+# An id that is not there is asked for again after so long: a registry may learn of it late.
+UNKNOWN_S = 30.0
+# After a registry was given up, it is asked again after so long.
+AWAY_S = 10.0
+REQUEST_S = 10.0
+PAUSES_S = (0.1, 0.3, 1.0, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryOptions:
+    """Where a registry is and how to come in. `timeout_ms`: how long one that does not answer is asked again."""
+
+    urls: tuple[str, ...]
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    tls: ClientTls | None = None
+    timeout_ms: int = 30_000
+
+
+class Reference(NamedTuple):
+    """A schema that another one names: the name it goes by there, and its subject and version."""
+
+    name: str
+    subject: str
+    version: int
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema as a registry has it. `kind`: AVRO, PROTOBUF or JSON; `id` None if the answer does not tell."""
+
+    kind: str
+    text: str
+    references: tuple[Reference, ...]
+    id: int | None = None
+
+
+class Registry:
+    """Schemas by id and by subject, kept. `clock_s` and `pause`: for tests."""
+
+    def __init__(
+        self,
+        options: RegistryOptions,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options, self._clock_s, self._pause = options, clock_s, pause
+        self._schemas: OrderedDict[str, RegisteredSchema] = OrderedDict()
+        # Path -> when it was found unknown, and why; "" for a registry that is away.
+        self._failures: OrderedDict[str, tuple[float, RegistryFailed]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def by_id(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema of an id; Protobuf as a serialized descriptor. Raises SchemaUnknown, RegistryRefused,
+        RegistryAway.
+        """
+        return self._kept(f"/schemas/ids/{schema_id}?format=serialized", f"schema id {schema_id}")
+
+    def by_version(self, subject: str, version: int) -> RegisteredSchema:
+        """Return a version of a subject, which never changes either. Raises as `by_id`."""
+        path = f"/subjects/{quote(subject, safe='')}/versions/{version}?format=serialized"
+        return self._kept(path, f"version {version} of subject {shown(subject)}")
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the newest version of a subject, asked for anew. Raises as `by_id`."""
+        path = f"/subjects/{quote(subject, safe='')}/versions/latest?format=serialized"
+        return self._ask(path, f"subject {shown(subject)}")
+
+    def referenced(self, schema: RegisteredSchema) -> Iterator[tuple[Reference, RegisteredSchema]]:
+        """Return what a schema refers to, with what that refers to before it, each once. Raises as `by_id`."""
+        done: set[Reference] = set()
+
+        def walk(references: tuple[Reference, ...], above: frozenset[Reference]) -> Iterator[Any]:
+            if len(above) > REFERENCES_DEPTH_MAX:
+                raise RegistryRefused(
+                    f"schema registry: schemas refer to each other more than {REFERENCES_DEPTH_MAX} deep"
+                )
+            for reference in references:
+                if reference in above:
+                    raise RegistryRefused(f"schema registry: subject {shown(reference.subject)} refers to itself")
+                if reference in done:
+                    continue
+                if len(done) >= REFERENCES_MAX:
+                    raise RegistryRefused(f"schema registry: a schema refers to more than {REFERENCES_MAX} others")
+                found = self.by_version(reference.subject, reference.version)
+                yield from walk(found.references, above | {reference})
+                done.add(reference)
+                yield reference, found
+
+        yield from walk(schema.references, frozenset())
+
+    def _kept(self, path: str, name: str) -> RegisteredSchema:
+        with self._lock:
+            if (found := self._schemas.get(path)) is not None:
+                self._schemas.move_to_end(path)
+                return found
+            for key, keep_s in ((path, UNKNOWN_S), ("", AWAY_S)):
+                at, error = self._failures.get(key, (0.0, None))
+                if error is not None and self._clock_s() - at < keep_s:
+                    raise error
+            try:
+                found = self._ask(path, name)
+            except RegistryFailed as e:
+                self._failures["" if isinstance(e, RegistryAway) else path] = (self._clock_s(), e)
+                while len(self._failures) > SCHEMAS_MAX:
+                    self._failures.popitem(last=False)
+                raise
+            self._schemas[path] = found
+            while len(self._schemas) > SCHEMAS_MAX:
+                self._schemas.popitem(last=False)
+            return found
+
+    def _ask(self, path: str, name: str) -> RegisteredSchema:
+        """Ask the addresses in turn until one answers or the time is over."""
+        end = self._clock_s() + self._options.timeout_ms / 1000
+        attempt = 0
+        while True:
+            why = ""
+            for url in self._options.urls:
+                left_s = max(0.05, end - self._clock_s())
+                try:
+                    return _parse(*_get(url, path, self._options, min(REQUEST_S, left_s)), name=name, url=url)
+                except (OSError, http.client.HTTPException, _Busy) as e:
+                    why = f"{url}: {shown(_reason(e))}"
+            pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
+            attempt += 1
+            if self._clock_s() + pause_s >= end:
+                raise RegistryAway(f"schema registry {why}: no answer about {name}; check the address and the server")
+            self._pause(pause_s)
+
+
+class _Busy(Exception):
+    """The server says that it cannot answer now."""
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
+
+
+class _Https(http.client.HTTPSConnection):
+    """Shakes hands with `sock` set already, so that who watches can end that too."""
+
+    def __init__(self, host: str, port: int | None, *, timeout: float, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._tls = context
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        wrapped = self._tls.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
+        self.sock = wrapped
+        wrapped.do_handshake()
+
+
+class _Watch:
+    """Ends a connection that takes too long as a whole: the socket's own time-out begins anew with each byte."""
+
+    def __init__(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
+        self._connection = connection
+        self._timer = threading.Timer(timeout_s, self._end)
+        self._timer.daemon = True
+        self.is_over = False
+
+    def _end(self) -> None:
+        self.is_over = True
+        if (sock := self._connection.sock) is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def __enter__(self) -> _Watch:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+def _get(url: str, path: str, options: RegistryOptions, timeout_s: float) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = (options.tls or ClientTls()).context()
+        connection = _Https(parts.hostname, parts.port, timeout=timeout_s, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
+    if options.token:
+        headers["Authorization"] = f"Bearer {options.token}"
+    elif options.user:
+        both = f"{options.user}:{options.password}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(both).decode()}"
+    watch = _Watch(connection, timeout_s)
+    try:
+        with watch:
+            try:
+                connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+                answer = connection.getresponse()
+                body = answer.read(ANSWER_BYTES_MAX + 1)
+                if answer.length and len(body) <= ANSWER_BYTES_MAX:
+                    raise http.client.IncompleteRead(body, answer.length)
+            except Exception:
+                if watch.is_over:
+                    raise TimeoutError("timed out") from None
+                raise
+        if watch.is_over:
+            raise TimeoutError("timed out")
+        if answer.status == 429 or answer.status >= 500:
+            raise _Busy(f"it answers {answer.status}")
+        return answer.status, body
+    finally:
+        connection.close()
+
+
+def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema:
+    if status == 404:
+        raise SchemaUnknown(f"schema registry {url} has no {name}: check it, and that this is the right registry")
+    if status in (401, 403):
+        raise RegistryRefused(
+            f"schema registry {url} refuses ({status}): check schemaRegistryUser and schemaRegistryPassword, or"
+            " schemaRegistryToken"
+        )
+    if status != 200:
+        raise RegistryRefused(f"schema registry {url} answers {status} to {name}: is it a schema registry?")
+    try:
+        if len(body) > ANSWER_BYTES_MAX:
+            raise ValueError("it is too long")
+        found = json.loads(body)
+        references = tuple(
+            Reference(str(one["name"]), str(one["subject"]), int(one["version"]))
+            for one in found.get("references") or ()
+        )
+        text = found["schema"]
+        if not isinstance(text, str):
+            raise TypeError("the schema is no text")
+        return RegisteredSchema(str(found.get("schemaType") or "AVRO").upper(), text, references, found.get("id"))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        raise RegistryRefused(
+            f"schema registry {url}: its answer about {name} is none of a schema registry's; check the address"
+        ) from None
+
+
+@lru_cache(maxsize=16)
+def registry_of(options: RegistryOptions) -> Registry:
+    """Return the process's own client of a registry, with what it knows."""
+    return Registry(options)
+
+
+def check_url(url: str, option: str) -> str:
+    """Return a registry's address. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        port_is_right = parts.port is None or parts.port > 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        raise ConfigError(f"option {option}: it is no address; http://host:port is needed") from None
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            f"option {option} holds a user or password, which plans and logs would show: give schemaRegistryUser and"
+            " schemaRegistryPassword"
+        )
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or not port_is_right
+        or parts.query
+        or parts.fragment
+        or not parts.path.isascii()
+        or any(c <= " " or c == "\x7f" for c in url)
+    ):
+        raise ConfigError(f"option {option} is {shown(url)!r}: http://host:port or https://host:port is needed")
+    return url.rstrip("/")

@@ -1,0 +1,167 @@
+"""The registry's client against a small server: what is kept, retried, refused, and that no error shows a secret."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import Issuer
+from tests.spark.decode.orders import V1, V2, avro
+from tests.spark.decode.registry_server import RegistryServer, registry_server
+
+from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, SchemaUnknown
+from rocketspark.spark.decode import registry as module
+from rocketspark.spark.decode.bodies import BodyDecoder, resolve
+from rocketspark.spark.decode.registry import Registry, RegistryOptions, check_url
+from rocketspark.spark.decode.wire_format import join
+from rocketspark.spark.options import parse_decode_options
+from rocketspark.transport.tls.client_tls import ClientTls
+
+
+class Clock:
+    """Time that passes by pauses."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def client(server: RegistryServer, clock: Clock, **options: Any) -> Registry:
+    return Registry(RegistryOptions(urls=(server.url,), **options), clock_s=clock, pause=clock.pause)
+
+
+def test_a_schema_is_asked_for_once_and_outlives_its_registry() -> None:
+    clock = Clock()
+    with registry_server() as server:
+        number = server.add("orders", V1)
+        asking = client(server, clock)
+        assert asking.by_id(number).text == V1
+        assert asking.by_id(number).kind == "AVRO"
+        assert server.paths == [f"/schemas/ids/{number}?format=serialized"]
+    assert asking.by_id(number).text == V1
+    with pytest.raises(RegistryAway, match=r"no answer about schema id 9; check the address"):
+        asking.by_id(9)
+
+
+def test_failures_that_pass_are_retried() -> None:
+    clock = Clock()
+    with registry_server() as server:
+        number = server.add("orders", V1)
+        server.failures = [500, 503, 429]
+        assert client(server, clock).by_id(number).text == V1
+        assert clock.now_s == pytest.approx(100 + 0.1 + 0.3 + 1.0)
+        server.failures = [500] * 100
+        with pytest.raises(RegistryAway, match="it answers 500"):
+            client(server, clock, timeout_ms=2000).by_id(number)
+
+
+def test_an_unknown_id_is_asked_for_again_after_a_while() -> None:
+    clock = Clock()
+    with registry_server() as server:
+        asking = client(server, clock)
+        for _ in range(3):
+            with pytest.raises(SchemaUnknown, match="has no schema id 5"):
+                asking.by_id(5)
+        assert len(server.paths) == 1
+        server.add("late", V1, schema_id=5)
+        clock.now_s += module.UNKNOWN_S + 1
+        assert asking.by_id(5).text == V1
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
+    with registry_server() as server:
+        asking = client(server, Clock())
+        for number in (1, 2, 3, 1):
+            server.schemas[number] = {"schema": V1}
+            asking.by_id(number)
+        assert len(server.paths) == 4
+
+
+def test_a_wrong_password_is_refused_without_showing_it() -> None:
+    with registry_server(user="us", password="right-8812") as server:
+        number = server.add("orders", V1)
+        assert client(server, Clock(), user="us", password="right-8812").by_id(number).text == V1
+        options = RegistryOptions(urls=(server.url,), user="us", password="wrong-7719")
+        with pytest.raises(RegistryRefused, match=r"refuses \(401\)") as told:
+            Registry(options).by_id(number)
+        assert "wrong-7719" not in str(told.value) + repr(options)
+
+
+def test_tls(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    pair = issuer.pair("registry")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pair)
+    with registry_server(tls=context) as server:
+        number = server.add("orders", V1)
+        assert client(server, Clock(), tls=ClientTls(ca=issuer.ca)).by_id(number).text == V1
+        with pytest.raises(RegistryAway, match="certificate verify failed"):
+            client(server, Clock(), timeout_ms=10).by_id(number)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"schema": 3}', b'{"schema": "x", "references": 1}'])
+def test_answers_that_are_none_of_a_registrys(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with registry_server() as server:
+        monkeypatch.setattr(server, "answer", lambda *_: (200, body))
+        with pytest.raises(RegistryRefused, match="none of a schema registry's"):
+            client(server, Clock()).by_id(1)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("http://u:pw@h", "holds a user"), ("x", "is needed"), ("http://", "is needed"), ("http://h:x", "no address")],
+)
+def test_wrong_addresses(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as told:
+        check_url(url, "schemaRegistry")
+    assert "pw" not in str(told.value)
+
+
+def test_references_are_followed() -> None:
+    shop = json.dumps({"type": "record", "name": "Shop", "namespace": "s", "fields": [{"name": "n", "type": "string"}]})
+    order = {
+        "type": "record",
+        "name": "O",
+        "fields": [{"name": "a", "type": "s.Shop"}, {"name": "b", "type": "s.Shop"}],
+    }
+    with registry_server() as server:
+        server.add("shop", shop)
+        number = server.add("orders", json.dumps(order), references=[("s.Shop", "shop", 1)])
+        given = {"decode": "avro", "schemaRegistry": server.url, "schemaRegistrySubject": "orders"}
+        options = resolve(parse_decode_options(given))
+        body = join(number, b"\x02x\x04yz")
+        values, reasons = BodyDecoder(options).decode([body])
+    assert reasons == [None]
+    assert values.to_pylist() == [{"a": {"n": "x"}, "b": {"n": "yz"}}]
+
+
+def test_a_registry_that_is_away_costs_rows_or_the_task_by_choice() -> None:
+    with registry_server() as server:
+        one, two = server.add("orders", V1), server.add("orders", V2)
+        given = {"decode": "avro", "schemaRegistry": server.url, "schemaRegistrySubject": "orders"}
+        given["schemaRegistryTimeoutMs"] = "50"
+        order = {"id": 1, "fruit": "fig", "price": 2.0}
+        known, unknown = join(one, avro(order)), join(two, avro(order | {"note": "n"}, V2))
+        decoders = [
+            BodyDecoder(resolve(parse_decode_options(given | {"schemaRegistryFailure": choice})))
+            for choice in ("error", "badRow")
+        ]
+        for decoder in decoders:
+            assert decoder.decode([known])[1] == [None]
+    with pytest.raises(RegistryAway):
+        decoders[0].decode([unknown])
+    values, reasons = decoders[1].decode([known, unknown, None])
+    assert values.to_pylist() == [order | {"note": None}, None, None]
+    assert reasons[0] is None
+    assert reasons[1] is not None
+    assert "no answer about schema id 2" in reasons[1]
+    assert reasons[2] is None
