@@ -1,0 +1,180 @@
+"""The figures as families of metrics. Rule: only here have they Prometheus's names; loaded where metrics are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from rocketspark.model.histogram import Histogram
+from rocketspark.spark.metrics.lag_watch import REASONS, LagWatch, TopicLag, merged
+from rocketspark.spark.metrics.query_figures import EVENTS, QueryFigures
+
+PREFIX = "rocketspark_stream_"
+# From 0 on: what appears with its first count is no increase.
+_NO_EVENTS = dict.fromkeys(EVENTS, 0)
+_NO_REASONS = dict.fromkeys(REASONS, 0)
+Rows = Iterable[tuple[tuple[str, ...], float]]
+
+
+def families(figures: QueryFigures, lag: LagWatch | None) -> list[Metric]:
+    """Return all metrics of streaming queries; those of the lag only where brokers are asked."""
+    found = [*_counters(figures), *_gauges(figures)]
+    return found if lag is None else found + _lag(figures, lag)
+
+
+def counter(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    """Return a counter; `_total` is put behind its name."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
+    return family
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    """Return a gauge."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
+    return family
+
+
+def _counters(figures: QueryFigures) -> list[Metric]:
+    counts = sorted(figures.counts().items())
+    durations = HistogramMetricFamily(
+        PREFIX + "batch_duration_seconds", "How long micro-batches took.", labels=["query"]
+    )
+    for query, each in counts:
+        durations.add_metric([query], _seconds(each.durations), each.durations.total / 1000)
+
+    def of_query(name: str, text: str, field: str) -> Metric:
+        return counter(PREFIX + name, text, ("query",), (((query,), getattr(each, field)) for query, each in counts))
+
+    return [
+        of_query("rows", "Rows that queries read.", "rows"),
+        of_query("output_rows", "Rows that sinks said they took.", "output_rows"),
+        of_query("bytes", "Bytes read, where observed metrics or sources tell them.", "bytes"),
+        of_query("batches", "Micro-batches that ran.", "batches"),
+        of_query("starts", "Runs of queries that began.", "starts"),
+        counter(
+            PREFIX + "ends",
+            "Runs of queries that ended: failed, or stopped (by hand, or at their end).",
+            ("query", "outcome"),
+            (
+                ((query, outcome), count)
+                for query, each in counts
+                for outcome, count in (("failed", each.failed), ("stopped", each.stopped))
+            ),
+        ),
+        durations,
+        counter(
+            PREFIX + "step_seconds",
+            "Time that micro-batches spent in each step.",
+            ("query", "step"),
+            (((query, step), seconds) for query, each in counts for step, seconds in sorted(each.steps_s.items())),
+        ),
+        counter(
+            PREFIX + "messages",
+            "Messages that queries passed in a topic, those that a filter left out too.",
+            ("query", "topic"),
+            (((query, topic), count) for query, each in counts for topic, count in sorted(each.messages.items())),
+        ),
+        counter(
+            PREFIX + "listener_errors",
+            "Events of queries that could not be counted.",
+            ("event",),
+            (((event,), count) for event, count in sorted((_NO_EVENTS | figures.listener_errors()).items())),
+        ),
+    ]
+
+
+def _gauges(figures: QueryFigures) -> list[Metric]:
+    gauges = figures.gauges()
+    now = sorted(gauges.items())
+    running = dict.fromkeys(figures.counts(), 0) | {query: each.running for query, each in now}
+    return [
+        gauge(
+            PREFIX + "running", "Runs that are under way.", ("query",), (((q,), n) for q, n in sorted(running.items()))
+        ),
+        gauge(
+            PREFIX + "last_progress_timestamp_seconds",
+            "When a running query was heard of last.",
+            ("query",),
+            (((query,), each.seen_s) for query, each in now),
+        ),
+        gauge(
+            PREFIX + "batch_id",
+            "The last micro-batch of a running query.",
+            ("query",),
+            (((query,), each.batch_id) for query, each in now if each.batch_id is not None),
+        ),
+        gauge(
+            PREFIX + "state_rows", "Rows of state.", ("query",), (((query,), each.state_rows) for query, each in now)
+        ),
+        gauge(PREFIX + "state_bytes", "Bytes of state.", ("query",), (((q,), each.state_bytes) for q, each in now)),
+        gauge(
+            PREFIX + "reported_lag_messages",
+            "Messages that waited at the last micro-batch, as Spark says (4.2 and later).",
+            ("query", "topic"),
+            (((query, topic), n) for query, each in now for topic, n in sorted(each.reported_lag.items())),
+        ),
+    ]
+
+
+def _lag(figures: QueryFigures, lag: LagWatch) -> list[Metric]:
+    lags: dict[tuple[str, str], TopicLag] = {}
+    for (query, topic), each in lag.lags().items():
+        key = query, figures.topic_label(topic)
+        lags[key] = merged(lags[key], each) if key in lags else each
+    asked: dict[tuple[str, str], float] = {}
+    for (query, topic), at_s in lag.asked_s().items():
+        key = query, figures.topic_label(topic)
+        asked[key] = min(at_s, asked.get(key, at_s))
+    labels = ("query", "topic")
+    seconds = {key: each.seconds for key, each in lags.items()}
+    return [
+        gauge(
+            PREFIX + "lag_messages",
+            "Messages that brokers hold and a query has not read.",
+            labels,
+            ((key, each.messages) for key, each in sorted(lags.items())),
+        ),
+        gauge(
+            PREFIX + "lag_seconds",
+            "Age of the oldest message that a query has not read, by its store time.",
+            labels,
+            ((key, age) for key, age in sorted(seconds.items()) if age is not None),
+        ),
+        gauge(
+            PREFIX + "lag_asked_timestamp_seconds",
+            "When brokers answered last about a query's topic.",
+            labels,
+            sorted(asked.items()),
+        ),
+        counter(
+            PREFIX + "lag_errors",
+            "Times that brokers did not tell a lag, by reason.",
+            ("reason",),
+            (((reason,), count) for reason, count in sorted((_NO_REASONS | dict(lag.errors)).items())),
+        ),
+    ]
+
+
+def of_pipeline(name: str, rows: int, waiting: int | None, seconds: float) -> list[Metric]:
+    """Return the progress of a pipeline's command, as it prints it."""
+    prefix, labels = "rocketspark_pipeline_", ("pipeline",)
+    known: Mapping[str, int] = {} if waiting is None else {name: waiting}
+    return [
+        gauge(prefix + "rows", "Rows that the running step has done.", labels, [((name,), rows)]),
+        gauge(prefix + "waiting_rows", "Rows that wait still.", labels, (((n,), count) for n, count in known.items())),
+        gauge(prefix + "running_seconds", "Time since the command began.", labels, [((name,), seconds)]),
+    ]
+
+
+def _seconds(durations: Histogram) -> list[tuple[str, float]]:
+    """Return the buckets of a histogram in ms, with bounds in seconds."""
+    below, found = 0, []
+    for bound_ms, count in zip(durations.bounds, durations.counts, strict=False):
+        below += count
+        found.append((str(bound_ms / 1000), float(below)))
+    return [*found, ("+Inf", float(durations.count))]

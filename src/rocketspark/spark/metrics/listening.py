@@ -1,0 +1,232 @@
+"""listen(): metrics of a session's streaming queries for Prometheus. Rule: what can be wrong is told before anything
+starts; afterwards a query never notices that somebody listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.spark.client_access import Access
+from rocketspark.spark.metrics.lag_watch import LagWatch
+from rocketspark.spark.metrics.query_figures import QueryFigures, wall_s
+from rocketspark.spark.options import ACCESS_NAMES, READER_GROUP, parse_access
+from rocketspark.transport.connections import parse_addresses
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from pyspark.sql import SparkSession
+
+    from rocketspark.spark.metrics.query_listener import QueryListener
+    from rocketspark.spark.metrics.scrape_thread import ScrapeThread
+
+log = LimitedLog("rocketspark.spark")
+
+HOST = "127.0.0.1"
+LAG_INTERVAL_S, LAG_INTERVAL_MIN_S = 15.0, 1.0
+QUERIES_MAX, TOPICS_MAX = 20, 50
+LABELS_LIMIT = 10_000
+
+More = Callable[[], "list[Metric]"]
+
+
+class Settings(NamedTuple):
+    """Where metrics are served, whom to ask for the lag, and how many labels there are."""
+
+    port: int = 0
+    host: str = HOST
+    namesrv: str = ""
+    access: Access = Access()
+    consumer_group: str = READER_GROUP
+    lag_interval_s: float = LAG_INTERVAL_S
+    queries_max: int = QUERIES_MAX
+    topics_max: int = TOPICS_MAX
+
+
+def listen(
+    spark: SparkSession,
+    port: int = 0,
+    *,
+    host: str = HOST,
+    namesrv: str = "",
+    consumer_group: str = READER_GROUP,
+    lag_interval_s: float = LAG_INTERVAL_S,
+    queries_max: int = QUERIES_MAX,
+    topics_max: int = TOPICS_MAX,
+    **access: str | bool | None,
+) -> Listening:
+    """Serve metrics of the session's streaming queries at http://host:port/metrics, until `stop`. Port 0: a free one.
+
+    `namesrv`: whose brokers are asked for the lag, every `lag_interval_s` at most; "": none. `access`: how to come in,
+    named as the options of a read: access_key, secret_key, secret_key_file, security_token, namespace, use_tls, tls_ca,
+    tls_cert, tls_key, … More than `queries_max` queries and `topics_max` topics share the label `other`.
+
+    Raises ConfigError for what cannot be used as given, a port that cannot be had among it.
+    """
+    settings = Settings(port, host, namesrv, _access(access), consumer_group, lag_interval_s, queries_max, topics_max)
+    return listen_with(spark, settings)
+
+
+def listen_with(spark: SparkSession, settings: Settings, more: More | None = None) -> Listening:
+    """Do as `listen` does, with the settings as one value; `more`: what is served too."""
+    _check(settings)
+    if not hasattr(spark, "streams"):
+        raise ConfigError(f"listen() needs a SparkSession, not {type(spark).__name__}")
+    try:
+        from rocketspark.spark.metrics.scrape_thread import ScrapeThread
+    except ImportError as e:
+        raise ConfigError("metrics need prometheus-client: pip install 'rocketspark[metrics]'") from e
+    from rocketspark.spark.metrics.exposition import families
+
+    lag: LagWatch | None = None
+    figures = QueryFigures(
+        queries_max=settings.queries_max,
+        topics_max=settings.topics_max,
+        heard=lambda: lag.notify() if lag is not None else None,
+        now_s=wall_s,
+    )
+    if settings.namesrv:
+        lag = LagWatch(figures.positions, partial(_open, settings), interval_s=settings.lag_interval_s)
+    server = ScrapeThread(lambda: families(figures, lag) + (more() if more is not None else []))
+    server.start(settings.host, settings.port)
+    try:
+        listener = _add_listener(spark, figures)
+    except BaseException:
+        server.stop()
+        raise
+    if lag is not None:
+        lag.start()
+    return Listening(spark, settings.host, figures, server, lag, listener)
+
+
+class Listening:
+    """Metrics that are served: `port` is where. A context manager; `stop` ends it."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        host: str,
+        figures: QueryFigures,
+        server: ScrapeThread,
+        lag: LagWatch | None,
+        listener: QueryListener,
+    ) -> None:
+        self._spark, self._host = spark, host
+        self._figures, self._server, self._lag, self._listener = figures, server, lag, listener
+        self._open = True
+
+    def __repr__(self) -> str:
+        return f"Listening({self.url!r})" if self._open else "Listening(stopped)"
+
+    @property
+    def port(self) -> int:
+        """The port that metrics are served on."""
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        """The address to scrape."""
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}/metrics"
+
+    def stop(self) -> None:
+        """Serve no more, and hear no more of queries, which go on. Twice does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._server.stop()
+        if self._lag is not None:
+            self._lag.stop()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._spark.streams.removeListener(self._listener)
+        except Exception as e:
+            # The session may be gone, and the listener with it.
+            log.info("the listener was not removed: %s", e)
+
+    def __enter__(self) -> Listening:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _check(settings: Settings) -> None:
+    """Raise ConfigError for the first setting that is wrong."""
+    _check_number("port", settings.port, 0, 65535)
+    _check_number("queries_max", settings.queries_max, 1, LABELS_LIMIT)
+    _check_number("topics_max", settings.topics_max, 1, LABELS_LIMIT)
+    interval_s = settings.lag_interval_s
+    is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
+    if not is_number or not LAG_INTERVAL_MIN_S <= interval_s <= 86_400:
+        raise ConfigError(f"lag_interval_s is {interval_s!r}: {LAG_INTERVAL_MIN_S:g} to 86400 seconds are needed")
+    if not isinstance(settings.host, str) or not settings.host.strip():
+        raise ConfigError(f"host is {settings.host!r}: the address to listen on is needed, such as {HOST}")
+    if not isinstance(settings.namesrv, str):
+        raise ConfigError(f"namesrv is {settings.namesrv!r}: host:port is needed")
+    if settings.namesrv:
+        parse_addresses(settings.namesrv)
+        settings.access.checked_tls()
+
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{name} is {value!r}: a whole number from {least} to {most} is needed")
+
+
+def _access(given: dict[str, str | bool | None]) -> Access:
+    """Return what says how to come in, by names such as access_key or accessKey. Raises ConfigError."""
+    known = {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): name for name in ACCESS_NAMES}
+    options = {}
+    for name, value in given.items():
+        camel = known.get(name) or (name if name in ACCESS_NAMES else None)
+        if camel is None:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ConfigError(f"listen() has no argument {name!r}: {hint}")
+        if isinstance(value, bool):
+            value = str(value).lower()
+        if value is not None:
+            options[camel.lower()] = value
+    return parse_access(options)
+
+
+def _open(settings: Settings) -> Any:
+    from rocketspark.spark.plan.cluster_queries import ClusterQueries
+
+    addresses = ";".join(parse_addresses(settings.namesrv))
+    return ClusterQueries(addresses, group=settings.consumer_group, access=settings.access)
+
+
+def _add_listener(spark: SparkSession, figures: QueryFigures) -> QueryListener:
+    """Hear of queries from now on, and note those that run. Raises RocketSparkError."""
+    from rocketspark.spark.metrics.query_listener import QueryListener
+
+    listener = QueryListener(figures)
+    try:
+        with warnings.catch_warnings():
+            # Connect's client only warns if the server refuses; then its list is without the listener.
+            warnings.simplefilter("ignore")
+            spark.streams.addListener(listener)
+        heard_by = getattr(getattr(spark.streams, "_sqlb", None), "_listener_bus", None)
+        if isinstance(heard_by, list) and listener not in heard_by:
+            raise RocketSparkError("the Spark Connect server did not take the listener: look at its log")
+        for query in spark.streams.active:
+            with contextlib.suppress(Exception):
+                figures.started(str(query.runId), str(query.id), query.name)
+    except RocketSparkError:
+        raise
+    except Exception as e:
+        text = str(e).strip().partition("\n")[0] or type(e).__name__
+        raise RocketSparkError(f"no listener could be added to the session: {text}; is it stopped?") from e
+    return listener

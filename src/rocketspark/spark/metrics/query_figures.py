@@ -1,0 +1,224 @@
+"""The figures of queries, by label. Rule: plain numbers under one lock, which nobody holds while he waits.
+
+A query that ended keeps its label until a new one needs it: then its counts go to `other`, so that sums stay.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rocketspark.model.histogram import Histogram
+from rocketspark.spark.metrics.bounded_labels import OTHER, BoundedLabels, label_of
+from rocketspark.spark.metrics.progress_reports import Report
+from rocketspark.spark.plan.offset_ranges import Offsets
+
+# In ms: from an empty micro-batch to one of an hour.
+DURATION_BOUNDS_MS = (100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 120_000, 300_000, 900_000, 3_600_000)
+# Runs whose end was never heard of, as when a connection broke, are forgotten beyond these.
+RUNS_MAX = 1000
+EVENTS = ("started", "progress", "idle", "terminated")
+
+NO_REPORT = Report(0, 0, None, None, {}, 0, 0, 0, ())
+
+
+class QueryCounts:
+    """The counts of all runs under one label. They only grow."""
+
+    def __init__(self) -> None:
+        self.rows = self.output_rows = self.batches = self.bytes = 0
+        self.starts = self.stopped = self.failed = 0
+        self.durations = Histogram(DURATION_BOUNDS_MS)
+        self.steps_s: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+
+    def add(self, other: QueryCounts) -> None:
+        """Add the counts of another label."""
+        for name in ("rows", "output_rows", "batches", "bytes", "starts", "stopped", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.durations.counts = [a + b for a, b in zip(self.durations.counts, other.durations.counts, strict=True)]
+        self.durations.total += other.durations.total
+        for step, seconds in other.steps_s.items():
+            self.steps_s[step] += seconds
+        self.messages.update(other.messages)
+
+
+class Run:
+    """One run of a query, from its start to its end. `key`: what its label is taken by."""
+
+    def __init__(self, key: str, seen_s: float) -> None:
+        self.key = key
+        self.seen_s = seen_s
+        self.report = NO_REPORT
+        self.positions: Offsets = {}
+
+
+class Gauges(NamedTuple):
+    """What holds now for the running queries of one label."""
+
+    running: int
+    seen_s: float
+    batch_id: int | None
+    state_rows: int
+    state_bytes: int
+    reported_lag: dict[str, int]
+
+
+class QueryFigures:
+    """What the listener heard of all queries; safe to call from any thread. `heard` is called after each report."""
+
+    def __init__(
+        self, *, queries_max: int, topics_max: int, heard: Callable[[], None] = lambda: None, now_s: Callable[[], float]
+    ) -> None:
+        self._lock = threading.Lock()
+        self._labels = BoundedLabels(queries_max)
+        self._topics = BoundedLabels(topics_max)
+        self._runs: dict[str, Run] = {}
+        self._ended: deque[str] = deque(maxlen=RUNS_MAX)
+        # Keys of queries that have ended, the first that did first.
+        self._idle: dict[str, None] = {}
+        self._counts: dict[str, QueryCounts] = {}
+        self._listener_errors: Counter[str] = Counter()
+        self._heard = heard
+        self._now_s = now_s
+
+    def started(self, run_id: str, query_id: str, name: str | None) -> None:
+        """Note that a run began."""
+        with self._lock:
+            self._run(run_id, query_id, name)
+
+    def progressed(self, run_id: str, query_id: str, name: str | None, report: Report) -> None:
+        """Count a report."""
+        with self._lock:
+            run = self._run(run_id, query_id, name)
+            counts = self._counts_of(run.key if run is not None else _key(query_id, name))
+            counts.rows += report.rows
+            counts.output_rows += report.output_rows
+            counts.bytes += report.bytes
+            if report.duration_s is not None and _is_batch(report):
+                counts.batches += 1
+                counts.durations.add(report.duration_s * 1000)
+                counts.steps_s.update(report.steps_s)
+            for source in report.sources:
+                for topic, count in source.messages().items():
+                    counts.messages[self._topics.take(topic)] += count
+            if run is not None:
+                run.report, run.seen_s = report, self._now_s()
+                run.positions = report.positions() or run.positions
+        self._heard()
+
+    def idled(self, run_id: str) -> None:
+        """Note that a run waits for messages."""
+        with self._lock:
+            if (run := self._runs.get(run_id)) is not None:
+                run.seen_s = self._now_s()
+
+    def ended(self, run_id: str, query_id: str, *, failed: bool) -> None:
+        """Note that a run is over."""
+        with self._lock:
+            if run_id in self._ended:
+                return
+            run = self._run(run_id, query_id, None)
+            assert run is not None
+            counts = self._counts_of(run.key)
+            counts.failed += failed
+            counts.stopped += not failed
+            del self._runs[run_id]
+            self._ended.append(run_id)
+            if all(other.key != run.key for other in self._runs.values()):
+                self._idle.pop(run.key, None)
+                self._idle[run.key] = None
+
+    def listener_failed(self, event: str) -> None:
+        """Count an event that could not be counted."""
+        with self._lock:
+            self._listener_errors[event] += 1
+
+    def _run(self, run_id: str, query_id: str, name: str | None) -> Run | None:
+        """Return a run, noted now if it is new; None if it has ended: reports may come late."""
+        if run_id in self._ended:
+            return None
+        run = self._runs.get(run_id)
+        if run is None:
+            while len(self._runs) >= RUNS_MAX:
+                del self._runs[min(self._runs, key=lambda each: self._runs[each].seen_s)]
+            run = self._runs[run_id] = Run(_key(query_id, name), self._now_s())
+            self._idle.pop(run.key, None)
+            self._make_room(run.key)
+            self._counts_of(run.key).starts += 1
+        return run
+
+    def _make_room(self, key: str) -> None:
+        if self._labels.is_full and not self._labels.is_own(key) and self._idle:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            if self._labels.is_own(oldest):
+                gone = self._counts.pop(self._labels.take(oldest), None)
+                self._labels.give_back(oldest)
+                if gone is not None:
+                    self._counts.setdefault(OTHER, QueryCounts()).add(gone)
+
+    def _counts_of(self, key: str) -> QueryCounts:
+        return self._counts.setdefault(self._labels.take(key), QueryCounts())
+
+    def positions(self) -> list[tuple[str, Offsets]]:
+        """Return where each running query is, with its label; those that read RocketMQ and have told it."""
+        with self._lock:
+            return [(self._labels.take(run.key), dict(run.positions)) for run in self._runs.values() if run.positions]
+
+    def topic_label(self, topic: str) -> str:
+        """Return the label of a topic."""
+        with self._lock:
+            return self._topics.take(topic)
+
+    def counts(self) -> dict[str, QueryCounts]:
+        """Return a copy of the counts by label."""
+        with self._lock:
+            copies: dict[str, QueryCounts] = {}
+            for label, counts in self._counts.items():
+                copies[label] = QueryCounts()
+                copies[label].add(counts)
+            return copies
+
+    def listener_errors(self) -> dict[str, int]:
+        """Return how many events could not be counted, by kind."""
+        with self._lock:
+            return dict(self._listener_errors)
+
+    def gauges(self) -> dict[str, Gauges]:
+        """Return what holds now, by label of running queries."""
+        with self._lock:
+            found: dict[str, Gauges] = {}
+            for run in self._runs.values():
+                label, report = self._labels.take(run.key), run.report
+                before = found.get(label, Gauges(0, 0.0, None, 0, 0, {}))
+                lag = Counter(before.reported_lag)
+                for source in report.sources:
+                    for topic, count in source.lag().items():
+                        lag[self._topics.take(topic)] += count
+                found[label] = Gauges(
+                    before.running + 1,
+                    max(before.seen_s, run.seen_s),
+                    report.batch_id if before.running == 0 else None,
+                    before.state_rows + report.state_rows,
+                    before.state_bytes + report.state_bytes,
+                    dict(lag),
+                )
+            return found
+
+
+def wall_s() -> float:
+    """Return the seconds since 1970."""
+    return time.time()
+
+
+def _key(query_id: str, name: str | None) -> str:
+    return label_of(name) if name else f"query-{query_id[:8]}"
+
+
+def _is_batch(report: Report) -> bool:
+    """Tell whether a micro-batch ran: a trigger that found nothing is reported every 10 s, and ran none."""
+    return report.rows > 0 or "addBatch" in report.steps_s
