@@ -2,6 +2,7 @@
 
     make demo-archive
     python -m examples.archive.run [--rows 5000] [--folder FOLDER] [--namesrv host:port] [--master spark://host:7077]
+        [--format delta|iceberg]
 
 Without a NameServer it starts a server of its own, on free ports of this machine.
 """
@@ -23,6 +24,7 @@ from pyspark.sql import functions as F
 from examples.archive import datasets
 from rocketspark import RocketSparkError
 from rocketspark.admin.operations import SyncOperations
+from rocketspark.spark.lakehouse.table import FORMATS, TablePlace, archive_for
 from rocketspark.spark.pipelines import compare
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.report import show
@@ -36,9 +38,17 @@ DAY_MS = 24 * 3_600_000
 
 
 def run(
-    spark: SparkSession, namesrv: str, data: datasets.DataSet, folder: Path, say: Callable[[str], object] = print
+    spark: SparkSession,
+    namesrv: str,
+    data: datasets.DataSet,
+    folder: Path | TablePlace,
+    state: Path | None = None,
+    say: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """One data set: sent, archived, its hours merged, restored to another topic, audited. What came out, by name."""
+    """One data set: sent, archived, its hours merged, restored to another topic, audited. What came out, by name.
+
+    state: the folder of the restore's progress, for an archive that is a table.
+    """
     topic, restored = data.topic, f"{data.topic}-restored"
     with SyncOperations(namesrv) as operations:
         operations.create_topic(topic, queue_count=QUEUES)
@@ -51,7 +61,7 @@ def run(
     merged = archive.run(spark, namesrv, [topic], folder, now_ms=lambda: time.time_ns() // 1_000_000 + DAY_MS)
     say(f"{topic}: {archived.rows:,} archived, in {archived.files} files; then in {merged.files}")
 
-    sent = restore.restore(spark, folder, namesrv, topic, restored)
+    sent = restore.restore(spark, folder, namesrv, topic, restored, state=state)
     say(f"{topic}: {sent.rows:,} restored to {restored}")
 
     old = compare.Side(namesrv, topic)
@@ -62,7 +72,7 @@ def run(
     found = {
         "data_set": topic,
         "rows": len(data.rows),
-        "archived": int(spark.read.parquet(str(folder)).where(F.col("topic") == topic).count()),
+        "archived": int(_any_reader(spark, folder).where(F.col("topic") == topic).count()),
         "restored": audits["restored"].other_messages,
         "checksum": f"{data.checksum:x}",
         "archived_checksum": f"{checksum(archive.read(spark, folder).where(F.col('topic') == topic)):x}",
@@ -85,6 +95,15 @@ def _read(spark: SparkSession, namesrv: str, topic: str) -> DataFrame:
     return spark.read.format("rocketmq").options(namesrv=namesrv, topic=topic).schema("body binary").load()
 
 
+def _any_reader(spark: SparkSession, folder: Path | TablePlace) -> DataFrame:
+    """Read an archive as any reader does; Iceberg's has its catalog."""
+    if isinstance(folder, TablePlace):
+        return (
+            spark.read.format("delta").load(folder.place) if folder.format == "delta" else archive.read(spark, folder)
+        )
+    return spark.read.parquet(str(folder))
+
+
 def main() -> int:
     """Run it; returns the exit code: 0 if all is equal, 1 if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,15 +111,20 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the archive is made, and stays")
     parser.add_argument("--namesrv", default="", help="a NameServer that runs")
     parser.add_argument("--master", default="", help="Spark's master")
+    parser.add_argument("--format", default="parquet", choices=FORMATS, help="what the archive is")
     given = parser.parse_args()
     try:
         with ExitStack() as running:
-            folder = given.folder or Path(running.enter_context(tempfile.TemporaryDirectory()))
+            folder: Path = given.folder or Path(running.enter_context(tempfile.TemporaryDirectory()))
             namesrv = given.namesrv or running.enter_context(run_server_process(folder / "store")).namesrv
-            spark = running.enter_context(open_session("archive-demo", SessionOptions(given.master)))
+            place = archive_for(given.format, folder / "archive")
+            tables = (place,) if isinstance(place, TablePlace) else ()
+            state = folder / "restores" if tables else None
+            session = SessionOptions(given.master, tables=tables)
+            spark = running.enter_context(open_session("archive-demo", session))
             began_s = time.monotonic()
             found = [
-                run(spark, namesrv, data, folder / "archive")
+                run(spark, namesrv, data, place, state)
                 for data in (datasets.flights(given.rows), datasets.airports(given.rows))
             ]
             for one in found:

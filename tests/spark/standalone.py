@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import pyspark
 from tests.java.driver import java_home
-from tests.official import SHORT_LIVED
 from tests.ports import free_ports
+from tests.spark_classes import jvm_options
 
 SPARK = Path(pyspark.__file__).parent
 LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.executor.extraJavaOptions": SHORT_LIVED,
+    "spark.executor.extraJavaOptions": jvm_options(),
 }
 READY_S_MAX = 200
 
@@ -84,7 +84,9 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Standalone]:
     bare.mkdir()
     # The interpreter below our virtual environment: it knows none of our packages.
     (bare / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
-    variables = {"PATH": f"{bare}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": ""}
+    # Executors have the environment of their worker, whatever their driver asks for.
+    java = {"JAVA_TOOL_OPTIONS": jvm_options()}
+    variables = {"PATH": f"{bare}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": ""} | java
     with ExitStack() as servers:
 
         def start(name: str, ready: str, *arguments: str) -> subprocess.Popen[bytes]:

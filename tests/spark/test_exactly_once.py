@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -28,20 +29,29 @@ from rocketspark.client import AsyncProducer
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import properties, record
 from rocketspark.spark import exactly_once
-from rocketspark.spark.exactly_once import SentAttempt, TaskAttempt, end_transactions, failpoints, transaction_handles
+from rocketspark.spark.exactly_once import (
+    SentAttempt,
+    TaskAttempt,
+    broker_abilities,
+    end_ranges,
+    end_transactions,
+    failpoints,
+    transaction_handles,
+)
 from rocketspark.spark.exactly_once import half_messages as halves
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import CommitTopic
 from rocketspark.spark.options import parse_write
+from rocketspark.spark.write import row_sender
 from rocketspark.spark.write import rows as rows_module
 
 # The commit topic lies on the first broker by name.
 COMMIT_BROKER, TARGET_BROKER = "broker-a", "broker-b"
-PARTITIONS, ROWS = 2, 20
+PARTITIONS, ROWS = 2, 60
 QUERY = "4381cd59-feb5-410d-9c5f-fd0298db02ba"
 IN_TASKS = ("halves under way", "halves sent", "task done")
 IN_COMMIT = tuple(moment for moment in failpoints.MOMENTS if moment not in IN_TASKS)
@@ -75,6 +85,14 @@ def quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is under way when kills fall where they do here, but for one row, which sets its own."""
     monkeypatch.setattr(end_transactions, "DRAIN_S", 0.2)
     monkeypatch.setattr(end_transactions, "GUARD_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task sends several batches of half messages, and their ends are several requests."""
+    monkeypatch.setattr(halves, "BATCH_ROWS_MAX", 30)
+    monkeypatch.setattr(end_ranges, "ROWS_MAX", 20)
+    monkeypatch.setattr(end_ranges, "IN_FLIGHT_MAX", 1)
 
 
 @pytest.fixture
@@ -572,6 +590,37 @@ def test_many_rows_and_several_manifests(servers: Servers, monkeypatch: pytest.M
     assert sent[0].part.last - sent[0].part.first == 3
     exactly_once.commit(sent, query.options, 0)
     assert query.visible() == Counter(wanted)
+
+
+def test_rows_too_large_for_a_batch_go_alone(servers: Servers) -> None:
+    query = Query(servers, maxBatchBytes="2000")
+    query.plan()
+    wanted = [b"%d " % n + b"x" * (5000 if n % 50 < 2 else n % 40) for n in range(200)]
+    exactly_once.commit([query.attempt(0, 0, wanted)], query.options, 0)
+    assert query.visible() == Counter(wanted)
+
+
+@pytest.mark.parametrize("lost", ["before the halves", "before the ends"])
+def test_a_broker_that_takes_no_batches_any_more(servers: Servers, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """It said that it takes them, and answers as an official one that took over."""
+    code = {"before the halves": "SEND_HALF_BATCH", "before the ends": "END_HALF_RANGES"}[lost]
+    unknown = SimpleNamespace(**dict(RequestCode.__members__) | {code: 7_399_999})
+    query = Query(servers)
+    query.plan()
+    monkeypatch.setattr({"SEND_HALF_BATCH": row_sender}.get(code, end_ranges), "RequestCode", unknown)
+    told = broker_abilities.BrokerAbilities.runtime
+    asked: list[str] = []
+
+    async def runtime(self: Any, queue: MessageQueue) -> dict[str, str]:
+        """From the second question on it says what it is."""
+        asked.append(queue.broker_name)
+        return {**await told(self, queue)} | ({"halfBatches": "false"} if len(asked) > 3 else {})
+
+    monkeypatch.setattr(broker_abilities.BrokerAbilities, "runtime", runtime)
+    sent = [query.task(0, partition) for partition in range(PARTITIONS)]
+    exactly_once.commit(sent, query.options, 0)
+    query.expect(0)
+    assert len(asked) > 2
 
 
 def test_properties_of_what_is_written(servers: Servers) -> None:

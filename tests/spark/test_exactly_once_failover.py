@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.spark.one_pair import OnePair
-from tests.spark.test_exactly_once import COMMIT_BROKER, TARGET_BROKER, Query, run_through
+from tests.spark.test_exactly_once import COMMIT_BROKER, TARGET_BROKER, Query, pieces, run_through
 
 from rocketspark.client import SendStatus
 from rocketspark.client.results import SendResult
@@ -21,6 +21,9 @@ from rocketspark.spark.exactly_once import failpoints
 from rocketspark.spark.exactly_once.commit_topic import safely_stored
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.testing.replicas import Replicas
+
+# Used by all tests here as well.
+__all__ = ["pieces"]
 
 
 @pytest.fixture(scope="module")

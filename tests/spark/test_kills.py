@@ -12,4 +12,4 @@ from tests.spark.standalone import spark_cluster
 @pytest.mark.timeout(1800)
 def test_every_row_is_once_in_files_and_topic(tmp_path: Path) -> None:
     with spark_cluster(tmp_path) as standalone:
-        Kills(tmp_path / "run", standalone, seed=7).run(["driver", "broker", "executor"])
+        Kills(tmp_path / "run", standalone, seed=7).run(["driver", "executor"])

@@ -146,6 +146,7 @@ def test_spark_connect(
     expected = sorted(message.body for message in sent.values())
     told = json.loads(done.stdout)
     assert told["bodies"] == [body.decode() for body in expected]
+    assert told["metrics"] == [300, 300, 1, 0, 0]
     assert f"no topic 'none-such' at {cluster.namesrv}" in told["error"]
     assert bodies_of(cluster.namesrv, target) == expected
     assert bodies_of(cluster.namesrv, again) == expected

@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING
 from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
+    from rocketspark.spark.decode.error_rows import bad_rows
+    from rocketspark.spark.decode.frame import decode, infer_schema
     from rocketspark.spark.session_start import session
     from rocketspark.spark.source import RocketMQDataSource
 
-__all__ = ["RocketMQDataSource", "session"]
+__all__ = ["RocketMQDataSource", "bad_rows", "decode", "infer_schema", "session"]
 
-__getattr__ = attributes(__name__, {"RocketMQDataSource": "source", "session": "session_start"})
+__getattr__ = attributes(
+    __name__,
+    {
+        "RocketMQDataSource": "source",
+        "bad_rows": "decode.error_rows",
+        "decode": "decode.frame",
+        "infer_schema": "decode.frame",
+        "session": "session_start",
+    },
+)

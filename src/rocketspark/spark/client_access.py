@@ -6,33 +6,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.hooks import HookSet
+from rocketspark.client.options import AccessOptions
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.tls.client_tls import ClientTls
 
 
-class Credentials(TypedDict):
-    """The keys and the TLS as arguments of operations."""
-
-    access_key: str | None
-    secret_key: str | None
-    security_token: str | None
-    use_tls: bool
-    tls_ca: str | None
-    tls_cert: str | None
-    tls_key: str | None
-    tls_key_password: str | None
-    tls_verify: str | None
-    tls_server_name: str | None
-
-
-class ClientAccess(Credentials):
+class ClientAccess(AccessOptions):
     """The namespace, the keys and the TLS as arguments of a client."""
 
     namespace: str
@@ -99,7 +85,7 @@ class Access(NamedTuple):
         """Return what asks the NameServers, on the running loop."""
         return RouteCache(list(addresses), timeout_ms=timeout_ms, hooks=self._hooks(), tls=self.checked_tls())
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> AccessOptions:
         """Return the arguments for operations, which take full names."""
         tls = self.checked_tls() or ClientTls()
         return {

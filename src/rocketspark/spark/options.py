@@ -20,6 +20,8 @@ from rocketspark.model import subscribe
 from rocketspark.model.text import shown, whole_number
 from rocketspark.protocol.message.compression import KINDS
 from rocketspark.spark.client_access import Access
+from rocketspark.spark.decode.options import NAMES as DECODE_NAMES
+from rocketspark.spark.decode.options import DecodeOptions, check_error_topic, parse_decode
 from rocketspark.spark.time_options import duration_ms, time_ms
 from rocketspark.spark.topic_selection import Assigned, check_pattern, from_json_text, parse_assigned
 from rocketspark.transport.connections import parse_addresses
@@ -113,6 +115,8 @@ class ReadOptions(NamedTuple):
     bad_bodies: str = BAD_IS_ERROR
     # The columns that a read gives, in this order; all if none is named.
     columns: tuple[str, ...] = ()
+    # How bodies become a column.
+    decode: DecodeOptions | None = None
 
 
 class WriteOptions(NamedTuple):
@@ -147,6 +151,7 @@ _READ_NAMES = (
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
     *("store", "brokerName", "storePathCommitLog"),
     *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies", "columns"),
+    *DECODE_NAMES,
 )
 _WRITE_NAMES = (
     *ACCESS_NAMES,
@@ -221,7 +226,17 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             else (BAD_IS_NULL, BAD_AS_STORED, BAD_IS_ERROR),
         ),
         columns=given.several("columns"),
+        decode=parse_decode(given, topics),
     )
+    if parsed.decode is not None:
+        if parsed.decode.error_topic and store is not None:
+            raise ConfigError("option decodeErrorTopic: with option store there is no broker to send to; leave it out")
+        check_error_topic(parsed.decode.error_topic, (*topics, *(assigned or ())), pattern)
+    if streaming and parsed.push_down:
+        raise ConfigError(
+            "option pushDownPredicate is for batch reads: no Spark tells a stream its filters; leave it out, and give"
+            " tags, sql or startingTimestamp, which the broker applies"
+        )
     if not streaming and parsed.starting == LATEST:
         raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
     if parsed.ending == EARLIEST:
@@ -239,6 +254,19 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     times = [at.time_ms for at in (parsed.starting, parsed.ending) if isinstance(at, AtTime)]
     if times != sorted(times):
         raise ConfigError("option startingTimestamp is after endingTimestamp: nothing is stored between them")
+    return parsed
+
+
+def parse_decode_options(options: Mapping[str, str]) -> DecodeOptions:
+    """Parse the options of `decode` alone. Raises ConfigError, also for one that is none of them."""
+    known = {name.lower() for name in DECODE_NAMES}
+    if other := next((name for name in options if name.lower() not in known), None):
+        close = difflib.get_close_matches(other, DECODE_NAMES, 1, 0.6)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"decode: option {shown(other)!r} is unknown{hint}")
+    parsed = parse_decode(_Given(options, DECODE_NAMES, ()))
+    if parsed is None:
+        raise ConfigError("decode: the format is empty: json, avro or protobuf is needed")
     return parsed
 
 
@@ -426,7 +454,7 @@ class _Given:
         found = Access(
             namespace=self.text("namespace", ""),
             access_key=self.text("accessKey", ""),
-            secret_key=self._secret("secretKey"),
+            secret_key=self.secret("secretKey"),
             security_token=self.text("securityToken", ""),
             tls=self._tls(),
         )
@@ -436,7 +464,7 @@ class _Given:
             raise ConfigError("option securityToken needs accessKey and secretKey: give all three")
         return found
 
-    def _secret(self, name: str) -> str:
+    def secret(self, name: str) -> str:
         """Return a secret, as it is given or from the driver's file that is."""
         value, path = self.text(name, ""), self.text(f"{name}File", "")
         if value and path:
@@ -445,7 +473,7 @@ class _Given:
 
     def _tls(self) -> ClientTls | None:
         given = {_snake(name): self.text(name, "") for name in _TLS_TEXTS}
-        given["tls_key_password"] = self._secret("tlsKeyPassword")
+        given["tls_key_password"] = self.secret("tlsKeyPassword")
         try:
             return client_tls(self.truth("useTls", False), **given)
         except ConfigError as e:

@@ -16,7 +16,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.columns import check_written, read_schema, wanted_columns
+from rocketspark.spark.columns import check_written, read_schema
+from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_asked
+from rocketspark.spark.decode.sample import bodies, everything
 from rocketspark.spark.options import parse_columns, parse_read, parse_write
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.python_workers import settle
@@ -41,17 +43,22 @@ class RocketMQDataSource(DataSource):
         """Return the name for `format`."""
         return "rocketmq"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Return the columns of a read: those that the option columns names, or all. Raises ConfigError."""
         with plain_errors():
-            return read_schema(parse_columns(self.options))
+            columns = parse_columns(self.options)
+            if not is_asked(self.options):
+                return read_schema(columns)
+            options = parse_read(everything(self.options), streaming=False)
+            if options.decode is None:
+                return read_schema(columns)
+            return decoded_schema(columns, options.decode, bodies(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for spark.read. Raises ConfigError."""
         settle()
         with plain_errors():
-            options = parse_read(self.options, streaming=False)
-            wanted_columns(schema, options.columns)
+            options = checked(schema, parse_read(self.options, streaming=False))
             if options.push_down and not FILTERS:
                 raise ConfigError(
                     f"option pushDownPredicate needs Spark 4.1 or later, and this is {VERSION}: leave it out, and Spark"
@@ -70,8 +77,7 @@ class RocketMQDataSource(DataSource):
         here.
         """
         try:
-            options = parse_read(self.options, streaming=True)
-            wanted_columns(schema, options.columns)
+            options = checked(schema, parse_read(self.options, streaming=True))
             return for_this_spark(StreamReader(schema, options))
         except RocketSparkError as e:
             return for_this_spark(RefusedReader(e))

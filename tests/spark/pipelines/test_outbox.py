@@ -235,6 +235,26 @@ def test_each_key_is_its_own(database: str, kind: str, keys: list[Any]) -> None:
         execute(database, "DROP TABLE odd")
 
 
+def test_names_may_be_words_of_sql(database: str) -> None:
+    execute(database, 'CREATE TABLE "order" ("group" INTEGER PRIMARY KEY, "select" INTEGER)')
+    try:
+        execute(database, 'INSERT INTO "order" VALUES (?, ?)', (1, 9), (2, 8))
+        claims = RowClaims(database, "order", "group", "words", "select")
+        claims.create()
+        assert claims.columns() == ["group", "select"]
+        assert claims.waiting() == 2
+        assert claims.claim(10) == 1
+        assert [row.columns["group"] for row in claims.rows(0, 1)] == [2, 1]
+        assert claims.delete(1) == 2
+        claims.close()
+        mixed = RowClaims(database, "Words", "group", "words")
+        with pytest.raises(ConfigError, match="no table 'Words'"):
+            mixed.columns()
+        mixed.close()
+    finally:
+        execute(database, 'DROP TABLE "order"')
+
+
 def test_rows_that_are_no_messages_are_set_aside(database: str) -> None:
     columns = {"body": "payload", "tag": "kind", "properties": "extra"}
     rows = [

@@ -107,6 +107,12 @@ def test_a_stream_has_no_end() -> None:
             parse_read({**BASE, name: "latest"}, streaming=True)
 
 
+def test_a_stream_is_told_no_filters() -> None:
+    with pytest.raises(ConfigError, match="pushDownPredicate is for batch reads: no Spark tells a stream its filters"):
+        parse_read({**BASE, "pushDownPredicate": "true"}, streaming=True)
+    parse_read({**BASE, "pushDownPredicate": "false"}, streaming=True)
+
+
 @pytest.mark.parametrize(
     ("text", "time_ms"),
     [

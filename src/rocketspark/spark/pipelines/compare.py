@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from rocketspark.errors import UsageError
 from rocketspark.protocol.message import properties
+from rocketspark.spark.lakehouse.table import TablePlace
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress
@@ -58,11 +59,11 @@ class CompareReport(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A topic of a cluster, or of an archive's folder (with topic None all that is in it)."""
+    """A topic of a cluster, or of an archive: its folder or table (with topic None all that is in it)."""
 
     where: Connection | str
     topic: str | None = None
-    folder: Path | None = None
+    folder: str | Path | TablePlace | None = None
 
     def __str__(self) -> str:
         if self.folder is not None:

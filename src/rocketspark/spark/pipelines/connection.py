@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
 from rocketspark.spark.client_access import Access
+from rocketspark.spark.decode.options import NAMES as DECODE_NAMES
 from rocketspark.spark.options import ACCESS_NAMES, over, parse_access
 from rocketspark.transport.tls.client_tls import ClientTls
 
@@ -54,9 +55,19 @@ class Connection(NamedTuple):
         return {name: value for name, value in named.items() if value} | dict(self.options)
 
 
-def connection(where: Connection | str) -> Connection:
-    """Return the connection, or one to the NameServers that a text names; keys among its options are its own."""
+def connection(where: Connection | str, *, decodes: bool = False) -> Connection:
+    """Return the connection, or one to the NameServers that a text names; keys among its options are its own.
+
+    Raises ConfigError for an option of decoding unless the pipeline `decodes`: others would hand it on to a read whose
+    decoded columns nobody sees, and decodeMode could leave rows out.
+    """
     made = where if isinstance(where, Connection) else Connection(where)
+    of_decode = {name.lower() for name in DECODE_NAMES}
+    if not decodes and (name := next((name for name in made.options if name.lower() in of_decode), None)):
+        raise ConfigError(
+            f"option {name}: this pipeline keeps bodies as they are; `pipeline sql` decodes, or decode(df, …) does so"
+            " with what this one wrote"
+        )
     own = {name.lower() for name in ("namesrv", *ACCESS_NAMES)}
     named = {name: value for name, value in made.options.items() if name.lower() in own}
     if not named:

@@ -43,7 +43,7 @@ def define(file: Path | str, where: Connection | str, variables: Mapping[str, st
         ) from None
 
     plan = read_plan(Path(file), variables)
-    cluster = connection(where)
+    cluster = connection(where, decodes=True)
 
     def spark() -> SparkSession:
         active = SparkSession.active()

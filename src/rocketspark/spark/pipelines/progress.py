@@ -61,12 +61,14 @@ class QueryOutcome(NamedTuple):
 
 class Progress:
     """Prints progress on `out`, at most one line each `every_s` seconds; with out=None none. `stop`: the request to
-    stop.
+    stop. `rows`, `waiting`: as noted last.
     """
 
     def __init__(self, name: str, out: TextIO | None = None, *, every_s: float = EVERY_S) -> None:
         self.name = name
         self.stop = Stop()
+        self.rows = 0
+        self.waiting: int | None = None
         self._out = out
         self._every_s = every_s
         self._began_s = self._printed_s = time.monotonic()
@@ -85,6 +87,7 @@ class Progress:
 
     def update(self, rows: int, *, lag: int | None = None, note: str = "", now: bool = False) -> None:
         """Note the rows so far, how many wait still, and the current step; print it if it is time, or `now`."""
+        self.rows, self.waiting = rows, lag
         since_s = time.monotonic() - self._printed_s
         if since_s < self._every_s and not now:
             return

@@ -14,21 +14,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.lakehouse import object_store, packages
 from rocketspark.spark.this_python import prefer_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from rocketspark.spark.lakehouse.table import TablePlace
+
 MASTER_DEFAULT = "local[*]"
+# A store may fail a task once; local[*] tries none again.
+MASTER_WITH_RETRIES = "local[*,4]"
 LOCAL_PARTITIONS = 32
 
 
 class SessionOptions(NamedTuple):
-    """The options of a session. `remote`: a Spark Connect server (sc://host:port) instead of a master."""
+    """The options of a session. `remote`: a Spark Connect server (sc://host:port) instead of a master; `places`: what
+    it reads and writes, for the jars and settings of object stores; `tables`: the archives that are tables.
+    """
 
     master: str = ""
     remote: str = ""
     conf: Mapping[str, str] = {}
+    places: tuple[str | Path, ...] = ()
+    tables: tuple[TablePlace, ...] = ()
+
+    @property
+    def all_places(self) -> tuple[str | Path, ...]:
+        """Return `places` and those of the tables."""
+        return self.places + tuple(table.place for table in self.tables)
 
 
 @contextmanager
@@ -54,6 +68,7 @@ def open_session(name: str, options: SessionOptions | None = None) -> Iterator[S
 
 
 def _make(name: str, options: SessionOptions) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     quiet_errors()
@@ -63,6 +78,8 @@ def _make(name: str, options: SessionOptions) -> SparkSession:
         builder = SparkSession.builder.remote(options.remote)
     else:
         master = options.master or os.environ.get("SPARK_MASTER") or MASTER_DEFAULT
+        if master == MASTER_DEFAULT and any(map(object_store.scheme_of, options.all_places)):
+            master = MASTER_WITH_RETRIES
         builder = SparkSession.builder.master(master)
         settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
         if master.startswith("local"):
@@ -70,13 +87,49 @@ def _make(name: str, options: SessionOptions) -> SparkSession:
             # 200 tasks a shuffle are for clusters: here most of the time would go into starting them.
             settings["spark.sql.shuffle.partitions"] = str(LOCAL_PARTITIONS)
     builder = builder.appName(f"rocketspark pipeline {name}")
-    for key, value in (settings | dict(options.conf)).items():
+    jars = _jar_settings(options)
+    settings |= jars
+    object_store.remember_secrets(options.conf)
+    shown, secrets = object_store.without_secrets(options.conf)
+    for key, value in (settings | shown | _only_lists(jars)).items():
         builder = builder.config(key, value)
-    with nullcontext() if options.remote else _quiet_start():
-        spark: SparkSession = builder.getOrCreate()
+    with nullcontext() if options.remote else _quiet_start("spark.jars.packages" in jars):
+        try:
+            spark: SparkSession = builder.getOrCreate()
+        except PySparkRuntimeError as e:
+            if "JAVA_GATEWAY_EXITED" in str(e) and (wanted := jars.get("spark.jars.packages")):
+                raise ConfigError(
+                    f"Spark did not start; likely its jars could not be had ({wanted}): check the network, or fetch"
+                    " them and give them with --conf spark.jars=…"
+                ) from None
+            raise
+    object_store.give_secrets(spark, secrets)
     if not options.remote and "spark.log.level" not in options.conf:
         spark.sparkContext.setLogLevel("OFF")  # What fails is raised here too.
     return spark
+
+
+# Settings that hold what was given, and more.
+_LISTS = frozenset({"spark.sql.extensions"})
+
+
+def _jar_settings(options: SessionOptions) -> dict[str, str]:
+    """Return the settings of stores and table formats. A Spark Connect server has its own."""
+    from rocketspark.spark.spark_features import VERSION
+
+    settings: dict[str, str] = {}
+    if options.remote:
+        return settings
+    for place in options.all_places:
+        settings |= object_store.settings_for(place, {**options.conf, **_only_lists(settings)})
+    for table in options.tables:
+        known = {**options.conf, **_only_lists(settings)}
+        settings |= packages.settings_for(table.format, table.catalog, known, VERSION)
+    return settings
+
+
+def _only_lists(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if name in _LISTS or name.startswith("spark.jars.")}
 
 
 def quiet_errors() -> None:
@@ -94,9 +147,18 @@ _NOISE = re.compile(
 )
 
 
+# What Ivy tells of jars that are fetched; what it cannot fetch is an error of ours.
+_FETCHES = re.compile(
+    rb"\s|::|Ivy |The jars for|downloading |You probably access|.* added as a dependency|.*artifacts copied"
+    rb"|Exception in thread \"main\" java\.lang\.RuntimeException: (problem during|\[(unresolved|download))"
+)
+
+
 @contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Have the JVM that starts in this block, and its workers, write on our stderr all but noise."""
+def _quiet_start(fetches: bool = False) -> Iterator[None]:
+    """Have the JVM that starts in this block, and its workers, write on our stderr all but noise; if it `fetches` jars,
+    nothing of that.
+    """
     sys.stderr.flush()
     read_end, write_end = os.pipe()
     kept, own = os.dup(2), os.dup(2)
@@ -106,7 +168,7 @@ def _quiet_start() -> Iterator[None]:
     def copy() -> None:
         with open(read_end, "rb") as lines, open(own, "wb", buffering=0) as out:
             for line in lines:
-                if not _NOISE.match(line):
+                if not _NOISE.match(line) and not (fetches and _FETCHES.match(line)):
                     out.write(line)
 
     threading.Thread(target=copy, name="spark-stderr", daemon=True).start()
@@ -163,9 +225,13 @@ _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|War
 
 
 def one_line(text: str) -> str:
-    """Return the line of an error's text that a person needs: this package's own error in it, else the last Python
-    error, else its first line.
+    """Return the line of an error's text that a person needs, without credentials: this package's own error in it,
+    else the last Python error, else its first line.
     """
+    return object_store.hidden(_needed_line(text))
+
+
+def _needed_line(text: str) -> str:
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()
     if errors := _PYTHON_ERROR.findall(text):

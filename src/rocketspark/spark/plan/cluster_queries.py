@@ -256,6 +256,16 @@ class ClusterQueries:
         guess = await client_api.search_offset(broker, queue, min(time_ms, (1 << 63) - 1), timeout_ms=TIMEOUT_MS)
         return await first_at_or_after(time_ms, oldest, end, guess, partial(self._stored_ms, broker, queue))
 
+    def stored_ms(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
+        """Return the store time of the first message at or after an offset of each queue, infinity if there is none;
+        without queues whose broker does not answer.
+        """
+        return self._run(self._of_each(list(offsets), lambda q: self._stored_at(q, offsets[q]), if_there=True))
+
+    async def _stored_at(self, queue: MessageQueue, offset: int) -> float:
+        broker, queue = await self._broker_of(queue)
+        return await self._stored_ms(broker, queue, offset)
+
     async def _stored_ms(self, broker: Peer, queue: MessageQueue, offset: int) -> float:
         """Return the store time of the message at an offset, or of the next one where a compaction left it out."""
         pulled = await self._pull(broker, queue, offset, 1)

@@ -36,14 +36,25 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
 
 
 def from_json(table: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a JSON form."""
-    return {
-        MessageQueue(topic, broker, int(queue)): offset
-        for topic, brokers in table.items()
-        if topic != START_KEY
-        for broker, queues in brokers.items()
-        for queue, offset in queues.items()
-    }
+    """Return the offsets of a JSON form. Raises ConfigError if it is none: a checkpoint may be anybody's."""
+    found: Offsets = {}
+    try:
+        for topic, brokers in table.items():
+            if topic == START_KEY:
+                continue
+            if topic.startswith("@"):
+                raise ValueError(topic)  # No topic has such a name: a later version's mark.
+            for broker, queues in brokers.items():
+                for queue, offset in queues.items():
+                    if type(offset) is not int:
+                        raise TypeError(offset)
+                    found[MessageQueue(topic, broker, int(queue))] = offset
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            'the checkpoint is none of a stream of format("rocketmq"), or of another version: give the query a'
+            " checkpointLocation of its own"
+        ) from None
+    return found
 
 
 def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:

@@ -45,6 +45,13 @@ class BatchItems:
         places = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
         return BatchItems(self._column.take(places))
 
+    def body_bytes(self) -> NDArray[np.int64]:
+        """Return the length of each item's body."""
+        data = np.frombuffer(self.data, np.uint8)
+        digits = data[self.starts[:-1, None] + np.arange(_HEAD_BYTES - 4, _HEAD_BYTES)]
+        lengths: NDArray[np.int64] = digits.view(">i4").reshape(-1).astype(np.int64)
+        return lengths
+
     def outgoing(self, row: int, topic: str) -> PreparedMessage:
         """Return one row as a send of its own."""
         item = self.data[self.starts[row] : self.starts[row + 1]]

@@ -13,6 +13,8 @@ from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
@@ -53,6 +55,12 @@ class RowSender:
     def batch(self, pieces: list[bytes | memoryview], target: QueueTarget) -> PreparedMessage:
         """Return the message of a batch of encoded rows."""
         return joined(pieces, self._options.access.wire(target.topic))
+
+    def halves(self, items: BatchItems, at: int, end: int, target: QueueTarget) -> PreparedMessage:
+        """Return the message of a batch of half messages: items [at, end)."""
+        out = joined([items.data[items.starts[at] : items.starts[end]]], self._options.access.wire(target.topic))
+        code, sys_flag = RequestCode.SEND_HALF_BATCH, sysflags.TRANSACTION_PREPARED
+        return msgspec.structs.replace(out, code=code, sys_flag=sys_flag)
 
     async def send(self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None) -> SendResult:
         """Send to a queue of the target, or to another one if its broker fails and the rows name neither.

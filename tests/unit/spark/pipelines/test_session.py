@@ -117,3 +117,10 @@ def test_errors_of_queries_are_not_logged_as_well() -> None:
             logger.removeHandler(handler)
             logger.setLevel(before)
     assert told == []
+
+
+def test_a_pipeline_that_keeps_bodies_takes_no_option_of_decoding() -> None:
+    made = Connection("a:1", options={"DecodeMode": "dropmalformed", "decode": "json"})
+    with pytest.raises(ConfigError, match="option DecodeMode: this pipeline keeps bodies as they are; `pipeline sql`"):
+        connection(made)
+    assert connection(made, decodes=True) is made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,24 @@ def test_json_form_is_ordered_and_comes_back() -> None:
     assert text == '{"t": {"a": {"2": 7, "10": 1}}, "u": {"b": {"0": 3}}}'
     assert from_json(json.loads(text)) == offsets
     assert json.dumps(to_json(from_json(json.loads(text)))) == text
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"t": {"0": 5}},  # Kafka's connector
+        {"t": 5},
+        {"t": {"a": {"x": 5}}},
+        {"t": {"a": {"0": "5"}}},
+        {"t": {"a": {"0": None}}},
+        {"@version": {"a": {"0": 5}}, "t": {"a": {"0": 5}}},
+        {"logOffset": 3},
+        [1],
+    ],
+)
+def test_a_checkpoint_of_others_is_one_line(table: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is none of a stream of format.*a checkpointLocation of its own"):
+        from_json(table)
 
 
 def test_place() -> None:

@@ -30,6 +30,7 @@ import msgspec
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import typed_json
 from rocketspark.model.text import in_file_name
+from rocketspark.spark.lakehouse.object_store import refuse_plain_archive
 
 VERSION = 1
 FILES = "_files"
@@ -134,6 +135,7 @@ def due(files: Iterable[ArchiveFile], now_ms: int, close_after_ms: int, file_byt
 
 def read_manifest(folder: Path) -> ArchiveManifest:
     """Read the manifest of an archive. Raises ConfigError if there is none."""
+    refuse_plain_archive(folder)
     path = folder / STATE / "manifest.json"
     try:
         found = typed_json.decode(path.read_bytes(), ArchiveManifest)
@@ -292,9 +294,8 @@ def open_archive(folder: Path | str) -> Iterator[Archive]:
     """Return the archive in a folder, made if it is not there; no other process writes it meanwhile. Raises
     ConfigError.
     """
+    refuse_plain_archive(folder)
     folder = Path(folder).absolute()
-    if "://" in str(folder) or ":/" in str(folder):
-        raise ConfigError(f"{folder} is no folder: an archive is kept in a local or shared one")
     (folder / STATE).mkdir(parents=True, exist_ok=True)
     (folder / SPARK_LOG).parent.mkdir(exist_ok=True)
     (folder / FILES).mkdir(exist_ok=True)

@@ -1,8 +1,9 @@
-"""archive: topics to Parquet files by topic and hour. Rule: a micro-batch counts with its offsets, at one moment.
+"""archive: topics to Parquet files by topic and hour, or to a table. Rule: a micro-batch counts with its offsets, at
+one moment.
 
 Executors read queue ranges as a stream does and write files that do not count yet; the driver then replaces the
-manifest, which names the files and how far each queue is archived. So a kill at any moment leaves the last whole
-micro-batch, and the next start goes on after it.
+manifest, which names the files and how far each queue is archived (a table: its commit does both). So a kill at any
+moment leaves the last whole micro-batch, and the next start goes on after it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for, read_table
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.archive import tasks
 from rocketspark.spark.pipelines.archive.manifest import (
@@ -80,7 +82,7 @@ def run(
     spark: SparkSession,
     where: Connection | str,
     topics: Sequence[str],
-    folder: str | Path,
+    folder: str | Path | TablePlace,
     *,
     once: bool = True,
     interval_s: float = INTERVAL_S,
@@ -92,17 +94,37 @@ def run(
     progress: Progress | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> ArchiveResult:
-    """Archive topics in a folder that driver and executors share, from where the folder's last run ended.
+    """Archive topics in a folder that driver and executors share, or a table, from where its last run ended.
 
     once: end when all is archived that was there at the start, else go on until `progress.stop` is asked, looking for
     more each `interval_s`. batch_rows: messages per micro-batch at most. compact: merge the files of hours that ended
-    `close_after_s` ago into files of some `file_bytes`; the merged ones stay readable for `keep_replaced_s`.
+    `close_after_s` ago into files of some `file_bytes`; the merged ones stay readable for `keep_replaced_s` (those of
+    a table until its own VACUUM or expire_snapshots).
     Raises ConfigError for wrong options, RocketSparkError for what fails.
     """
     progress = progress or Progress("archive")
-    with open_archive(folder) as archive:
-        reader = _reader(connection(where), topics)
-        work = _Work(spark, archive, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
+    place = folder if isinstance(folder, TablePlace) else archive_for("parquet", folder)
+    if isinstance(place, TablePlace):
+        from rocketspark.spark.pipelines.archive import table_archive
+
+        return table_archive.run(
+            spark,
+            connection(where),
+            topics,
+            place,
+            once=once,
+            interval_s=interval_s,
+            batch_rows=batch_rows,
+            compact=compact,
+            close_after_s=close_after_s,
+            file_bytes=file_bytes,
+            progress=progress,
+            now_ms=now_ms,
+        )
+    with open_archive(place) as archive:
+        reader = open_reader(connection(where), topics)
+        target = _Folder(spark, archive)
+        work = MicroBatches(target, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
         try:
             work.begin()
             compacted = 0
@@ -132,7 +154,8 @@ def run(
         )
 
 
-def _reader(where: Connection, topics: Sequence[str]) -> StreamReader:
+def open_reader(where: Connection, topics: Sequence[str]) -> StreamReader:
+    """Return a reader of what is archived: as a stream has it."""
     # A body that does not inflate is kept as it is stored.
     options = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options()}
     if topics:
@@ -140,13 +163,46 @@ def _reader(where: Connection, topics: Sequence[str]) -> StreamReader:
     return StreamReader(READ_SCHEMA, parse_read(options, streaming=True))
 
 
-class _Work:
+class Target(Protocol):
+    """Where micro-batches go."""
+
+    @property
+    def offsets(self) -> dict[str, Any] | None:
+        """The next offset of each queue, as a stream's JSON; None: it is new."""
+
+    def begin(self, offsets: dict[str, Any]) -> None:
+        """Fix where a new one begins."""
+
+    def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
+        """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
+
+
+class _Folder:
+    """A Parquet archive as a target."""
+
+    def __init__(self, spark: SparkSession, archive: Archive) -> None:
+        self._spark, self._archive = spark, archive
+
+    @property
+    def offsets(self) -> dict[str, Any] | None:
+        return self._archive.manifest.offsets
+
+    def begin(self, offsets: dict[str, Any]) -> None:
+        self._archive.commit([], offsets=offsets)
+
+    def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
+        with self._archive.staging() as staging:
+            written = run_tasks(self._spark, _ReadTask(reader, partitions, staging), type_=WrittenFile)
+            self._archive.commit(written, offsets=offsets)
+        return sum(one.rows for one in written)
+
+
+class MicroBatches:
     """The micro-batches of a run. They follow the contract of a stream's reader, so what a stream reads is archived."""
 
     def __init__(
         self,
-        spark: SparkSession,
-        archive: Archive,
+        target: Target,
         reader: StreamReader,
         topics: Sequence[str],
         *,
@@ -155,14 +211,14 @@ class _Work:
         once: bool,
     ) -> None:
         self._topics = {name.strip() for topic in topics for name in topic.split(",")}
-        self._spark, self._archive, self._reader, self._progress = spark, archive, reader, progress
+        self._target, self._reader, self._progress = target, reader, progress
         self._batch_rows, self._once = batch_rows, once
         self.rows = self.batches = 0
 
     def begin(self) -> None:
         """Fix where a new archive begins, and with `once` where the run ends."""
-        if self._archive.manifest.offsets is None:
-            self._archive.commit([], offsets=self._reader.initialOffset())
+        if self._target.offsets is None:
+            self._target.begin(self._reader.initialOffset())
         if self._once:
             self._reader.prepareForTriggerAvailableNow()
 
@@ -170,32 +226,30 @@ class _Work:
         """Archive the next messages; False if there are none."""
         from rocketspark.spark.spark_features import ReadMaxRows
 
-        offsets = self._archive.manifest.offsets or {}
+        offsets = self._target.offsets or {}
         # Topics of other runs keep their place.
         others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
         start = {name: value for name, value in offsets.items() if name not in others}
         end = self._reader.latestOffset(start, ReadMaxRows(self._batch_rows))
         if end == start:
             return False
-        partitions = self._reader.partitions(start, end)
-        with self._archive.staging() as staging:
-            written = run_tasks(self._spark, _ReadTask(self._reader, partitions, staging), type_=WrittenFile)
-            self._archive.commit(written, offsets={**others, **end})
+        rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
         self._reader.commit(end)
         self.batches += 1
-        self.rows += sum(one.rows for one in written)
+        self.rows += rows
         self._progress.update(self.rows, lag=lag_of(end, self._reader.reportLatestOffset()))
         return True
 
     def patiently(self, step: Callable[[], T]) -> T:
         """Do a step, again after a while if it failed in a way that may pass."""
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         retries = Retries(RetryRule(ATTEMPTS if self._once else None, pauses_s=PAUSES_S, may_pass=may_pass))
         while True:
             try:
                 return step()
-            except (RocketSparkError, PySparkException) as e:
+            except (RocketSparkError, PySparkException, Py4JError) as e:
                 wait_s = retries.pause_s(e)
                 if self._progress.stop.asked:
                     raise
@@ -204,7 +258,12 @@ class _Work:
 
 
 # Spark's errors of a task that failed because of the network, or lost its executor.
-_PASSING = re.compile(r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|RouteNotFound|BrokerNotFound): |ExecutorLost")
+# And those of an object store or a catalog that is away for a while.
+_PASSING = re.compile(
+    r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|RouteNotFound|BrokerNotFound): |ExecutorLost"
+    r"|AWS(ClientIO|ServiceThrottled|Status500|NoResponse)Exception|CommitStateUnknownException|SQLITE_BUSY"
+    r"|SocketTimeoutException|SdkClientException"
+)
 
 
 def may_pass(error: Exception) -> bool:
@@ -276,11 +335,14 @@ def merge_hours(
     return done
 
 
-def read(spark: SparkSession, folder: str | Path) -> DataFrame:
+def read(spark: SparkSession, folder: str | Path | TablePlace) -> DataFrame:
     """Return the rows of an archive, wherever it was moved: the columns of a topic's read and `hour`."""
     from pyspark.sql import functions as F
 
-    root = Path(folder).absolute()
+    folder = archive_at(folder)
+    if isinstance(folder, TablePlace):
+        return read_table(spark, folder)
+    root = folder.absolute()
     files = _existing(root, read_manifest(root).files)
     names = [field.name for field in READ_SCHEMA.fields]
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in READ_SCHEMA.fields)

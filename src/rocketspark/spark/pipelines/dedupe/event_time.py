@@ -18,9 +18,11 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from rocketspark.arrow.columns import TIME, numbers
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import ReadOptions, parse_read
+from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import ReadLimit
@@ -32,13 +34,15 @@ log = logging.getLogger("rocketspark.spark")
 
 FORMAT = "rocketspark-seen"
 SEEN = "seenTime"
-# Of the stream's offset, which tells how far the time had come; no topic has such a name.
-_KEY = "@seen"
-_FLOOR = "seenfloor"
+# Of the stream's offset, which tells how far the time had come, and by what keys are known; no topic has such a name.
+_KEY, _BY_KEY = "@seen", "@by"
+_FLOOR, _BY = "seenfloor", "seenby"
 
 
 class SeenSource(DataSource):
-    """format("rocketmq") as a stream with a column of the time; option seenFloor: its lower bound, in ms since 1970."""
+    """format("rocketmq") as a stream with a column of the time. Options: seenFloor, its lower bound in ms since 1970,
+    and seenBy, what tells keys, which a checkpoint keeps.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -53,9 +57,9 @@ class SeenSource(DataSource):
         """Return the reader for spark.readStream."""
         try:
             given = {name.lower(): value for name, value in self.options.items()}
-            floor_ms = int(given.pop(_FLOOR, "0"))
+            floor_ms, by = int(given.pop(_FLOOR, "0")), given.pop(_BY, "")
             own = StructType([field for field in schema.fields if field.name != SEEN])
-            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms), repeated=True)
+            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms, by=by), repeated=True)
         except RocketSparkError as e:
             return for_this_spark(RefusedReader(e))
 
@@ -69,8 +73,11 @@ class SeenReader(StreamReader):
         options: ReadOptions,
         floor_ms: int,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        by: str = "",
     ) -> None:
         super().__init__(schema, options)
+        self._by = by
         self._floor_ms = floor_ms
         self._clock_ms = clock_ms
 
@@ -85,12 +92,27 @@ class SeenReader(StreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the stream's latest offset, with the time."""
+        self._check_by(start)
         own = _without(start)
         end = super().latestOffset(own, limit)
-        return start if end == own else {**end, _KEY: self._seen_ms(start.get(_KEY, 0))}
+        if end == own:
+            return start
+        marks = {_KEY: self._seen_ms(start.get(_KEY, 0))}
+        return {**end, **marks, **({_BY_KEY: self._by} if self._by else {})}
+
+    def _check_by(self, offset: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a checkpoint's keys were told by something else: none of them would be known."""
+        by = offset.get(_BY_KEY, self._by)
+        if by != self._by:
+            with plain_errors():
+                raise ConfigError(
+                    f"the checkpoint remembers keys by {shown(str(by))}, not by {shown(self._by)}: give --by"
+                    f" {shown(str(by))}, or another --checkpoint"
+                )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the stream's partitions; each has the time."""
+        self._check_by(end)
         found = super().partitions(_without(start), _without(end))
         # A micro-batch that an earlier version planned has no time.
         seen_ms = end[_KEY] if _KEY in end else self._seen_ms(0)
@@ -110,7 +132,7 @@ class SeenReader(StreamReader):
 
 
 def _without(offset: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in offset.items() if name != _KEY}
+    return {name: value for name, value in offset.items() if name not in (_KEY, _BY_KEY)}
 
 
 def watermark_of(spark: SparkSession, checkpoint: str) -> int:

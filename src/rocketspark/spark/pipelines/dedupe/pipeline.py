@@ -99,7 +99,7 @@ def run(
     with one_line_errors():
         spark.dataSource.register(event_time.SeenSource)
         end = partial(end_of_topics, dict(reading))
-        reading["seenFloor"] = str(event_time.watermark_of(spark, str(checkpoint)))
+        reading |= {"seenFloor": str(event_time.watermark_of(spark, str(checkpoint))), "seenBy": by}
         rows = spark.readStream.format(event_time.FORMAT).options(**reading).load()
         writer = _passed_on(rows, by, delay, target).writeStream.format("rocketmq").options(**writing)
         outcome = run_query(

@@ -83,6 +83,9 @@ class RowClaims:
         self.table = table
         self.key = _check_column(key)
         self.order = _check_column(order or key)
+        # As they stand in SQL.
+        self._table = ".".join(_quoted(part) for part in table.split("."))
+        self._key, self._order = _quoted(self.key), _quoted(self.order)
         if not pipeline or len(pipeline) > 200:
             raise ConfigError(f"the pipeline's name {pipeline!r} has {len(pipeline)} characters: 1 to 200 are needed")
         self.pipeline = pipeline
@@ -97,7 +100,7 @@ class RowClaims:
                     text = "SELECT type FROM pragma_table_info(?) WHERE lower(name) = ?"
                     found = self._run(connection, text, (self.table.split(".")[-1], self.key.lower())).fetchone()
                 declared = found[0] if found else ""
-            self._texts[row] = key_text(self._database.kind, f"{row}.{self.key}", declared)
+            self._texts[row] = key_text(self._database.kind, f"{row}.{self._key}", declared)
         return self._texts[row]
 
     def create(self) -> None:
@@ -116,7 +119,7 @@ class RowClaims:
         """Return the names of the table's columns. Raises ConfigError if there is no such table or key."""
         try:
             with self._database.work() as connection:
-                cursor = self._run(connection, f"SELECT * FROM {self.table} WHERE 1 = 0")
+                cursor = self._run(connection, f"SELECT * FROM {self._table} WHERE 1 = 0")
                 names = [str(column[0]) for column in cursor.description]
         except ConfigError:
             raise ConfigError(f"there is no table {self.table!r} in {self._database.name}") from None
@@ -145,7 +148,7 @@ class RowClaims:
         # Of two that claim at once, the key lets one through; the other fails and is tried again by its query.
         insert = (
             f"INSERT INTO {CLAIMS} (pipeline, id, batch) SELECT ?, {self._id('t')}, ?"
-            f" {self._unclaimed()} ORDER BY t.{self.order} LIMIT {rows_max}"
+            f" {self._unclaimed()} ORDER BY t.{self._order} LIMIT {rows_max}"
         )
         with self._database.work() as connection:
             batch = self._newest(connection)
@@ -161,14 +164,14 @@ class RowClaims:
 
     def _unclaimed(self) -> str:
         return (
-            f"FROM {self.table} t WHERE t.{self.key} IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {CLAIMS} c"
+            f"FROM {self._table} t WHERE t.{self._key} IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {CLAIMS} c"
             f" WHERE c.pipeline = ? AND c.id = {self._id('t')})"
         )
 
     def without_key(self) -> int:
         """Count rows that no batch can have, as their key is null."""
         with self._database.work() as connection:
-            text = f"SELECT COUNT(*) FROM {self.table} t WHERE t.{self.key} IS NULL"
+            text = f"SELECT COUNT(*) FROM {self._table} t WHERE t.{self._key} IS NULL"
             return int(self._run(connection, text).fetchone()[0])
 
     def rows(self, after: int, to: int) -> list[ClaimedRow]:
@@ -178,8 +181,8 @@ class RowClaims:
         """
         where = "c.pipeline = ? AND c.batch > ? AND c.batch <= ?"
         joined = (
-            f"SELECT c.id AS {_KEY_NAME}, t.* FROM {self.table} t JOIN {CLAIMS} c ON c.id = {self._id('t')}"
-            f" WHERE {where} ORDER BY c.batch, t.{self.order}"
+            f"SELECT c.id AS {_KEY_NAME}, t.* FROM {self._table} t JOIN {CLAIMS} c ON c.id = {self._id('t')}"
+            f" WHERE {where} ORDER BY c.batch, t.{self._order}"
         )
         values = (self.pipeline, after, to)
         with self._database.work() as connection:
@@ -216,7 +219,7 @@ class RowClaims:
         """
         aside = f"SELECT r.id FROM {REFUSED} r WHERE r.pipeline = ?"
         mine = f"SELECT c.id FROM {CLAIMS} c WHERE c.pipeline = ? AND c.batch <= ? AND c.id NOT IN ({aside})"
-        rows = f"DELETE FROM {self.table} WHERE {self._id(self.table)} IN ({mine})"
+        rows = f"DELETE FROM {self._table} WHERE {self._id(self._table)} IN ({mine})"
         values = (self.pipeline, to, self.pipeline)
         with self._database.work() as connection:
             last = self._newest(connection)
@@ -241,3 +244,8 @@ def _check_column(name: str) -> str:
     if not _COLUMN.fullmatch(name):
         raise ConfigError(f"column {name!r}: letters, digits and _ are needed")
     return name
+
+
+def _quoted(name: str) -> str:
+    """Return a name for SQL, where it may be one of SQL's words. PostgreSQL folds what is not quoted to lower case."""
+    return f'"{name}"' if name == name.lower() else name

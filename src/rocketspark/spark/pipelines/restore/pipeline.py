@@ -21,6 +21,8 @@ from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import namespace, subscribe, typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.object_store import refuse_object_store
+from rocketspark.spark.lakehouse.table import TablePlace, archive_at, read_table
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
     HOUR_MS,
@@ -35,6 +37,7 @@ from rocketspark.spark.pipelines.connection import Connection, connection, opera
 from rocketspark.spark.pipelines.default_names import file_name
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.restore.plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
+from rocketspark.spark.pipelines.restore.table_source import TableSource, hour_bounds
 from rocketspark.spark.pipelines.restore.tasks import (
     ArchiveSource,
     QueueShare,
@@ -47,7 +50,7 @@ from rocketspark.spark.pipelines.restore.tasks import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_ROWS = 250_000
 # With a rate, a chunk is what may be sent in so many seconds.
@@ -58,6 +61,7 @@ QUIET_TRIES = 10
 # Of the rows that may not be written, the progress file names so many.
 REFUSED_KEPT_MAX = 1000
 REPLAYS = Path(".rocketspark") / "replays"
+RESTORES = Path(".rocketspark") / "restores"
 
 
 class MovedQueue(NamedTuple):
@@ -111,14 +115,18 @@ class RestoreState(msgspec.Struct):
         return any(sent.get(queue, 0) < end for queue, end in self.reach)
 
 
-def topics_of(folder: str | Path) -> list[str]:
-    """Return the topics an archive holds."""
+def topics_of(folder: str | Path | TablePlace, spark: SparkSession | None = None) -> list[str]:
+    """Return the topics an archive holds; for one that is a table a session is needed."""
+    folder = archive_at(folder)
+    if isinstance(folder, TablePlace):
+        assert spark is not None
+        return sorted(row.topic for row in read_table(spark, folder).select("topic").distinct().collect())
     return sorted({file.topic for file in read_manifest(Path(folder)).files})
 
 
 def restore(
     spark: SparkSession,
-    folder: str | Path,
+    folder: str | Path | TablePlace,
     where: Connection | str,
     topic: str | None = None,
     to: str | None = None,
@@ -138,18 +146,24 @@ def restore(
 
     since_ms, until_ms: only rows stored in [since, until); tags: "A || B"; rate: rows/s at most; dry_run: only count.
     A run that was stopped or killed goes on where it was; again: from the begin, once more. create: make the topic if
-    it is not there. state: folder of the progress file, by default in the archive. Raises ConfigError, RouteNotFound,
-    RocketSparkError.
+    it is not there. state: folder of the progress file, by default in the archive's, or for a table
+    .rocketspark/restores in the working folder. Raises ConfigError, RouteNotFound, RocketSparkError.
     """
-    root = Path(folder).absolute()
+    folder = archive_at(folder)
+    wanted = RowSelection(since_ms, until_ms, _tags(tags))
+    progress = progress or Progress("restore")
+    if isinstance(folder, TablePlace):
+        topic = _chosen(topic, topics_of(folder, spark), folder)
+        source = TableSource(_rows_of(read_table(spark, folder), topic, since_ms, until_ms))
+        job = _Job(
+            *(spark, connection(where), (topic, to or topic), wanted, Path(state or RESTORES), progress),
+            place=str(folder),
+        )
+        job.open(again=again, dry=dry_run)
+        return job.run(source, archived_spans(source.ranges()), rate, dry_run, create, chunk_rows)
+    root = folder.absolute()
     manifest = read_manifest(root)
-    topics = sorted({file.topic for file in manifest.files})
-    if topic is None and len(topics) == 1:
-        topic = topics[0]
-    if topic not in topics:
-        asked = f"no topic {topic!r}" if topic else "several topics: name one"
-        raise ConfigError(f"the archive {root} holds {asked if topics else 'nothing'}; there are: {', '.join(topics)}")
-    assert topic is not None
+    topic = _chosen(topic, sorted({file.topic for file in manifest.files}), root)
     files = [file for file in manifest.files if file.topic == topic and _overlaps(file, since_ms, until_ms)]
     if not (root / FILES).is_dir():
         raise ConfigError(f"{root / FILES} is gone: run `rocketspark pipeline archive` on it once, which makes it anew")
@@ -157,12 +171,32 @@ def restore(
         spark,
         connection(where),
         (topic, to or topic),
-        RowSelection(since_ms, until_ms, _tags(tags)),
+        wanted,
         Path(state) if state else root / STATE / "restores",
-        progress or Progress("restore"),
+        progress,
     )
     job.open(again=again, dry=dry_run)
     return job.run(ArchiveSource(root, files), archived_spans(files), rate, dry_run, create, chunk_rows)
+
+
+def _chosen(topic: str | None, topics: Sequence[str], archive: Path | TablePlace) -> str:
+    if topic is None and len(topics) == 1:
+        return topics[0]
+    if topic is None or topic not in topics:
+        asked = f"no topic {topic!r}" if topic else "several topics: name one"
+        there = f"{asked}; there are: {', '.join(topics)}" if topics else "nothing"
+        raise ConfigError(f"the archive {archive} holds {there}")
+    return topic
+
+
+def _rows_of(rows: DataFrame, topic: str, since_ms: int | None, until_ms: int | None) -> DataFrame:
+    """Return the rows of a topic, of the hours that matter: the partitions of a table."""
+    from pyspark.sql import functions as F
+
+    rows = rows.where(F.col("topic") == topic)
+    first, last = hour_bounds(since_ms, until_ms)
+    rows = rows if first is None else rows.where(F.col("hour") >= first)
+    return rows if last is None else rows.where(F.col("hour") <= last)
 
 
 def replay(
@@ -221,13 +255,17 @@ class _Job:
         wanted: RowSelection,
         folder: Path,
         progress: Progress,
+        *,
+        place: str = "",
     ) -> None:
         validators.check_target(topics[1])
         if topics[1].startswith(validators.RETRY_PREFIX):
             raise ConfigError(f"topic {topics[1]!r} is a group's own, for messages to be delivered again: name another")
         self._spark, self._where, self._topics, self._wanted = spark, where, topics, wanted
         self._progress = progress
-        what = msgspec.json.encode([where.namesrv, where.namespace, *topics, wanted])
+        refuse_object_store(folder, "the progress of a restore", "name a folder with --state")
+        # A progress file that lies in its archive needs no `place`.
+        what = msgspec.json.encode([where.namesrv, where.namespace, *topics, wanted, *([place] if place else [])])
         self._path = folder.absolute() / f"{file_name(*topics)}-{hashlib.sha256(what).hexdigest()[:12]}.json"
         self.state = RestoreState(uuid.uuid4().hex)
 
@@ -243,7 +281,7 @@ class _Job:
 
     def run(
         self,
-        source: ArchiveSource | TopicSource,
+        source: ArchiveSource | TopicSource | TableSource,
         groups: Sequence[Sequence[ArchivedSpan]],
         rate: float | None,
         dry: bool,
@@ -301,7 +339,7 @@ class _Job:
 
     def _send(
         self,
-        source: ArchiveSource | TopicSource,
+        source: ArchiveSource | TopicSource | TableSource,
         chunk: Sequence[ArchivedSpan],
         mapping: Mapping[Queue, Queue],
         dry: bool,
@@ -320,6 +358,8 @@ class _Job:
             shares=shares,
             dry=dry,
         )
+        if isinstance(source, TableSource):
+            return [typed_json.decode(told, TaskReport) for told in source.send(task, shares)]
         return run_tasks(self._spark, task, type_=TaskReport)
 
     def _mapping(self, queues: list[Queue], dry: bool, create: bool) -> dict[Queue, Queue]:

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -150,6 +150,13 @@ def read_offsets(reader: StreamReader, topic: str, queue: Queue, first: int, end
         yield from reader.read(partition)
 
 
+class RowSource(Protocol):
+    """What a task reads spans of."""
+
+    def read(self, span: ArchivedSpan) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a span, in order."""
+
+
 class QueueShare(NamedTuple):
     """The rows for one target queue. `tail`: nothing of this restore that may be missing in `spans` is below it."""
 
@@ -175,7 +182,7 @@ class SendTask:
 
     def __init__(
         self,
-        source: ArchiveSource | TopicSource,
+        source: RowSource,
         where: Connection,
         topics: tuple[str, str],
         *,
@@ -189,8 +196,12 @@ class SendTask:
         self.count = len(shares)
 
     def __call__(self, number: int) -> Iterator[TaskReport]:
+        return self.send(number, (batch for span in self._shares[number].spans for batch in self._source.read(span)))
+
+    def send(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[TaskReport]:
+        """Send the rows of share `number`, which come in order, but for those that are there."""
         share = self._shares[number]
-        rows = (self._wanted.of(batch) for span in share.spans for batch in self._source.read(span) if batch.num_rows)
+        rows = (self._wanted.of(batch) for batch in batches if batch.num_rows)
         if self._dry:
             yield TaskReport(share.target, sum(batch.num_rows for batch in rows), 0)
             return

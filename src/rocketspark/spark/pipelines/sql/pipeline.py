@@ -76,15 +76,16 @@ def run(
     Raises ConfigError, and RocketSparkError for what fails in Spark.
     """
     with one_line_errors(), ExitStack() as made:
-        frames = _frames(spark, plan, connection(where), made)
+        where = connection(where, decodes=True)
+        frames = _frames(spark, plan, where, made)
         streaming = [(sink, frame) for sink, frame in frames if frame.isStreaming]
         results = [
-            _write_batch(sink, frame, connection(where), progress)
+            _write_batch(sink, frame, where, progress)
             for sink, frame in frames
             if not frame.isStreaming and not progress.stop.asked
         ]
         # Asked for once, and only where a Spark needs it.
-        end = cache(partial(_end, plan, connection(where)))
+        end = cache(partial(_end, plan, where))
         ends = {sink.name: WantedEnd(end, interval_s) for sink, _ in streaming}
         totals: dict[str, SinkResult] = {}
         while streaming and not progress.stop.asked:
@@ -92,7 +93,7 @@ def run(
             try:
                 for sink, frame in streaming:
                     if not progress.stop.asked:
-                        queries.append(_start(sink, frame, connection(where), f"{checkpoint}", interval_s))
+                        queries.append(_start(sink, frame, where, f"{checkpoint}", interval_s))
                 tallies = progress.watch_all(queries, ended=_has_ended)
             finally:
                 for query in queries:
@@ -112,7 +113,8 @@ def run(
 def dry_run(spark: SparkSession, plan: SqlPlan, where: Connection | str) -> DryRun:
     """Read and check all, write nothing. Raises as `run`."""
     with one_line_errors(), ExitStack() as made:
-        frames = _frames(spark, plan, connection(where), made)
+        where = connection(where, decodes=True)
+        frames = _frames(spark, plan, where, made)
         views = []
         for name in plan.views:
             frame = spark.table(name)

@@ -334,6 +334,10 @@ def check(plan: SqlPlan) -> SqlPlan:
         if sink.mode is not None and sink.mode not in MODES:
             raise ConfigError(f"sink {sink.name}: mode is {sink.mode!r}; one of {', '.join(MODES)} is needed")
     for source in plan.sources:
+        if source.json and any(name.lower() == "decode" for name in source.options):
+            raise ConfigError(
+                f"source {source.name}: json and the option decode both make a column value: leave one out"
+            )
         if source.watermark and not source.stream:
             raise ConfigError(f"source {source.name}: a watermark is for streams; say so, or leave it out")
         if source.watermark and len(source.watermark.split(None, 1)) != 2:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
+from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import parse_read
@@ -36,9 +37,9 @@ class FakeDiscovery:
         self.told.append(text)
 
 
-def reader(clock: list[int], floor_ms: int = 0) -> tuple[SeenReader, FakeDiscovery]:
+def reader(clock: list[int], floor_ms: int = 0, by: str = "") -> tuple[SeenReader, FakeDiscovery]:
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=True)
-    made = SeenReader(StructType([READ_SCHEMA["queueOffset"]]), options, floor_ms, lambda: clock[0])
+    made = SeenReader(StructType([READ_SCHEMA["queueOffset"]]), options, floor_ms, lambda: clock[0], by=by)
     watch = FakeDiscovery()
     made._partition_discovery = watch  # type: ignore[assignment]
     made._initial = {"T": {"b": {"0": 0}}}
@@ -61,6 +62,21 @@ def test_it_stands_still_while_the_clock_is_behind() -> None:
 def test_it_begins_after_the_watermark_of_the_checkpoint() -> None:
     stream, _ = reader([1000], floor_ms=5000)
     assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable())["@seen"] == 5001
+
+
+def test_keys_that_were_told_by_something_else_are_not_taken_for_new() -> None:
+    stream, _ = reader([1000], by="key")
+    start = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert start["@by"] == "key"
+    assert stream.latestOffset(start, ReadAllAvailable())["@by"] == "key"
+    other, watch = reader([1000], by="body")
+    for ask in (lambda: other.latestOffset(start, ReadAllAvailable()), lambda: other.partitions({}, start)):
+        with pytest.raises(ConfigError, match="remembers keys by key, not by body: give --by key, or another"):
+            ask()
+    # One of an earlier version does not tell.
+    del start["@by"]
+    watch.next = 9
+    assert other.latestOffset(start, ReadAllAvailable())["@by"] == "body"
 
 
 def test_nothing_new_is_the_same_offset() -> None:

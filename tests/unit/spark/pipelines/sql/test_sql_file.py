@@ -117,6 +117,10 @@ def test_statements_say_the_same() -> None:
         ("- a", "Expected `object`, got `array`"),
         ("sources: []", "missing required field `sinks`"),
         ("sources: []\nsinks: []", "there is no sink"),
+        (
+            "sources: [{name: a, topic: t, json: x INT, options: {Decode: avro}}]\nsinks: [{name: s, from: a}]",
+            "source a: json and the option decode both make a column value",
+        ),
         ("sources: []\nsinks: [{name: a, sql: SELECT 1}]", "there is no source"),
         (YAML.replace("stream: true", "strem: true"), "unknown field `strem` - at `$.sources[0]`"),
         (YAML.replace("name: rates,", "name: Orders,"), "the name Orders is given twice"),

@@ -1,0 +1,134 @@
+"""An archive as a Delta table. Rule: one commit of a number: Delta's own transaction identifiers see to it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+
+from rocketspark.spark.lakehouse.table import (
+    PARTITIONS,
+    WRITER,
+    ArchiveState,
+    ArchiveTable,
+    check_columns,
+    decode_state,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Commits looked at first; others than an archive's (compaction, a change of properties) may lie between.
+COMMITS_AT_ONCE = 20
+_NO_TABLE = re.compile(r"DELTA_TABLE_NOT_FOUND|DELTA_MISSING_DELTA_TABLE|DELTA_PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
+                       r"|is not a Delta table|FileNotFoundException")  # fmt: skip
+_TAKEN = re.compile(r"DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException")
+# What the second of two hears who begin a table at once.
+_BEGUN = re.compile(r"DELTA_(PROTOCOL|METADATA)_CHANGED|(Protocol|Metadata)ChangedException")
+_SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
+
+
+class DeltaTable(ArchiveTable):
+    """A Delta table in a folder."""
+
+    @property
+    def _name(self) -> str:
+        return "delta.`" + self.place.place.replace("`", "``") + "`"
+
+    def exists(self) -> bool:
+        """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
+        detail = self._detail()
+        if detail is None:
+            return False
+        fields = self.read_all().schema.fields
+        if not fields:
+            # Its log has no commit yet: whoever began it failed.
+            return False
+        types = {field.name: field.dataType.simpleString() for field in fields}
+        check_columns(types, tuple(detail.partitionColumns), self.place)
+        return True
+
+    def _detail(self) -> Any:
+        try:
+            found = self.spark.sql(f"DESCRIBE DETAIL {self._name}").collect()[0]
+        except PySparkException as e:
+            if _NO_TABLE.search(str(e)):
+                return None
+            raise
+        return found if found.format == "delta" else None
+
+    def read_all(self) -> DataFrame:
+        """Return its rows as they are."""
+        return self.spark.read.format("delta").load(self.place.place)
+
+    def read(self) -> DataFrame:
+        """Return its rows, COLUMNS."""
+        return self.read_all()
+
+    def append(self, rows: DataFrame, state: ArchiveState) -> int:
+        """Add rows in one commit, which says `state`; makes the table if it is not there. Returns how many they were.
+
+        Raises ConfigError, and adds nothing, if another commit has that number.
+        """
+        options = {
+            # Delta leaves out a write whose number this writer committed before, and fails one at the same time.
+            "txnAppId": WRITER,
+            "txnVersion": str(state.sequence),
+            "userMetadata": state.encoded(),
+        }
+        # A write would make it anew, without the rows that were there.
+        detail = self._detail()
+        if detail is None or not detail.partitionColumns:
+            self.check_new(state)
+        writer = rows.write.format("delta").mode("append").partitionBy(*PARTITIONS)
+        try:
+            writer.options(**options).save(self.place.place)
+        except PySparkException as e:
+            if _TAKEN.search(str(e)) or (state.sequence == 1 and _BEGUN.search(str(e))):
+                raise self.taken() from None
+            raise
+        for said, row in self._commits(COMMITS_AT_ONCE):
+            if said is not None and said.sequence >= state.sequence:
+                if said.commit == state.commit:
+                    return int((row.operationMetrics or {}).get("numOutputRows", 0))
+                if said.sequence == state.sequence:
+                    break
+        raise self.taken()
+
+    def _commits(self, limit: int | None) -> list[tuple[ArchiveState | None, Any]]:
+        """Return what commits say and their rows of the history, the newest first."""
+        found = self.spark.sql(f"DESCRIBE HISTORY {self._name}" + (f" LIMIT {limit}" if limit else ""))
+        columns = "version", "operation", "userMetadata", "operationMetrics"
+        rows = found.select(*columns).orderBy("version", ascending=False).collect()
+        return [(decode_state(row.userMetadata, self.place), row) for row in rows]
+
+    def _committed(self) -> ArchiveState | None:
+        for limit in (COMMITS_AT_ONCE, None):
+            for said, row in self._commits(limit):
+                if said is not None:
+                    return said
+                if row.operation == "RESTORE":
+                    # Rows of the commits before it may be gone: those that are there tell.
+                    return None
+        return None
+
+    def compact(self, last_hour: str, file_bytes: int) -> int:
+        """Merge the files of hours up to `last_hour` with OPTIMIZE; returns how many hours were merged."""
+        before = {name: self.spark.conf.get(name, None) for name in _SIZES}
+        try:
+            for name in _SIZES:
+                self.spark.conf.set(name, str(file_bytes))
+            done = self.spark.sql(f"OPTIMIZE {self._name} WHERE hour <= '{last_hour}'").collect()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    self.spark.conf.unset(name)
+                else:
+                    self.spark.conf.set(name, value)
+        return int(done[0].metrics.partitionsOptimized) if done and done[0].metrics.numFilesRemoved else 0
+
+    def file_count(self) -> int:
+        """Return how many files its rows are in."""
+        detail = self._detail()
+        return int(detail.numFiles) if detail is not None else 0

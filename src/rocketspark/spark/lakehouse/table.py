@@ -1,0 +1,296 @@
+"""Archives as tables of a lakehouse: where one is, of which format, and what both formats have in common.
+
+Rule: a micro-batch is one commit, which holds its rows, the offsets up to where topics are archived with them, and a
+number: whoever writes looks at the newest commit first, and a number is committed once. There is no other bookkeeping.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse import object_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+VERSION = 1
+FORMATS = ("parquet", "delta", "iceberg")
+# The writer's name in transactions, and the name of our property in commits.
+WRITER = "rocketspark-archive"
+PROPERTY = "rocketspark.archive"
+TABLE_DEFAULT = "rocketspark.archive"
+PARTITIONS = ("topic", "hour")
+CATALOG_FILE = "catalog.db"
+COLUMNS = ", ".join([*(f"{field.name} {field.dataType.simpleString()}" for field in READ_SCHEMA.fields), "hour string"])
+_TYPES = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields} | {"hour": "string"}
+_CATALOGS = ("jdbc:sqlite:", "jdbc:postgresql:")
+_TABLE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class TablePlace(NamedTuple):
+    """Where a table is. `place`: Delta's folder, Iceberg's warehouse; `catalog`: JDBC URI; `name`: namespace.table."""
+
+    format: str
+    place: str
+    catalog: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.place}" if self.name else self.place
+
+
+def table_place(table_format: str, place: str | Path, catalog: str = "", name: str = "") -> TablePlace:
+    """Return where a table is to be. Raises ConfigError for a place, catalog or name that cannot be."""
+    where = object_store.uri(place) if object_store.scheme_of(place) else os.path.abspath(place)
+    if table_format == "delta":
+        if catalog or name:
+            raise ConfigError("--catalog and --table are Iceberg's: a Delta table is its folder")
+        return TablePlace("delta", where)
+    name = name or TABLE_DEFAULT
+    if not _TABLE_NAME.fullmatch(name):
+        raise ConfigError(f"--table is {name!r}: NAMESPACE.TABLE is needed, of letters, digits and _")
+    return TablePlace("iceberg", where, _catalog(where, catalog), name)
+
+
+def _catalog(place: str, given: str) -> str:
+    if not given and object_store.scheme_of(place):
+        raise ConfigError(
+            f"{place}: an Iceberg table there needs a database as its catalog: --catalog jdbc:sqlite:/data/cat.db or"
+            " --catalog jdbc:postgresql://host/database"
+        )
+    catalog = given or f"jdbc:sqlite:{place}/{CATALOG_FILE}"
+    if not catalog.startswith(_CATALOGS):
+        raise ConfigError(
+            f"--catalog is {object_store.hidden(given)!r}: a file ('hadoop') catalog is not atomic, and others are not"
+            " known; name a database: jdbc:sqlite:/data/catalog.db or jdbc:postgresql://host/database"
+        )
+    if re.search(r"(?i)password=|//[^/@]*:[^/@]*@", catalog):
+        raise ConfigError("--catalog holds a password: give it as PGPASSWORD in the environment, and PGUSER")
+    return _sqlite_file(catalog) if catalog.startswith(_CATALOGS[0]) else catalog
+
+
+def _sqlite_file(catalog: str) -> str:
+    """Return an SQLite catalog by its whole path: Iceberg's tables are found by the catalog's name, made of it."""
+    path, mark, options = catalog.removeprefix(_CATALOGS[0]).partition("?")
+    if not path or path == ":memory:":
+        raise ConfigError(f"--catalog is {catalog!r}: it would end with the process; name a file after jdbc:sqlite:")
+    return catalog if ":" in path else f"{_CATALOGS[0]}{os.path.abspath(path)}{mark}{options}"
+
+
+def archive_at(place: str | Path | TablePlace, catalog: str = "", name: str = "") -> Path | TablePlace:
+    """Return where an archive is that is to be read: a table's place, or the folder of a Parquet archive.
+
+    A catalog, or a name in it, is Iceberg's; otherwise what lies there tells. Raises ConfigError.
+    """
+    if isinstance(place, TablePlace):
+        return place
+    place = _local(place)
+    if catalog or name:
+        return table_place("iceberg", place, catalog, name)
+    if object_store.scheme_of(place):
+        return table_place("delta", place)
+    folder = Path(place)
+    found = format_in(folder)
+    return folder if found in ("", "parquet") else table_place(found, folder)
+
+
+def _local(place: str | Path) -> str | Path:
+    """Return the path of a place on this machine's disk that is given as file:///path."""
+    if object_store.scheme_of(place) != "file":
+        return place
+    return "/" + str(place).partition(":")[2].lstrip("/")
+
+
+def archive_for(table_format: str, place: str | Path, catalog: str = "", name: str = "") -> Path | TablePlace:
+    """Return where an archive is that is to be written. Raises ConfigError if one of another format is there."""
+    if table_format not in FORMATS:
+        raise ConfigError(f"--format is {table_format!r}: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} is needed")
+    place = _local(place)
+    if table_format == "parquet":
+        if catalog or name:
+            raise ConfigError("--catalog and --table are Iceberg's: give --format iceberg with them")
+        object_store.refuse_plain_archive(place)
+    elif object_store.scheme_of(place):
+        return table_place(table_format, place, catalog, name)
+    folder = Path(place)
+    found = format_in(folder)
+    if found and found != table_format:
+        raise ConfigError(
+            f"{folder} holds an archive of format {found}: archive with --format {found}, or name another folder"
+        )
+    return folder if table_format == "parquet" else table_place(table_format, folder, catalog, name)
+
+
+def format_in(folder: Path) -> str:
+    """Return the format of the archive in a folder, "" if there is none."""
+    if (folder / "_archive").is_dir():
+        return "parquet"
+    if (folder / "_delta_log").is_dir():
+        return "delta"
+    return "iceberg" if (folder / CATALOG_FILE).is_file() else ""
+
+
+# ------------------------------------------------------------------ what a commit says
+
+
+class ArchiveState(msgspec.Struct, frozen=True):
+    """What a commit says of the archive: its number, the next offset of each queue as JSON, and the commit's own id."""
+
+    sequence: int
+    offsets: dict[str, Any]
+    commit: str = ""
+    version: int = VERSION
+
+    def next(self, offsets: Mapping[str, Any]) -> ArchiveState:
+        """Return what the next commit says."""
+        return ArchiveState(self.sequence + 1, dict(offsets), uuid.uuid4().hex)
+
+    def encoded(self) -> str:
+        """Return it as it stands in a commit."""
+        return msgspec.json.encode({PROPERTY: self}).decode()
+
+
+class _Commit(msgspec.Struct):
+    said: ArchiveState = msgspec.field(name=PROPERTY)
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _Versioned(msgspec.Struct):
+    said: _Version = msgspec.field(name=PROPERTY)
+
+
+def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
+    """Return what a commit says, None if it is not of an archive. Raises ConfigError for one of another version."""
+    if not text or PROPERTY not in text:
+        return None
+    data = text.encode()
+    try:
+        version = typed_json.decode(data, _Versioned).said.version
+        if version != VERSION:
+            raise ConfigError(
+                f"{place} was written by a RocketSpark whose archives have version {version}, known is {VERSION}: use a"
+                " newer RocketSpark"
+            )
+        return typed_json.decode(data, _Commit).said
+    except msgspec.DecodeError:
+        return None
+
+
+def state_of_rows(reached: Mapping[tuple[str, str, int], int]) -> ArchiveState:
+    """Return the state of an archive whose commits are forgotten (they are kept for a time only): by the next offset
+    of each topic's queue that it has rows of. Its number is above all that were.
+    """
+    offsets: dict[str, Any] = {}
+    for (topic, broker, queue_id), offset in sorted(reached.items()):
+        offsets.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = offset
+    return ArchiveState(time.time_ns() // 1_000_000, offsets)
+
+
+def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: TablePlace) -> None:
+    """Raise ConfigError unless a table has the columns and partitions of an archive."""
+    if dict(types) != _TYPES:
+        odd = sorted(set(types.items()) ^ set(_TYPES.items()))
+        names = ", ".join(dict.fromkeys(name for name, _ in odd))
+        raise ConfigError(f"{place} is no archive's table, its columns differ ({names}): name another place")
+    if partitions != PARTITIONS:
+        raise ConfigError(f"{place} is no archive's table: it is not partitioned by topic and hour; name another place")
+
+
+# ------------------------------------------------------------------ a table
+
+
+class ArchiveTable(ABC):
+    """A table that an archive is kept in; `open_table` gives one."""
+
+    def __init__(self, spark: SparkSession, place: TablePlace) -> None:
+        self.spark, self.place = spark, place
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
+
+    @abstractmethod
+    def read(self) -> DataFrame:
+        """Return its rows, COLUMNS."""
+
+    @abstractmethod
+    def append(self, rows: DataFrame, state: ArchiveState) -> int:
+        """Add rows in one commit, which says `state`; makes the table if it is not there. Returns how many they were.
+
+        Raises ConfigError, and adds nothing, if another commit has that number.
+        """
+
+    @abstractmethod
+    def compact(self, last_hour: str, file_bytes: int) -> int:
+        """Merge the files of hours up to `last_hour` into files of some `file_bytes`; returns how many hours were."""
+
+    @abstractmethod
+    def file_count(self) -> int:
+        """Return how many files its rows are in."""
+
+    @abstractmethod
+    def _committed(self) -> ArchiveState | None:
+        """Return what the newest commit that is an archive's says."""
+
+    def state(self) -> ArchiveState | None:
+        """Return the archive's state; None if it is not there yet. Raises ConfigError."""
+        if not self.exists():
+            return None
+        if (found := self._committed()) is not None:
+            return found
+        from pyspark.sql import functions as F
+
+        ends = self.read().groupBy("topic", "broker", "queueId").agg((F.max("queueOffset") + 1).alias("next"))
+        return state_of_rows({(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
+
+    def check_new(self, state: ArchiveState) -> None:
+        """Raise ConfigError if a commit goes on with a table that is not there any more: rows of it are gone."""
+        if state.sequence > 1:
+            raise ConfigError(
+                f"the table {self.place} is gone, deleted or moved while it was written: bring it back, or archive anew"
+            )
+
+    def taken(self) -> ConfigError:
+        """Return the error of a number that another process committed."""
+        return ConfigError(f"another process writes the archive {self.place}: stop it first")
+
+
+def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
+    """Return the table at a place. Raises ConfigError if the session has not its format."""
+    from rocketspark.spark.lakehouse.packages import EXTENSIONS, NAMES
+
+    if EXTENSIONS[place.format] not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        raise ConfigError(
+            f"this Spark session has no {NAMES[place.format]}: start it with its jar and with spark.sql.extensions="
+            f"{EXTENSIONS[place.format]}"
+        )
+    if place.format == "delta":
+        from rocketspark.spark.lakehouse.delta_table import DeltaTable
+
+        return DeltaTable(spark, place)
+    from rocketspark.spark.lakehouse.iceberg_table import IcebergTable
+
+    return IcebergTable(spark, place)
+
+
+def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
+    """Return the rows of an archive that is a table. Raises ConfigError if there is none."""
+    table = open_table(spark, place)
+    if not table.exists():
+        raise ConfigError(f"{place} is no archive: there is no {place.format} table")
+    return table.read()

@@ -1,0 +1,147 @@
+"""archive to a table of a lakehouse. Rule: a micro-batch is one commit; where topics are archived up to stands in the
+commits, and is looked up there after any doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketspark.spark.lakehouse.object_store import scheme_of
+from rocketspark.spark.lakehouse.table import COLUMNS, ArchiveState, ArchiveTable, TablePlace, open_table
+from rocketspark.spark.pipelines.archive import tasks
+from rocketspark.spark.pipelines.archive.manifest import HOUR_MS, hour_name
+from rocketspark.spark.pipelines.archive.pipeline import (
+    BATCHES_BETWEEN_MERGES,
+    ArchiveResult,
+    MicroBatches,
+    open_reader,
+)
+from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.read.stream_read import StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def run(
+    spark: SparkSession,
+    where: Connection,
+    topics: Sequence[str],
+    place: TablePlace,
+    *,
+    once: bool,
+    interval_s: float,
+    batch_rows: int,
+    compact: bool,
+    close_after_s: float,
+    file_bytes: int,
+    progress: Progress,
+    now_ms: Callable[[], int],
+) -> ArchiveResult:
+    """Archive topics in a table; arguments, result and errors as of `pipeline.run`."""
+    if not scheme_of(place.place):
+        Path(place.place).mkdir(parents=True, exist_ok=True)
+    table = open_table(spark, place)
+    target = TableTarget(spark, table)
+    reader = open_reader(where, topics)
+    work = MicroBatches(target, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
+    merges = Merges(table, close_after_s, file_bytes)
+    compacted = 0
+    try:
+        work.begin()
+        while not progress.stop.asked:
+            if work.patiently(work.batch):
+                if compact and work.batches % BATCHES_BETWEEN_MERGES == 0:
+                    compacted += merges.due(now_ms(), work.batches)
+                continue
+            if compact:
+                compacted += work.patiently(lambda: merges.due(now_ms(), work.batches))
+            if once or progress.stop.wait(interval_s):
+                break
+    finally:
+        reader.stop()
+    return ArchiveResult(
+        *(str(place), work.rows, work.batches, compacted, table.read().count(), table.file_count()),
+        *(round(progress.seconds, 3), progress.stop.asked),
+    )
+
+
+class TableTarget:
+    """A table as a target of micro-batches."""
+
+    def __init__(self, spark: SparkSession, table: ArchiveTable) -> None:
+        self._spark, self._table = spark, table
+        self._state: ArchiveState | None = None
+        self._seen: ArchiveState | None = None
+
+    @property
+    def offsets(self) -> dict[str, Any] | None:
+        """The next offset of each queue, as the newest commit says; None: it is new."""
+        if self._state is None:
+            self._state = self._table.state()
+            if self._state is None and self._seen is not None:
+                self._table.check_new(self._seen.next({}))
+        self._seen = self._state or self._seen
+        return self._state.offsets if self._state is not None else None
+
+    def begin(self, offsets: dict[str, Any]) -> None:
+        """Fix where a new one begins."""
+        self._add(self._spark.createDataFrame([], COLUMNS), offsets)
+
+    def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
+        """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
+        return self._add(rows_of(self._spark, reader, partitions), offsets)
+
+    def _add(self, rows: DataFrame, offsets: dict[str, Any]) -> int:
+        state = (self._state or ArchiveState(0, {})).next(offsets)
+        # Should this fail, the commit may have been made all the same.
+        self._state = None
+        count = self._table.append(rows, state)
+        self._state = self._seen = state
+        return count
+
+
+def rows_of(spark: SparkSession, reader: StreamReader, partitions: Sequence[Any]) -> DataFrame:
+    """Return the rows of a reader's partitions, each read by a task."""
+
+    def act(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in tasks.numbers(batches):
+            for batch in reader.read(partitions[number]):
+                yield with_hour(batch)
+
+    count = len(partitions)
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(act, COLUMNS)
+
+
+def with_hour(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with the name of the hour, UTC, that each was stored in: as a Parquet archive has it."""
+    times = batch.column("storeTime").cast(pa.timestamp("ms", "UTC"), safe=False)
+    hours = pc.divide(pc.cast(times, pa.int64()), HOUR_MS).dictionary_encode()
+    names = pa.array([hour_name(hour * HOUR_MS) for hour in hours.dictionary.to_pylist()], pa.string())
+    return batch.append_column("hour", pa.DictionaryArray.from_arrays(hours.indices, names).cast(pa.string()))
+
+
+class Merges:
+    """When the files of hours that are over are merged: at first, and when one more is over or many came."""
+
+    def __init__(self, table: ArchiveTable, close_after_s: float, file_bytes: int) -> None:
+        self._table, self._close_after_ms, self._file_bytes = table, round(close_after_s * 1000), file_bytes
+        self._hour = ""
+        self._batches = -1
+
+    def due(self, now_ms: int, batches: int) -> int:
+        """Merge what is due; returns how many hours were merged. `batches`: how many came so far."""
+        last_hour = hour_name(now_ms - self._close_after_ms - HOUR_MS)
+        if last_hour == self._hour and batches - max(self._batches, 0) < BATCHES_BETWEEN_MERGES:
+            return 0
+        if batches == self._batches and last_hour == self._hour:
+            return 0
+        merged = self._table.compact(last_hour, self._file_bytes)
+        self._hour, self._batches = last_hour, batches
+        return merged

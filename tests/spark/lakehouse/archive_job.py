@@ -1,0 +1,136 @@
+"""Archives that are tables, for the tests, on the Spark whose Python runs it; each line of stdin is a step as JSON.
+
+The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures (of the rows), sql. Each
+tells its result as {"told": …}, with `error` for a line that a user would see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from rocketspark.errors import ConnectionLost, RocketSparkError
+from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for
+from rocketspark.spark.pipelines import compare
+from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines.archive import table_archive
+from rocketspark.spark.pipelines.report import plain
+from rocketspark.spark.pipelines.restore import pipeline as restore
+from rocketspark.spark.pipelines.session import SessionOptions, one_line_errors, open_session
+
+DAYS_MS = 10 * 24 * 3_600_000
+
+
+class FaultyTable:
+    """A table whose commit is made, but its writer does not hear of it: `fault` raises instead. If he is `beaten`,
+    another one committed the same before.
+    """
+
+    def __init__(self, table: ArchiveTable, fault: Callable[[], None], *, beaten: bool) -> None:
+        self.table, self.fault, self.beaten = table, fault, beaten
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.table, name)
+
+    def append(self, rows: DataFrame, state: ArchiveState) -> int:
+        if self.beaten:
+            self.table.append(rows, msgspec.structs.replace(state, commit="another's"))
+        count = self.table.append(rows, state)
+        if count:
+            self.fault()
+        return count
+
+
+def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
+    fault = step.get("fault")
+    told: list[str] = []
+
+    def fail() -> None:
+        if not told:
+            told.append("failed")
+            raise ConnectionLost("the reply is lost") if fault == "reply lost" else RocketSparkError("killed")
+
+    opened = table_archive.open_table
+    if fault:
+        table_archive.open_table = lambda *args: FaultyTable(opened(*args), fail, beaten=fault == "beaten")  # type: ignore[assignment,return-value]
+    later = DAYS_MS if step.get("later") else 0
+    try:
+        return archive.run(
+            spark,
+            step["namesrv"],
+            step["topics"],
+            archive_for(step["format"], step["place"], step.get("catalog", "")),
+            batch_rows=step.get("batch_rows", 1_000_000),
+            now_ms=lambda: time.time_ns() // 1_000_000 + later,
+        )
+    finally:
+        table_archive.open_table = opened
+
+
+def run_restore(spark: SparkSession, step: dict[str, Any]) -> Any:
+    place = archive_at(step["place"], step.get("catalog", ""))
+    names = {name: step[name] for name in ("since_ms", "until_ms", "tags", "dry_run", "again") if name in step}
+    return restore.restore(
+        *(spark, place, step["namesrv"], step["topic"], step["to"]),
+        **{"state": step["state"], "chunk_rows": step.get("chunk_rows", 100), **names},
+    )
+
+
+def run_compare(spark: SparkSession, step: dict[str, Any]) -> Any:
+    place = archive_at(step["place"], step.get("catalog", ""))
+    one = compare.Side(step["namesrv"], step["topic"])
+    return compare.run(spark, one, compare.Side(step["namesrv"], step.get("of", step["topic"]), place))
+
+
+def figures(spark: SparkSession, step: dict[str, Any]) -> Any:
+    """Rows, places and hours of the table, its files, and a checksum of all columns of a Parquet archive's read too."""
+    rows = archive.read(spark, archive_at(step["place"], step.get("catalog", "")))
+    hour = F.date_format("storeTime", "yyyy-MM-dd'T'HH")
+    columns = [F.map_entries(name) if name == "properties" else F.col(name) for name in rows.columns]
+    found = rows.agg(
+        F.count("*").alias("rows"),
+        F.count_distinct("topic", "broker", "queueId", "queueOffset").alias("places"),
+        F.count_if(F.col("hour") != hour).alias("wrong_hours"),
+        F.sum(F.xxhash64(*columns).cast("decimal(38,0)")).cast("string").alias("checksum"),
+    ).collect()[0]
+    return found.asDict() | {"columns": rows.columns}
+
+
+def run_sql(spark: SparkSession, step: dict[str, Any]) -> Any:
+    return [row.asDict() for row in spark.sql(step["sql"]).limit(100).collect()]
+
+
+STEPS = {"archive": run_archive, "restore": run_restore, "compare": run_compare, "figures": figures, "sql": run_sql}
+
+
+def tell(**values: Any) -> None:
+    print(json.dumps(values, default=str), flush=True)
+
+
+def main() -> None:
+    spec = json.loads(sys.stdin.readline())
+    options = SessionOptions("local[2,4]", conf=spec["conf"], places=tuple(spec.get("places", ())))
+    with open_session("archive", options) as spark:
+        tell(ready=os.getpid())
+        for line in sys.stdin:
+            step = json.loads(line)
+            began = time.monotonic()
+            try:
+                with one_line_errors():
+                    # A session knows one catalog of Iceberg.
+                    found = plain(STEPS[step["do"]](spark.newSession(), step))
+            except RocketSparkError as e:
+                found = {"error": f"{type(e).__name__}: {e}"}
+            tell(told=found, seconds=round(time.monotonic() - began, 1))
+
+
+if __name__ == "__main__":
+    main()

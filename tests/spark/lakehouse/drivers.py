@@ -1,0 +1,142 @@
+"""Drivers on Spark 4.0 for the tests of object stores. Rule: what they print is kept, and none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.java.driver import java_home
+from tests.official import SHORT_LIVED
+from tests.spark.kills import end_tree
+from tests.spark.lakehouse.s3 import REGION, Store
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".setup" / "spark-4.0" / "bin" / "python"
+JARS = ROOT / ".setup" / "java" / "s3a"
+LIMIT_S = 600
+
+
+def local_settings() -> dict[str, str]:
+    """The settings of a session with both formats on this machine's disk."""
+    extensions = (
+        "io.delta.sql.DeltaSparkSessionExtension",
+        "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    )
+    return {
+        "spark.jars": ",".join(str(jar) for jar in sorted(JARS.glob("*.jar"))),
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.extensions": ",".join(extensions),
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+
+def settings(store: Store, folder: Path) -> dict[str, str]:
+    """The settings of a session with both formats: Iceberg's catalog is an SQLite database in the folder."""
+    return {
+        "spark.jars": ",".join(str(jar) for jar in sorted(JARS.glob("*.jar"))),
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.ice.type": "jdbc",
+        "spark.sql.catalog.ice.uri": f"jdbc:sqlite:{folder / 'catalog.db'}",
+        "spark.sql.catalog.ice.jdbc.schema-version": "V1",
+        "spark.sql.catalog.ice.warehouse": "s3a://lake/ice",
+        "spark.hadoop.fs.s3a.endpoint": store.endpoint,
+        "spark.hadoop.fs.s3a.endpoint.region": REGION,
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+    }
+
+
+class JobDriver:
+    """A driver that was told what to do. `said` waits for its next line of JSON."""
+
+    def __init__(self, spec: dict[str, Any], log: Path, variables: dict[str, str], job: str = "s3a_job") -> None:
+        self.log = log
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        here = {"PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": str(PYTHON), "SPARK_LOCAL_IP": "127.0.0.1"}
+        if home := java_home():
+            here["JAVA_HOME"] = str(home)
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [str(PYTHON), "-m", f"tests.spark.lakehouse.{job}"],
+                cwd=ROOT,
+                env=os.environ | here | variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.tell(json.dumps(spec))
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self.log.open("a") as file:
+                file.write(line)
+            if line.startswith("{"):
+                self._lines.put(json.loads(line))
+        self._lines.put(None)
+
+    def tell(self, line: str) -> None:
+        """Give it a line; one that ended hears nothing."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+
+    def said(self) -> dict[str, Any]:
+        """The next line of JSON. Fails with its log if it ended."""
+        line = self._lines.get(timeout=LIMIT_S)
+        assert line is not None, self.log.read_text()[-3000:]
+        return line
+
+    def said_already(self) -> bool:
+        """Tell whether a line waits."""
+        return not self._lines.empty()
+
+    def until(self, key: str) -> dict[str, Any]:
+        """The next line that has `key`."""
+        while key not in (line := self.said()):
+            pass
+        return line
+
+    def ask(self, **step: Any) -> dict[str, Any]:
+        """Have it do a step, and return what that told."""
+        self.tell(json.dumps(step))
+        return self.until("told")["told"]
+
+    def kill(self) -> None:
+        """SIGKILL it, its JVM and its workers."""
+        end_tree(self.process.pid)
+        self.process.wait(60)
+        self._reader.join(5)
+
+
+@contextlib.contextmanager
+def driver(spec: dict[str, Any], log: Path, variables: dict[str, str], job: str = "s3a_job") -> Iterator[JobDriver]:
+    """A driver, killed at the end if it has not ended."""
+    made = JobDriver(spec, log, variables, job)
+    try:
+        yield made
+    finally:
+        made.kill()
+        for pipe in (made.process.stdin, made.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
