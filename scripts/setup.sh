@@ -5,10 +5,11 @@
 #   scripts/setup.sh python    .venv with everything
 #   scripts/setup.sh demo      + Java 17 or later for Spark
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
+#                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
 #                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
-# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command.
+# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command, NODE=... the node command.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,6 +20,8 @@ go_roots=${GO_ROOTS:-/usr/local/go /usr/lib/go /usr/lib/go-1.*}
 postgres_roots=${POSTGRES_ROOTS:-/usr/lib/postgresql/* /usr/pgsql-* /opt/homebrew/opt/postgresql*}
 client_versions="5.5.0 4.9.7"
 server_version="5.5.0"
+# The Java client that speaks gRPC.
+grpc_client_version="5.2.0"
 # The last one with access control 1.0, whose broker judges ours.
 old_server_version="5.2.0"
 # Beside the newest one, which .venv has: what `make test-official` runs the connector's core on.
@@ -190,6 +193,78 @@ setup_old_jars() {
   printf '%s\n' "$key" > .setup/old_jars
 }
 
+# ------------------------------------------------------------------ table formats and object stores for an older Spark
+
+setup_s3a_jars() {
+  local key target=$PWD/.setup/java/s3a
+  key=$(cksum < tests/spark/lakehouse/pom.xml)
+  if stamped s3a_jars "$key"; then return; fi
+  say "Fetching the jars of s3a:// and the table formats with Maven"
+  rm -rf "$target"
+  JAVA_HOME=$(cat .setup/java_home) mvn -B -ntp -q -Dstyle.color=never -f tests/spark/lakehouse/pom.xml \
+    dependency:copy-dependencies -DincludeScope=runtime "-DoutputDirectory=$target" >&2 ||
+    stop "Maven could not fetch the jars of s3a://, see above. Once the cause is gone, run make setup again."
+  printf '%s\n' "$key" > .setup/s3a_jars
+}
+
+# ------------------------------------------------------------------ the clients of RocketMQ 5, and Apache's proxy
+
+setup_v5_jars() {
+  local key
+  key=$(cksum < tests/java/pom.xml)" $grpc_client_version $server_version"
+  if stamped v5_jars "$key"; then return; fi
+  copy_jars grpc-client "$grpc_client_version"
+  copy_jars proxy "$server_version"
+  printf '%s\n' "$key" > .setup/v5_jars
+}
+
+# The official client has an environment of its own: its generated modules and ours would meet in one process.
+setup_v5_python() {
+  local key place=.setup/python_v5
+  key="$PWD $(.venv/bin/python -c 'import sys; print(sys.version)') $(cksum < tests/v5/python/requirements.txt)"
+  if stamped v5_python "$key" && python_fits "$place/bin/python"; then return; fi
+  say "Making $place for the Python client of RocketMQ 5"
+  rm -rf "$place"
+  .venv/bin/python -m venv "$place" || stop "could not make a virtual environment in $PWD/$place, see above."
+  "$place/bin/python" -m pip install -q --disable-pip-version-check -r tests/v5/python/requirements.txt >&2 ||
+    stop "installing the Python client of RocketMQ 5 failed, see above. Once the cause is gone, run make setup again."
+  printf '%s\n' "$key" > .setup/v5_python
+}
+
+setup_v5_go() {
+  local key go wanted
+  key=$(cat tests/v5/go/* | cksum)
+  if stamped v5_go "$key" && [ -x .setup/go_v5_driver ]; then return; fi
+  wanted=$(sed -n 's/^go //p' tests/v5/go/go.mod)
+  go=${GO:-$(find_go)} || stop "no Go found; the tests drive the Go client of RocketMQ 5, which needs Go $wanted."
+  say "Building the test program with the Go client of RocketMQ 5"
+  # A Go from 1.21 on fetches the newer one that is asked for.
+  (cd tests/v5/go && GOTOOLCHAIN=auto CGO_ENABLED=0 "$go" build -buildvcs=false -o ../../../.setup/go_v5_driver . >&2) ||
+    stop "Go could not build tests/v5/go, see above; it needs Go $wanted, and $go is $("$go" env GOVERSION)." \
+      "Install one and name it: make setup GO=/path/to/go"
+  printf '%s\n' "$key" > .setup/v5_go
+}
+
+node_fits() { [ "$("$1" -p 'Number(process.versions.node.split(".")[0]) >= 18' 2>/dev/null)" = true ]; }
+
+setup_v5_node() {
+  local key node=${NODE:-node}
+  key=$(cksum < tests/v5/node/package.json)
+  if stamped v5_node "$key" && [ -f .setup/node ] && node_fits "$(cat .setup/node)"; then return; fi
+  if ! node_fits "$node" || ! command -v npm >/dev/null 2>&1; then
+    apt_install "No Node 18 or later with npm found; the tests drive the Node client." nodejs npm ||
+      stop "installing nodejs and npm failed, see above."
+    node_fits "$node" || stop "nodejs did not bring Node 18 or later." "Install one and name it: make setup NODE=/path/to/node"
+  fi
+  say "Fetching the Node client of RocketMQ 5 with npm"
+  mkdir -p .setup/node_v5
+  cp tests/v5/node/package.json .setup/node_v5/
+  npm install --prefix .setup/node_v5 --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error >&2 ||
+    stop "npm could not fetch the Node client of RocketMQ 5, see above. Once the cause is gone, run make setup again."
+  command -v "$node" > .setup/node
+  printf '%s\n' "$key" > .setup/v5_node
+}
+
 # ------------------------------------------------------------------ the Go client's program
 
 go_fits() {  # GO: is it 1.18 or later?
@@ -257,7 +332,9 @@ setup_postgres() {
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
-  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go; setup_postgres; setup_spark "$older_spark" ;;
+  test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
+        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_postgres; setup_spark "$older_spark";
+        setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, demo, test or spark)." ;;
 esac

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.official import SHORT_LIVED, SMOKE, drives_official_software, watch
+from tests import spark_classes
+from tests.official import SMOKE, drives_official_software, watch
 from tests.processor_time import Costs
 
 from rocketspark.model.limited_log import LimitedLog
@@ -45,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Begun in the background of a shell: what tests start would never hear a Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
-        os.environ.setdefault(name, SHORT_LIVED)
+        os.environ.setdefault(name, spark_classes.jvm_options())
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank_of(group_of(item.nodeid)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def classes_of_spark(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The first worker of a long run has them written down beside it, for the JVMs that follow."""
+    count = sum(item.get_closest_marker("spark") is not None for item in request.session.items)
+    making = spark_classes.begin(count) if os.environ.get("PYTEST_XDIST_WORKER") == "gw0" else None
+    yield
+    if making is not None:
+        spark_classes.end(making)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     watch(item)
@@ -82,10 +94,12 @@ FIRST: tuple[str, ...] = (
     "mqadmin",
     "stores",
 )
+FIRST += tuple(f"tests/java/test_{name}.py" for name in ("failover", "acting_master", "replication_mixed"))
+FIRST += ("tests/v5/test_clients.py", "tests/java/test_java_slave_of_ours.py")
 FIRST += ("jvm", "pipelines", "tests/spark/test_demo.py", "tests/spark/test_exactly_once.py", "cpp", "go")
 
 # Those without the session of the others, by themselves.
-OWN_PROCESSES = {name for name in FIRST if name.startswith("tests/")}
+OWN_PROCESSES = {name for name in FIRST if name.startswith("tests/spark/")}
 
 
 def rank_of(group: str) -> int:

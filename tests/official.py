@@ -13,7 +13,7 @@ import pytest
 # JVMs of tests live for seconds: only the quick compiler pays.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-FOLDERS = {"java", "go", "cpp"}
+FOLDERS = {"java", "go", "cpp", "v5"}
 FIXTURES = {"java_driver", "apache", "guarded"}
 
 JAVA = "tests/java/test_java_client_on_ours.py::"
@@ -38,11 +38,12 @@ SMOKE = {
     # Our clients and Spark on the official servers.
     APACHE + "test_sync_send_keeps_everything",
     APACHE + "test_push_with_tags",
-    "tests/spark/test_apache_broker.py::test_write_and_read_exactly",
     "tests/spark/test_progress.py::test_progress_is_committed_to_the_group_as_each_micro_batch_ends[ours]",
     # A store that goes from one to the other; the admin's commands; other languages.
     "tests/java/test_store_exchange.py::test_store_goes_to_the_java_broker_and_back[stop]",
     "tests/java/test_harness.py::test_mqadmin_makes_a_topic_and_finds_it",
+    "tests/v5/test_clients.py::test_scenario[ours-python-everything_of_a_message_comes_back]",
+    "tests/v5/test_clients.py::test_scenario[ours-python-a_push_consumer_gets_each_message_once]",
     "tests/go/test_go_client.py::test_scenario[sync_send_keeps_everything]",
     "tests/go/test_go_client.py::test_scenario[push_consume_with_tags]",
     "tests/cpp/test_cpp_client.py::test_sends_of_all_kinds_reach_a_consumer_and_what_failed_comes_again",

@@ -19,17 +19,22 @@ PATIENT = {
 }
 
 
-def in_time(act: Callable[[Path], None], folder: Path, tries: int = 5) -> None:
+def in_time(
+    act: Callable[[Path], None], folder: Path, tries: int = 5, spoiled: type[AssertionError] = AssertionError
+) -> None:
     """Do what a machine that halts for a second spoils: it must come right once, each time in a folder of its own.
 
     For what a short time decides, such as which of two messages is due first, or how late one may come.
+
+    Args:
+        spoiled: the failure after which it is done again; any other counts at once.
     """
     for number in range(1, tries + 1):
         own = folder / f"try-{number}"
         own.mkdir()
         try:
             act(own)
-        except AssertionError:
+        except spoiled:
             if number == tries:
                 raise
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketmq.client import Message, Producer, PullConsumer, PushConsumer, RecvMessage
-from rocketmq.exceptions import ffi_check
+from rocketmq.exceptions import ConsumerException, ffi_check
 from rocketmq.ffi import MessageModel, _CConsumeStatus, dll
 from tests.java.apache import ask
 
@@ -71,7 +71,8 @@ class Scenes:
         self.alive: list[Any] = []
 
     def producer(self, name: str, **options: Any) -> Producer:
-        made = Producer(f"{name}-producers", **options)
+        # What took longer than its 3 s would be sent again, and be there twice.
+        made = Producer(f"{name}-producers", **{"timeout": int(WAIT_S * 1000), **options})
         made.set_namesrv_addr(self.namesrv)
         made.start()
         self.alive.append(made)
@@ -186,13 +187,21 @@ class Scenes:
         consumer = PullConsumer(f"{name}-group")
         consumer.set_namesrv_addr(self.namesrv)
         consumer.start()
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                found = sorted(m.body.decode() for m in consumer.pull(name))
+                break
+            except ConsumerException:
+                # It waits 3 s for the route, and gives up.
+                assert time.monotonic() < deadline
         return {
-            "all": sorted(m.body.decode() for m in consumer.pull(name)),
+            "all": found,
             "again": [m.body.decode() for m in consumer.pull(name)],
         }
 
     def refused(self, name: str) -> Any:
-        producer = self.producer(name, max_message_size=8 << 20, timeout=10_000)
+        producer = self.producer(name, max_message_size=8 << 20)
         outcome = "sent"
         try:
             # Text of which 5 MB are left after compression.

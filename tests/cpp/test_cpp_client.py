@@ -71,9 +71,15 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]
 def play(stage: tuple[Any, Path], names: list[str]) -> dict[str, Any]:
     """Plays scenarios side by side; what each printed."""
     found = play_in(stage, {name: f"cpp-{name}" for name in names})
-    # The library now and then reads nothing after its start, whatever the server: its process is begun once more.
-    deaf = [name for name, what in found.items() if isinstance(what, dict) and what.get("received") == []]
-    return found | (play_in(stage, {name: f"cpp-{name}-again" for name in deaf}) if deaf else {})
+    # The library now and then reads nothing after its start, whatever the server, or is ended by a signal: its process
+    # is begun once more.
+    spoiled = [name for name, what in found.items() if is_deaf(what) or str(what).startswith("-")]
+    return found | (play_in(stage, {name: f"cpp-{name}-again" for name in spoiled}) if spoiled else {})
+
+
+def is_deaf(what: Any) -> bool:
+    """Whether a scenario received nothing at all."""
+    return isinstance(what, dict) and what.get("received") == []
 
 
 def play_in(stage: tuple[Any, Path], topics: dict[str, str]) -> dict[str, Any]:
@@ -163,7 +169,8 @@ def test_a_body_over_the_limit_is_refused(found: Any) -> None:
 def test_a_consumer_is_seen_and_asked(found: Any) -> None:
     seen = found["seen"]["connections"]
     assert [c["language"] for c in seen["connectionSet"]] == ["CPP"]
-    assert seen["subscriptionTable"]["cpp-seen"]["subString"] == "*"
+    [topic] = [topic for topic in seen["subscriptionTable"] if topic.startswith("cpp-seen")]
+    assert seen["subscriptionTable"][topic]["subString"] == "*"
     code, info = found["seen"]["running"]
     assert code == 0
-    assert "cpp-seen" in info
+    assert topic in info

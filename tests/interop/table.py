@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tests.v5.scenarios import PLAYED
+
 CAPABILITIES = {
     4: "pull",
     5: "retry and dead letters",
@@ -187,3 +189,7 @@ if __name__ == "__main__":
         print(f"{row.capability} {CAPABILITIES[row.capability]}: {row.scenario}")
         for client in CLIENTS:
             print(f"    {client:9} {shown_by(row, client) or getattr(row, client)}")
+    print("RocketMQ 5, over gRPC (tests/v5/test_clients.py)")
+    for language, scenarios in PLAYED.items():
+        for scenario in scenarios:
+            print(f"    {language:9} {scenario.__name__.replace('_', ' ')}")

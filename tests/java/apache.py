@@ -94,8 +94,10 @@ class _JavaServer:
 
     _main: str
     _flags: tuple[str, ...] = ()
-    # A quick start for tests; whoever measures sets the server's own.
-    jvm_flags: tuple[str, ...] = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    _jars: Path = SERVER_JARS
+    # A quick start for tests; whoever measures sets the server's own. With TLS each start would make keys and a
+    # certificate, half of its time.
+    jvm_flags: tuple[str, ...] = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dtls.server.mode=disabled")
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         started(self._main)
@@ -108,12 +110,11 @@ class _JavaServer:
     def start(self, config: dict[str, Any] | None = None) -> None:
         """Start it, after stop() or kill() again: at the same ports, on the same store. `config`: keys that change."""
         self._config = self._config | (config or {})
-        config_path = self.folder / "server.conf"
-        config_path.write_text("".join(f"{key}={value}\n" for key, value in self._config.items()))
+        options = self._write_config()
         command = [java_tool("java"), *self.jvm_flags, *self._flags]
         command += [f"-Drocketmq.home.dir={self.folder}", f"-Duser.home={self.folder}"]
         command += ["--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
-        command += ["-cp", str(SERVER_JARS / "*"), self._main, "-c", str(config_path)]
+        command += ["-cp", str(self._jars / "*"), self._main, *options]
         environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
@@ -122,6 +123,12 @@ class _JavaServer:
         except BaseException:
             self.kill()
             raise
+
+    def _write_config(self) -> list[str]:
+        """Writes the settings to files; returns the options that name them."""
+        config_path = self.folder / "server.conf"
+        config_path.write_text("".join(f"{key}={value}\n" for key, value in self._config.items()))
+        return ["-c", str(config_path)]
 
     def _is_ready(self) -> bool:
         raise NotImplementedError
@@ -256,6 +263,7 @@ class ApacheBroker(_JavaServer):
             "maxHashSlotNum": 10_000,
             "maxIndexNum": 40_000,
             "diskMaxUsedSpaceRatio": 99,
+            "cleanFileForciblyEnable": "false",
             "traceTopicEnable": "false",
         }
         super().__init__(folder, settings | QUIET | (config or {}))

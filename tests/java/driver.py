@@ -49,16 +49,20 @@ def java_tool(name: str) -> str:
 
 def compiled_classes(version: str) -> Path:
     """Compiles src/*.java against the client of `version`, once per state of the sources; returns the folder."""
-    sources = sorted(SOURCES.glob("*.java"))
+    return compiled(version, sorted(SOURCES.glob("*.java")), JARS / f"client-{version}")
+
+
+def compiled(name: str, sources: list[Path], jars: Path) -> Path:
+    """Compiles sources against the jars of a folder, once per state of the sources; returns the folder with classes."""
     state = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    target = JARS / f"classes-{version}-{state}"
+    target = JARS / f"classes-{name}-{state}"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=JARS, prefix="compiling-") as folder:
         command = [java_tool("javac"), "-encoding", "UTF-8", "-Xlint:-deprecation", "-nowarn", "-d", folder]
-        command += ["-cp", str(JARS / f"client-{version}" / "*"), *map(str, sources)]
+        command += ["-cp", str(jars / "*"), *map(str, sources)]
         done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"javac for client {version}:\n{done.stderr}"
+        assert done.returncode == 0, f"javac for {name}:\n{done.stderr}"
         shutil.copy(SOURCES / "logback.xml", folder)
         try:
             Path(folder).rename(target)  # One step: another worker sees all of it or nothing.

@@ -25,6 +25,9 @@ CONFIG: dict[str, Any] = COMMON | {
     "inSyncReplicas": 2,
     "slaveTimeout": 1000,
     "recallMessageEnable": "true",
+    # What the official one tells of its timer messages is as old as its last flush.
+    "timerFlushIntervalMs": 1000,
+    "cleanFileForciblyEnable": "false",
 }
 
 

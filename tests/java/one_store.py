@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.java.apache import ApacheBroker, ApacheNamesrv
+from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
 
+from rocketspark.protocol.message import record
 from rocketspark.testing.process import ServerProcess
 
 APACHE_ALONE = os.environ.get("JAVA_TESTS_ON") == "apache"
@@ -53,3 +54,25 @@ def starting(
     finally:
         for server in started:
             server.kill()
+
+
+def stored_records(broker: str, topic: str, queue_id: int, group: str) -> list[record.Record]:
+    """All records of a queue, asked for by hand: no consumer, no offsets."""
+    found: list[record.Record] = []
+    while True:
+        ext = {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": str(queue_id),
+            "queueOffset": str(len(found)),
+            "maxMsgNums": "32",
+            "sysFlag": "4",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subscription": "*",
+            "subVersion": "0",
+        }
+        answer = ask(broker, 11, ext_fields=ext)
+        if answer.code != 0:
+            return found
+        found += record.decode_all(answer.body)

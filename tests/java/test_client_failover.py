@@ -157,7 +157,7 @@ def test_a_producer_goes_on_at_the_new_master_and_nothing_acknowledged_is_lost(p
             # The longest time without an answer. A route lives 30 s; it is fetched when the old master is gone.
             outage_s = max(after - at for at, after in pairwise(sorted(load.acked_s)))
             print(f"elected after {elected_s - killed_s:.2f} s, nothing acknowledged for {outage_s:.2f} s")
-            assert outage_s < 15
+            assert outage_s < 30
             total = sum(max_offset(pair.second.broker, TOPIC, queue_id) for queue_id in range(QUEUES))
             seen = defaultdict(list)
             for message in inbox.wait_for(total):

@@ -24,7 +24,7 @@ ALL_PAIRS = [
     *PAIRS,
     *(pytest.param(*pair, marks=pytest.mark.soak) for pair in (("PJ", "official"), ("JP", "ours"))),
 ]
-TURNS = 10
+TURNS = [4, pytest.param(10, marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize(("kinds", "controller"), ALL_PAIRS)
@@ -43,7 +43,7 @@ def test_masters_killed_under_load(tmp_path: Path, kinds: str, controller: Any) 
                 pair.wait_heard()
                 assert pair.state() == before
             assert pair.master() is pair.members[0]
-            assert kill(pair, load) < 10
+            assert kill(pair, load) < 30
             assert pair.master() is pair.members[1]
             assert pair.state().epoch == before.epoch + 1
             load.end()
@@ -55,15 +55,16 @@ def test_masters_killed_under_load(tmp_path: Path, kinds: str, controller: Any) 
         pair.close()
 
 
+@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize(("kinds", "controller"), PAIRS)
-def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controller: Any) -> None:
+def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controller: Any, turns: int) -> None:
     """Without open transactions: an official master that has some needs a minute to become a slave."""
     pair = ReplicaSet(tmp_path, kinds, controller)
     try:
         load = Load(pair, trades=b"")
         try:
             load.wait_for_answers(100)
-            for _ in range(TURNS):
+            for _ in range(turns):
                 turn(pair, load)
                 load.wait_for_answers(20)
             assert pair.master() is pair.members[0]

@@ -65,7 +65,11 @@ def test_three_log_files_are_equal_byte_for_byte(p: MixedPair) -> None:
 def test_a_missing_slave_is_late_and_delays_only_who_waits(p: MixedPair) -> None:
     make(p, "Waits")
     assert put(p.master.broker, "Waits", b"one") == OK
-    assert p.slave.stop() in (0, 143)
+    if p.kind == "JP":
+        assert p.slave.stop() in (0, 143)
+    else:
+        # A clean stop of an official one takes a quarter of a minute.
+        p.slave.kill()
     until(lambda: p.link_count() == 0)
     begun_s = time.monotonic()
     assert put(p.master.broker, "Waits", b"two") == LATE

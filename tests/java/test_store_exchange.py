@@ -107,8 +107,10 @@ def read_all(
                     for name in OF_THE_PULL:
                         found["properties"].pop(name, None)
                 everything[place["topic"], place["queue_id"]] = messages
-            if sum(map(len, everything.values())) >= count or time.monotonic() > deadline:
+            found_count = sum(map(len, everything.values()))
+            if found_count >= count:
                 return everything
+            assert time.monotonic() < deadline, f"{found_count} of {count} messages"
             time.sleep(0.05)
 
 

@@ -96,6 +96,7 @@ def test_our_client_on_the_official_servers(
 ) -> None:
     pair = issuer.pair("theirs")
     found = {"test.mode.enable": "false", "server.certPath": pair.cert, "server.keyPath": pair.key}
+    found["server.mode"] = "permissive"
     flags = tuple(f"-Dtls.{key}={value}" for key, value in found.items())
     monkeypatch.setattr(_JavaServer, "jvm_flags", (*_JavaServer.jvm_flags, *flags))
     cluster = ApacheCluster(tmp_path)

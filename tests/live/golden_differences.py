@@ -252,7 +252,6 @@ ROWS: list[Row] = [
         )
         for topic, reason in (
             ("RMQ_SYS_ROCKSDB_TRANS_*", "transactions in RocksDB"),
-            ("rmq_sys_REVIVE_LOG_*", "POP"),
             ("rmq_sys_SYNC_BROKER_MEMBER_*", "replication"),
         )
     ),
@@ -261,17 +260,13 @@ ROWS: list[Row] = [
     Row("*", "GET_ALL_TOPIC_CONFIG", "body.dataVersion.counter", number, "without the topics above"),
     Row("*", "GET_ALL_TOPIC_CONFIG", "body.mappingDataVersion.timestamp", number, "static topics"),
     Row("*", "*_WRITE_PERM_OF_BROKER", "ext.*TopicCount", number, "without the topics above"),
-    Row("admin_message_request_mode", "*", "*", anything, "POP"),
     *(
         Row("pull_system_topics", "PULL_MESSAGE", path, anything, "the last of the five topics is POP's")
         for path in (
             "code",
             "remark",
             "body",
-            "ext.suggestWhichBrokerId",
-            "ext.groupSysFlag",
             "ext.*Offset",
-            "ext.topicSysFlag",
         )
     ),
     Row("pull_system_topics", "PULL_MESSAGE", "records", number, "marks of several ends may stand in one record"),

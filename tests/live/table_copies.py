@@ -71,6 +71,7 @@ class TableCopies:
             nothing,
             nothing,
             quarantine,
+            nothing,
         )
 
     def _file(self, name: str, kind: type[T]) -> JsonFile[T]:

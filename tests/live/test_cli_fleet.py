@@ -49,7 +49,7 @@ class Fleet:
 
 @contextmanager
 def fleet(store: Path, count: int) -> Iterator[Fleet]:
-    command = [*COMMAND, "server", "--brokers", str(count), "--namesrv-port", "0", "--broker-port", "0"]
+    command = [*COMMAND, "server", "--no-grpc", "--brokers", str(count), "--namesrv-port", "0", "--broker-port", "0"]
     with (store.parent / "server.log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--store", str(store)], stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -99,7 +99,7 @@ def test_a_topic_spreads_over_the_brokers_and_one_that_is_killed_comes_back(tmp_
 
 
 def test_brokers_end_with_their_parent(tmp_path: Path) -> None:
-    command = [*COMMAND, "server", "--brokers", "2", "--namesrv-port", "0", "--broker-port", "0"]
+    command = [*COMMAND, "server", "--no-grpc", "--brokers", "2", "--namesrv-port", "0", "--broker-port", "0"]
     process = subprocess.Popen(
         [*command, "--store", str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

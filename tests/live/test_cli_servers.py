@@ -21,7 +21,7 @@ from rocketspark import Producer, PullConsumer, RocketSparkError
 from rocketspark.testing import ServerProcess, run_cluster, run_server_process
 
 COMMAND = [sys.executable, "-m", "rocketspark.cli.main"]
-FREE_PORTS = ["--namesrv-port", "0", "--broker-port", "0"]
+FREE_PORTS = ["--no-grpc", "--namesrv-port", "0", "--broker-port", "0"]
 TIMEOUT_S = 120
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from rocketspark.access.decisions import Decision
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.broker.access.decisions import Decision
 from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.cli import main, tree

@@ -33,14 +33,14 @@ def test_producer_and_consumer(tmp_path: Path) -> None:
         text = ""
         try:
             for line in running.stdout:
-                # Written by another thread, it may stand within a line.
-                text = (text + line).replace("Enter ends it\n", "")
-                if text.count("apples\n") == 10:
+                text += line
+                if text.count("apples") == 10:
                     break
             _, errors = running.communicate("\n", timeout=120)
         finally:
             running.kill()
-    assert sorted(text.splitlines()) == [f"fruit {n} apples" for n in range(10)]
+    # Several threads print: ends of lines stand where they come.
+    assert sorted(re.findall(r"fruit \d apples", text)) == [f"fruit {n} apples" for n in range(10)]
     assert (running.returncode, errors) == (0, "")
 
 

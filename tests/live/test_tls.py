@@ -221,7 +221,7 @@ def test_replicas_under_a_controller_over_tls(issuer: Issuer, tmp_path: Path) ->
         sys.executable,
         "-m",
         "rocketspark.cli.main",
-        "server",
+        *("server", "--no-grpc"),
         "--store",
         str(tmp_path / "s"),
         "--replicas",

@@ -60,18 +60,27 @@ class Machine:
         self.venv_missing = folder / "venv_missing"
         self.no_network = folder / "no_network"
         program = self.project / "tests" / "go" / "program"
-        for path in (self.project / "scripts", self.project / "tests" / "java", program, self.bin, self.jvms):
+        poms = [Path("tests", "java", "pom.xml"), Path("tests", "spark", "lakehouse", "pom.xml")]
+        folders = [(self.project / pom).parent for pom in poms]
+        for path in (self.project / "scripts", *folders, program, self.bin, self.jvms):
             path.mkdir(parents=True)
         (program / "main.go").write_text("package main\n")
         shutil.copy(ROOT / "scripts" / "setup.sh", self.project / "scripts")
         shutil.copy(ROOT / "pyproject.toml", self.project)
-        shutil.copy(ROOT / "tests" / "java" / "pom.xml", self.project / "tests" / "java")
+        for pom in poms:
+            shutil.copy(ROOT / pom, self.project / pom)
+        for file in ("python/requirements.txt", "go/go.mod", "node/package.json"):
+            there = self.project / "tests" / "v5" / file
+            there.parent.mkdir(parents=True)
+            shutil.copy(ROOT / "tests" / "v5" / file, there)
         for tool in TOOLS:
             found = shutil.which(tool)
             assert found is not None
             (self.bin / tool).symlink_to(found)
         self.command("id", "echo 0")
         self.command("mvn", f'echo "mvn $*" >> {self.record}')
+        self.command("npm", f'echo "npm $*" >> {self.record}')
+        self.command("node", "echo true")
         self.go("1.19.8")
         self.postgres(15)
         marks = {"venv_missing": self.venv_missing, "no_network": self.no_network}
@@ -165,7 +174,8 @@ def test_second_run_does_and_says_nothing(machine: Machine) -> None:
     machine.java("java-17", compiler=True)
     assert machine.setup("test").returncode == 0
     first = machine.installs
-    assert len(first) == 7  # pip twice, Maven for two clients and two servers, and Go
+    # pip for three environments; Maven for three clients, two servers, a proxy and s3a; two programs in Go; npm.
+    assert len(first) == 13
     done = machine.setup("test")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.setup("demo").stderr == ""
@@ -222,6 +232,7 @@ def test_maven_is_installed(machine: Machine) -> None:
 
 
 GO_BUILD = "go build -buildvcs=false -o ../../../.setup/go_driver ."
+GO_BUILD_5 = "go build -buildvcs=false -o ../../../.setup/go_v5_driver ."
 
 
 def test_go_is_installed_and_builds_once(machine: Machine) -> None:
@@ -231,7 +242,11 @@ def test_go_is_installed_and_builds_once(machine: Machine) -> None:
     machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\nrm {machine.bin}/go\ncp {new} {machine.bin}/go')
     done = machine.setup("test")
     assert done.returncode == 0, done.stderr
-    assert machine.installs[-4:] == ["apt-get update", "apt-get install -y golang-go", GO_BUILD, pip_of_spark("4.0")]
+    at = machine.installs.index(GO_BUILD)
+    assert machine.installs[at - 2 : at] == ["apt-get update", "apt-get install -y golang-go"]
+    assert machine.installs.count(GO_BUILD_5) == 1
+    assert machine.installs[-2] == pip_of_spark("4.0")
+    assert "-f tests/spark/lakehouse/pom.xml dependency:copy-dependencies" in machine.installs[-1]
     assert machine.setup("test").stderr == ""
     (machine.project / "tests" / "go" / "program" / "main.go").write_text("package main // changed\n")
     assert machine.setup("test").returncode == 0
@@ -259,6 +274,16 @@ def test_without_go_one_who_is_not_root_is_told_the_command(machine: Machine) ->
     done = machine.setup("test")
     assert done.returncode == 1
     assert "sudo apt-get update && sudo apt-get install -y golang-go" in done.stderr
+
+
+def test_node_is_installed(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    node = (machine.bin / "node").rename(machine.folder / "node")
+    machine.command("node", "echo false")  # Too old.
+    machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\ncp {node} {machine.bin}/node')
+    done = machine.setup("test")
+    assert done.returncode == 0, done.stderr
+    assert "apt-get install -y nodejs npm" in machine.installs
 
 
 def test_postgresql_is_found_or_installed(machine: Machine) -> None:

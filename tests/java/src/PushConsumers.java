@@ -69,6 +69,7 @@ final class PushConsumers {
         commands.put("push_await", args -> Shapes.named(consumers, args)
             .await(args.getIntValue("count"), args.getLongValue("timeout_ms")));
         commands.put("push_queues", this::queues);
+        commands.put("push_popped_queues", this::poppedQueues);
     }
 
     private Object start(JSONObject args) throws Exception {
@@ -98,6 +99,11 @@ final class PushConsumers {
         if (args.containsKey("strategy")) {
             consumer.setAllocateMessageQueueStrategy("consistent_hash".equals(args.getString("strategy"))
                 ? new AllocateMessageQueueConsistentHash() : new AllocateMessageQueueAveragelyByCircle());
+        }
+        if (args.getBooleanValue("pop")) {
+            // Older clients have no such methods.
+            DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+            DefaultMQPushConsumer.class.getMethod("setPopInvisibleTime", long.class).invoke(consumer, 5_000L);
         }
         // A message counts as consumed only after its listener has returned: shutdown waits for that.
         consumer.setAwaitTerminationMillisWhenShutdown(120_000);
@@ -132,6 +138,15 @@ final class PushConsumers {
             collector.consumer.shutdown();
         }
         return null;
+    }
+
+    /** The queues this consumer pops now, by the last assignment of a broker; -1: all of one. */
+    private Object poppedQueues(JSONObject args) throws Exception {
+        Object rebalance = Shapes.named(consumers, args).consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl();
+        Map<?, ?> table = (Map<?, ?>) rebalance.getClass().getMethod("getPopProcessQueueTable").invoke(rebalance);
+        List<org.apache.rocketmq.common.message.MessageQueue> queues = new ArrayList<>();
+        table.keySet().forEach(queue -> queues.add((org.apache.rocketmq.common.message.MessageQueue) queue));
+        return Shapes.queues(queues);
     }
 
     /** The queues this consumer holds now, by the last rebalance. */
