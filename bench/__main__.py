@@ -21,6 +21,8 @@ from bench.report import Row
 PARTS = {
     "raw": "raw sends to the broker, beside the Java broker 5.5.0",
     "pull": "raw pulls from the broker, beside the Java broker 5.5.0",
+    "pop": "messages popped and acknowledged one by one, beside the Java broker 5.5.0",
+    "v5": "sends and receives of RocketMQ 5's gRPC protocol, beside Apache's proxy 5.5.0",
     "sync-flush": "raw sends, on disk before the reply, beside the Java broker",
     "replication": "sends to pairs of brokers, synchronous and asynchronous, and failover, beside Java pairs",
     "consume": "1 M messages through the Java client, from our broker and from the Java broker",

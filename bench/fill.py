@@ -48,13 +48,15 @@ def fill(
     body_bytes: int = 128,
     body_of: Callable[[int], bytes] | None = None,
     properties_of: Callable[[int], str] | None = None,
+    attributes: str = "",
 ) -> float:
     """Create the topic and send `count` messages, the batches to each queue in turn; seconds it took.
 
     `body_of`: the body of each by its number; else all have the same of `body_bytes`. `properties_of`: properties of
-    each beside its unique key, as they are stored. Raises ConnectionError if the broker refuses one.
+    each beside its unique key, as they are stored. `attributes`: of the topic. Raises ConnectionError if the broker
+    refuses one.
     """
-    create_topic(broker, topic, queues)
+    create_topic(broker, topic, queues, attributes)
     prefix = secrets.token_hex(12).upper()
     same = b"x" * body_bytes
     body_of = body_of or (lambda number: same)

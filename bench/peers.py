@@ -52,7 +52,7 @@ def ours(
     """
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder:
         root = store or Path(folder) / "store"
-        command = ["server", "--namesrv-port", "0", "--broker-port", "0", "--store", str(root), *options]
+        command = ["server", "--no-grpc", "--namesrv-port", "0", "--broker-port", "0", "--store", str(root), *options]
         if config:
             conf = Path(folder) / "broker.conf"
             conf.write_text("".join(f"{key}={value}\n" for key, value in config.items()))

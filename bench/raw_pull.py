@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from bench.fill import fill, queue_counts
 from bench.floor import floor
 from bench.load import Load, connect
 from bench.measure import compare, figure
-from bench.peers import Servers, both, end_rows, ours
+from bench.peers import Servers, both, cpu_seconds, end_rows, ours
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show
 from rocketspark.protocol.codes import RequestCode
@@ -109,6 +110,23 @@ def run_one(address: str, made: list[bytes], *, window: int, seconds: float, pul
                 if rest:
                     raise ConnectionError(f"{address} sent {body_bytes} bytes, no multiple of {record_bytes}")
                 return Load(messages, 0, time.perf_counter() - started, time.thread_time() - cpu_started)
+
+
+def pull_all(servers: Servers, topic: str, counts: Sequence[int], *, connections: int, window: int = 32) -> Figure:
+    """A bare loop of pulls over each message once: the queues in turn on one connection, or shared among several."""
+    shares = [
+        frames(topic, [count if i % connections == share else 0 for i, count in enumerate(counts)])
+        for share in range(connections)
+    ]
+    used, started = cpu_seconds(servers.pid), time.perf_counter()
+    with ThreadPoolExecutor(connections) as threads:
+        found = list(
+            threads.map(
+                lambda made: run_one(servers.broker, made, window=window, seconds=600, pulls_max=len(made)), shares
+            )
+        )
+    seconds, tool = time.perf_counter() - started, sum(load.tool_cpu_s for load in found)
+    return Figure(sum(load.done for load in found), seconds, cpu_seconds(servers.pid) - used + tool, tool)
 
 
 def run(plan: Plan) -> list[Row]:

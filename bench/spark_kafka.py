@@ -22,16 +22,19 @@ from typing import Any, NamedTuple
 from tests.java.apache import ask
 
 from bench.__main__ import machine
-from bench.fill import BATCH_COUNT, create_topic, fill
+from bench.fill import BATCH_COUNT, create_topic, fill, queue_counts
+from bench.half_loop import half_loop
 from bench.kafka_broker import VERSION, kafka
 from bench.peers import Servers, apache, ours
 from bench.plan import Plan
+from bench.raw_pull import pull_all
 from bench.report import Figure, Row, progress, rates_row, show
 from bench.spark_peers import KAFKA, ROCKETMQ, Peaks, Spark, Usage, settle, spark_session
 from bench.spark_versions import Query, measure
 from rocketspark.spark.plan.cluster_queries import ClusterQueries
 
 TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-written", "bench-spark-java", "bench-long"
+ONCE_TOPIC = "bench-spark-once"
 QUEUES = 4
 PARTITIONS = (1, 2, 4, 8)
 BODY_BYTES = 128
@@ -57,10 +60,13 @@ CASES = {
     "parquet": "topic to Parquet",
     "store": "the broker's store read directly, beside Kafka's read",
     "write": "batch write from Parquet, to a topic and to one with queue.type=BatchCQ",
+    "exactly_once": "batch write exactly once, beside at least once, ours and Kafka's (its connector has no other)",
+    "exactly_once_java": "the same to the Java RocketMQ broker, beside a bare loop of half messages and ends",
+    "inner": "batch read of a topic of inner batches (queue.type=BatchCQ), beside Kafka's read",
     "naive": "load().select(...) as most write it: mixed sizes, keys, properties; and with option columns",
     "versions": "read and naive on each Spark of ours, beside Kafka's connector on two Sparks (only when asked for)",
     "partitions": "batch read of topics with 1, 2, 4 and 8 queues",
-    "java": "batch read from the Java RocketMQ broker, beside Kafka's read",
+    "java": "batch read from the Java RocketMQ broker, beside Kafka's read and beside bare loops of pulls",
     "long": "10 M messages read in bounded memory (only when asked for, or with --long)",
 }
 # Left out unless named: they take long, or fetch some GB.
@@ -195,9 +201,9 @@ class Bench:
             raise SystemExit(f"the sides do not hold the same {rows} bodies: {found}")
         return found[0]
 
-    def _load_ours(self, topic: str, rows: int, queues: int) -> None:
+    def _load_ours(self, topic: str, rows: int, queues: int, attributes: str = "") -> None:
         progress(f"our broker: {rows:,} messages to {topic}")
-        fill(self.mine.servers.broker, topic, rows, queues=queues, body_of=body_of)
+        fill(self.mine.servers.broker, topic, rows, queues=queues, body_of=body_of, attributes=attributes)
 
     def _load_kafka(self, topic: str, rows: int, queues: int) -> None:
         if self.theirs:
@@ -257,6 +263,52 @@ class Bench:
                 found = side.do("check", WRITTEN_TOPIC)
                 if any(found[key] != times * self.sums[key] for key in ("rows", "bytes", "crc32")):
                     raise SystemExit(f"{side.spark.side}: written were {found}, {times} times {self.sums} were given")
+
+    def exactly_once(self) -> None:
+        """Files to a topic, each row once; on our broker, then on the Java one."""
+        path = str(self.folder / "bodies-once")
+        self.mine.do("parquet", TOPIC, path=path)
+        plain = f"{ONCE_TOPIC}-plain"
+        for topic in (ONCE_TOPIC, plain):
+            self._load_ours(topic, 0, QUEUES)
+        if self.theirs:
+            self.theirs.do("create", ONCE_TOPIC, queues=QUEUES)
+        beside: list[tuple[Round, Round | None]] = []
+        own: list[tuple[Figure, Figure | None]] = []
+        for number in range(self.warm + self.runs):
+            progress(f"exactly once: round {number + 1 - self.warm} of {self.runs}")
+            found = self.mine.timed(self.rows, "write", ONCE_TOPIC, path=path, options=once(number))
+            at_least = self.mine.timed(self.rows, "write", plain, path=path)
+            theirs = self.theirs.timed(self.rows, "write", ONCE_TOPIC, path=path) if self.theirs else None
+            beside.append((found, theirs))
+            own.append((found.figure, at_least.figure))
+        self._note("batch write exactly once; kafka: at least once", beside[self.warm :])
+        self.show([rates_row("exactly once; not kafka: ours, at least once", "rows/s", own[self.warm :])])
+        found_sums = self.mine.do("check", ONCE_TOPIC)
+        if any(found_sums[key] != (self.warm + self.runs) * self.sums[key] for key in ("rows", "bytes", "crc32")):
+            raise SystemExit(f"exactly once: written were {found_sums}, for each round {self.sums} were given")
+
+    def exactly_once_java(self) -> None:
+        """To the Java broker, and bare loops that tell it the same, in turn, which stand in for Kafka."""
+        rows = self.rows // 20
+        with apache() as servers:
+            path = str(self.folder / "bodies-java")
+            mine = Side(self.mine.spark, servers)
+            self.mine.do("some", TOPIC, path=path, count=rows)
+            create_topic(servers.broker, ONCE_TOPIC, QUEUES)
+            pairs: list[tuple[Figure, Figure | None]] = []
+            for number in range(self.warm + self.runs):
+                progress(f"exactly once, Java broker: round {number + 1 - self.warm} of {self.runs}")
+                found = mine.timed(rows, "write", ONCE_TOPIC, path=path, options=once(number)).figure
+                pairs.append((found, Figure(rows, half_loop(servers.broker, ONCE_TOPIC, rows, QUEUES), 0.0)))
+            name = "exactly once to the Java broker; not kafka: bare loop"
+            self.show([rates_row(name, "rows/s", pairs[self.warm :])])
+
+    def inner(self) -> None:
+        """Batches that the broker keeps as one record; the same rows as Kafka's."""
+        topic = f"{TOPIC}-inner"
+        self._load_ours(topic, self.rows, QUEUES, "+queue.type=BatchCQ")
+        self.compare("batch read of inner batches", {"job": "read", "topic": topic}, {"job": "read", "topic": TOPIC})
 
     def naive(self) -> None:
         """Queries as most are written."""
@@ -331,8 +383,25 @@ class Bench:
                         raise SystemExit("the Java broker did not take its settings")
                     job = {"job": "read", "topic": JAVA_TOPIC, "rows": rows}
                     self.compare(f"Java broker, {name}", job, {"job": "read", "topic": TOPIC})
+                    if config is DEFAULTS:
+                        self._beside_bare_pulls(f"Java broker, {name}", job)
             finally:
                 self.mine = mine
+
+    def _beside_bare_pulls(self, name: str, job: dict[str, Any]) -> None:
+        """A read, and loops that pull the same messages and look at nothing, in turn, which stand in for Kafka."""
+        rows, counts = job["rows"], queue_counts(job["rows"], QUEUES)
+        for connections in (1, 2):
+            pairs: list[tuple[Figure, Figure | None]] = []
+            for number in range(1 + self.runs):
+                progress(f"{name} beside a bare loop: round {number} of {self.runs}")
+                found = self.mine.timed(**job).figure
+                bare = pull_all(self.mine.servers, job["topic"], counts, connections=connections)
+                if bare.done < rows - 32 * QUEUES:
+                    raise SystemExit(f"the bare loop saw {bare.done} messages, not {rows}")
+                pairs.append((found, bare))
+            how = "a connection" if connections == 1 else f"{connections} connections"
+            self.show([rates_row(f"{name}; not kafka: bare loop, {how}", "rows/s", pairs[1:])])
 
     def long(self) -> None:
         """Many messages; how much memory each process took at most."""
@@ -342,6 +411,11 @@ class Bench:
             found = self.mine.timed(rows, "check", LONG_TOPIC)
         self._note(f"batch read of {rows:,}", [(found, None)])
         self.show([Row(f"  most memory (RssAnon): {name}", mib, None, "MiB") for name, mib in peaks.mib.items()])
+
+
+def once(number: int) -> dict[str, str]:
+    """The options of a write exactly once; each run of a job has a name of its own."""
+    return {"delivery": "exactly-once", "transactionalId": f"bench-{number}"}
 
 
 def us_a_row(rounds: list[Round]) -> dict[str, float]:
@@ -379,7 +453,7 @@ def run(plan: Plan, only: tuple[str, ...] = (), rows: int = 0, report: Path | No
     ):
         bench = Bench(plan, rows, Path(temporary), mine, theirs)
         bench.load()
-        for name in only or [name for name in CASES if name not in ASKED_FOR and not (plan.alone and name == "java")]:
+        for name in only or [name for name in CASES if name not in ASKED_FOR and not (plan.alone and "java" in name)]:
             getattr(bench, name)()
             if report:
                 rows_found = [row._asdict() for row in bench.found]

@@ -142,6 +142,13 @@ def stream(spark: Any, side: str, job: Job) -> Result:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def some(spark: Any, side: str, job: Job) -> Result:
+    """`count` bodies of the topic to Parquet files at `path`."""
+    table = Source(spark, side, job).table().select("body").limit(job["count"])
+    table.repartition(CORES).write.mode("overwrite").parquet(job["path"])
+    return {}
+
+
 def write(spark: Any, side: str, job: Job) -> Result:
     """The bodies of Parquet files at `path` to the topic."""
     Source(spark, side, job).write(spark.read.parquet(job["path"]).select("body"))
@@ -196,7 +203,7 @@ def create(spark: Any, side: str, job: Job) -> Result:
 
 
 JOBS: dict[str, Callable[[Any, str, Job], Result]] = {
-    job.__name__: job for job in (read, select, check, parquet, stream, write, fill, fill_mixed, create)
+    job.__name__: job for job in (read, select, check, parquet, some, stream, write, fill, fill_mixed, create)
 }
 
 

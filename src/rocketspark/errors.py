@@ -9,6 +9,7 @@
       ProtocolError         bytes that are not what they should be
         FrameError            a frame: too large, truncated, header unreadable
         RecordError           a stored record: size, magic or CRC wrong
+        BodyUndecodable       a body that is not what it is to be decoded as
       TransportError        no reply could be had (`retriable`)
         NotSent               the request never left this process
           NoNameServer          no NameServer answers
@@ -20,6 +21,7 @@
         RouteNotFound         the NameServer knows no broker for the topic
           BrokerNotFound        the topic has no broker of that name
       SendFailed            a send gave up after its attempts
+      ReceiptExpired        a message that was received is visible again: another receive gets it
       StoreError            the message store cannot do it
         StoreFull             no room on the disk
         StoreLocked           another process has the directory
@@ -27,6 +29,10 @@
         NotMaster             the store holds a copy of another broker's log
         ReplicationError      another broker's log that does not continue this one (`reason`)
       MessageStays          a due message cannot leave this broker now: it is tried again
+      RegistryFailed        a schema registry did not give a schema
+        SchemaUnknown         it has none of this id, subject or version
+        RegistryRefused       it refuses, or its answer is none of a registry's
+        RegistryAway          it did not answer in its time
       DatabaseFailed        the database of an outbox or of seen ids does not answer or refuses (`retriable`)
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
@@ -81,6 +87,10 @@ class FrameError(ProtocolError):
 
 class RecordError(ProtocolError):
     """A log record whose size, magic number, CRC or fields are wrong."""
+
+
+class BodyUndecodable(ProtocolError):
+    """A message's body that is not what it is to be decoded as."""
 
 
 class TransportError(RocketSparkError):
@@ -207,6 +217,22 @@ class SendFailed(RocketSparkError):
         self.__cause__ = cause
 
 
+class ReceiptExpired(RocketSparkError):
+    """A message's invisible time is over: its receipt handle is worth nothing, and it comes again.
+
+    `message_id`; `invisible_ms`: for how long it was invisible; `late_ms`: since when it is not.
+    """
+
+    def __init__(self, message_id: str, invisible_ms: int, late_ms: float) -> None:
+        super().__init__(
+            f"message {message_id} was invisible for {invisible_ms} ms and is visible again since {late_ms:.0f} ms: it"
+            " comes again; receive with a longer invisible_ms, or call change_invisible_time before it is over"
+        )
+        self.message_id = message_id
+        self.invisible_ms = invisible_ms
+        self.late_ms = late_ms
+
+
 class StoreError(RocketSparkError):
     """The message store cannot do what was asked."""
 
@@ -263,6 +289,22 @@ class MessageStays(RocketSparkError):
     def __init__(self, message: str, when_ended: Callable[[Callable[[], None]], None] | None = None) -> None:
         super().__init__(message)
         self.when_ended = when_ended
+
+
+class RegistryFailed(RocketSparkError):
+    """A schema registry did not give a schema."""
+
+
+class SchemaUnknown(RegistryFailed):
+    """The registry has no schema of this id, subject or version."""
+
+
+class RegistryRefused(RegistryFailed):
+    """The registry refuses, or its answer is none of a schema registry's."""
+
+
+class RegistryAway(RegistryFailed):
+    """The registry did not answer in its time."""
 
 
 class DatabaseFailed(RocketSparkError):

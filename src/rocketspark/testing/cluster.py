@@ -19,13 +19,15 @@ from rocketspark.broker.access.secure_folder import SecureFolder
 from rocketspark.broker.inner_connections import signer_of
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import StateError
+from rocketspark.cli.commands.proxy import EXTRA, is_installed, proxy_process
+from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.replicas import Replicas, start_controller
 
 # A broker of a test holds little: small files keep it lean. A slow test machine is no load.
 SMALL_FILES: dict[str, Any] = {
     "refuse_when_behind": False,
+    "clean_by_force": False,
     "log_file_bytes": 16 << 20,
     "queue_file_bytes": 20 * 20_000,
     "index_slots": 5_000,
@@ -41,7 +43,8 @@ class Cluster:
     holds one store folder for each broker; `controller`: "host:port" of the controller, "" without replicas;
     `client_options`: what clients need to come in, empty if everybody may, as in `Producer(cluster.namesrv,
     **cluster.client_options)`. With `secure=True` these are `access_key` and `secret_key` of a user who may do
-    everything, `use_tls`, and `tls_ca`, the file of the certificate.
+    everything, `use_tls`, and `tls_ca`, the file of the certificate. `grpc_endpoint`: "host:port" for clients of
+    RocketMQ 5, "" without `grpc=True`.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Cluster:
         self.store = store
         self.controller = controller
         self.client_options = client_options or {}
+        self.grpc_endpoint = ""
         self._ask: Callable[[Callable[[Replicas], Awaitable[Any]], str], Any] | None = None
 
     def master(self, name: str = "broker-a") -> str:
@@ -95,6 +99,7 @@ def run_cluster(
     *,
     replicas: int = 1,
     secure: bool = False,
+    grpc: bool = False,
     **broker_settings: Any,
 ) -> Iterator[Cluster]:
     """Run a NameServer and `brokers` brokers on free ports of 127.0.0.1 while the `with` block lasts.
@@ -104,6 +109,7 @@ def run_cluster(
         store: folder for the messages, kept afterwards; None: a temporary one, removed afterwards.
         replicas: how many of each name; with 2 and more a controller elects the masters, and a send is answered once
             all in sync have it. The block begins when they are.
+        grpc: serve RocketMQ 5's gRPC protocol as well, by a process beside; it takes the extra `grpc`.
         secure: take TLS and signed requests alone, as `rocketspark server --secure`; the cluster's `client_options`
             are what a client needs. It takes the extra `tls`.
         broker_settings: fields of `rocketspark.broker.settings.BrokerSettings`, for each broker.
@@ -112,11 +118,13 @@ def run_cluster(
     """
     if not 1 <= brokers <= 26:
         raise ValueError(f"brokers={brokers}: 1 to 26 can be run")
+    if grpc and not is_installed():
+        raise ConfigError(EXTRA)
     if not 1 <= replicas <= 9:
         raise ValueError(f"replicas={replicas}: 1 to 9 can be run")
     folder = Path(store) if store is not None else Path(tempfile.mkdtemp(prefix="rocketspark-"))
     try:
-        thread = _ServerThread(folder, brokers, replicas, broker_settings, secure=secure)
+        thread = _ServerThread(folder, brokers, replicas, broker_settings, secure=secure, grpc=grpc)
         try:
             yield thread.start()
         finally:
@@ -130,14 +138,21 @@ class _ServerThread:
     """The event loop of the servers, in a thread of its own."""
 
     def __init__(
-        self, folder: Path, broker_count: int, replica_count: int, settings: dict[str, Any], *, secure: bool = False
+        self,
+        folder: Path,
+        broker_count: int,
+        replica_count: int,
+        settings: dict[str, Any],
+        *,
+        secure: bool = False,
+        grpc: bool = False,
     ) -> None:
         self._folder = folder
         self._broker_count = broker_count
         self._replica_count = replica_count
         self._replicas: dict[str, Replicas] = {}
         self._settings = {**SMALL_FILES, **settings}
-        self._secure = secure
+        self._secure, self._grpc = secure, grpc
         self._door: SecureFolder | None = None
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
@@ -205,6 +220,12 @@ class _ServerThread:
                 addresses.append(broker.address)
             options = self._door.client_options() if self._door else None
             self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder, controller, options)
+            if self._grpc:
+                locked = ["--secure", str(self._door.folder)] if self._door else []
+                proxy = proxy_process(nameserver.address, "127.0.0.1", 0, [*locked, "--log-level", "warning"])
+                servers.push_async_callback(proxy.stop)
+                await proxy.start()
+                self._cluster.grpc_endpoint = proxy.address
             if controller:
                 self._cluster._ask = self._ask
             self._started.set()

@@ -61,7 +61,7 @@ class ServerProcess:
         """Start and wait for the ready line. Raises RocketSparkError with the end of its log if none comes."""
         assert not self.is_running, "already started"
         namesrv_port, broker_port = self.namesrv.rpartition(":")[2], self.broker.rpartition(":")[2]
-        command = [sys.executable, "-m", "rocketspark.cli.main", "server", "--store", str(self.store)]
+        command = [sys.executable, "-m", "rocketspark.cli.main", "server", "--no-grpc", "--store", str(self.store)]
         command += ["--namesrv-port", namesrv_port, "--broker-port", broker_port]
         if self._config:
             command += ["--config", str(self._config)]
