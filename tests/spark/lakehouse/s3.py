@@ -46,6 +46,7 @@ def status(code: int) -> Fault:
     return Fault("status", code)
 
 
+_one_at_a_time = threading.Lock()
 _CODES = {403: "AccessDenied", 404: "NoSuchBucket", 500: "InternalError", 503: "SlowDown"}
 
 
@@ -205,13 +206,18 @@ class Store(NamedTuple):
 
 @contextlib.contextmanager
 def s3_store(*buckets: str) -> Iterator[Store]:
-    """An S3 server with these buckets, in threads of this process."""
+    """An S3 server with these buckets alone, in threads of this process, which has one at a time: moto's servers of a
+    process share what they hold.
+    """
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    assert _one_at_a_time.acquire(blocking=False)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
+    with urlopen(Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST"), timeout=30) as answer:
+        assert answer.status == 200
     proxy = FaultyProxy(port)
     try:
         store = Store(port, proxy)
@@ -221,3 +227,4 @@ def s3_store(*buckets: str) -> Iterator[Store]:
     finally:
         proxy.close()
         server.stop()
+        _one_at_a_time.release()
