@@ -16,12 +16,16 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.spark.scrapes import scrape_until
 
 from rocketspark.errors import ConnectionLost, RocketSparkError
+from rocketspark.spark.client_access import Access
 from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for
+from rocketspark.spark.metrics.of_pipelines import serve
 from rocketspark.spark.pipelines import compare
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.archive import table_archive
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.report import plain
 from rocketspark.spark.pipelines.restore import pipeline as restore
 from rocketspark.spark.pipelines.session import SessionOptions, one_line_errors, open_session
@@ -62,16 +66,28 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
     if fault:
         table_archive.open_table = lambda *args: FaultyTable(opened(*args), fail, beaten=fault == "beaten")  # type: ignore[assignment,return-value]
     later = DAYS_MS if step.get("later") else 0
+    progress = Progress("archive")
+    listening = serve(spark, step["namesrv"], Access(), progress, 0) if step.get("metrics") else None
     try:
-        return archive.run(
+        done = archive.run(
             spark,
             step["namesrv"],
             step["topics"],
             archive_for(step["format"], step["place"], step.get("catalog", "")),
             batch_rows=step.get("batch_rows", 1_000_000),
+            progress=progress,
             now_ms=lambda: time.time_ns() // 1_000_000 + later,
         )
+        if listening is None:
+            return done
+        # Asked at the start, and every 15 s.
+        found = scrape_until(listening.url, lambda s: s.labels("rocketspark_stream_lag_messages"))
+        names = ("batch_duration_seconds_count", "rows_total", "running")
+        told = {name: found.value(f"rocketspark_stream_{name}", query="archive") for name in names}
+        return plain(done) | {"metrics": told, "lag": found.labels("rocketspark_stream_lag_messages")}
     finally:
+        if listening is not None:
+            listening.stop()
         table_archive.open_table = opened
 
 

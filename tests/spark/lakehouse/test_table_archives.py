@@ -61,8 +61,10 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
     topic, to = f"whole-{table_format}", f"whole-{table_format}-again"
     where = {"place": str(tmp_path / "table")}
     scene.send(topic, 0, 250)
-    first = scene.ask("archive", table_format, topic, batch_rows=100, **where)
+    first = scene.ask("archive", table_format, topic, batch_rows=100, metrics=True, **where)
     assert (first.get("rows"), first.get("batches"), first.get("total_rows")) == (250, 3, 250), first
+    assert first["metrics"] == {"batch_duration_seconds_count": 3, "rows_total": 250, "running": 1}
+    assert first["lag"] == [{"query": "archive", "topic": topic}]
 
     # The writer dies after its commit and hears of none; then another one whose reply is lost goes on by itself.
     scene.send(topic, 250, 300)

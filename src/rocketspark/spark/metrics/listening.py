@@ -120,7 +120,7 @@ class Listening:
         listener: QueryListener,
     ) -> None:
         self._spark, self._host = spark, host
-        self._figures, self._server, self._lag, self._listener = figures, server, lag, listener
+        self.figures, self._server, self._lag, self._listener = figures, server, lag, listener
         self._open = True
 
     def __repr__(self) -> str:

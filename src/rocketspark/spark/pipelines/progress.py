@@ -61,7 +61,7 @@ class QueryOutcome(NamedTuple):
 
 class Progress:
     """Prints progress on `out`, at most one line each `every_s` seconds; with out=None none. `stop`: the request to
-    stop. `rows`, `waiting`: as noted last.
+    stop. `rows`, `waiting`: as noted last. `hear`: is told of each step of a pipeline that runs no streaming query.
     """
 
     def __init__(self, name: str, out: TextIO | None = None, *, every_s: float = EVERY_S) -> None:
@@ -69,6 +69,7 @@ class Progress:
         self.stop = Stop()
         self.rows = 0
         self.waiting: int | None = None
+        self.hear: Callable[[Mapping[str, Any]], None] = lambda report: None
         self._out = out
         self._every_s = every_s
         self._began_s = self._printed_s = time.monotonic()
@@ -225,6 +226,30 @@ class Tally:
         known = [lag for lag in lags if lag is not None]
         self.lag = sum(known) if known else None
         return True
+
+
+def step_report(
+    number: int,
+    rows: int = 0,
+    steps_s: Mapping[str, float] | None = None,
+    *,
+    start: Mapping[str, Any] | None = None,
+    end: Mapping[str, Any] | None = None,
+    latest: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what a step did in the form of a streaming query's report. `steps_s`: how long its parts took, by the
+    names that Spark gives them; none: it only looked. `start`, `end`, `latest`: of a topic's stream.
+    """
+    timed = {name: round(seconds * 1000) for name, seconds in (steps_s or {}).items()}
+    whole = {"triggerExecution": sum(timed.values())} if timed else {}
+    source = {"startOffset": start, "endOffset": end, "latestOffset": latest}
+    return {
+        "batchId": number,
+        "numInputRows": rows,
+        "durationMs": timed | whole,
+        "sources": [] if end is None else [source],
+        "sink": {"numOutputRows": rows},
+    }
 
 
 def lag_of(end: Any, latest: Any) -> int | None:

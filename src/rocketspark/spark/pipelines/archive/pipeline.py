@@ -30,7 +30,7 @@ from rocketspark.spark.pipelines.archive.manifest import (
     read_manifest,
 )
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.progress import Progress, lag_of
+from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
 from rocketspark.spark.pipelines.session import one_line
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.transport.retries import Retries, RetryRule
@@ -221,23 +221,35 @@ class MicroBatches:
             self._target.begin(self._reader.initialOffset())
         if self._once:
             self._reader.prepareForTriggerAvailableNow()
+        # Should the first micro-batch not come to its end, the lag is known all the same.
+        start, _ = self._offsets()
+        self._progress.hear(step_report(self.batches, start=start, end=start))
+
+    def _offsets(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return where the run's topics are archived up to, and others, of other runs, which keep their place."""
+        offsets = self._target.offsets or {}
+        others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
+        return {name: value for name, value in offsets.items() if name not in others}, others
 
     def batch(self) -> bool:
         """Archive the next messages; False if there are none."""
         from rocketspark.spark.spark_features import ReadMaxRows
 
-        offsets = self._target.offsets or {}
-        # Topics of other runs keep their place.
-        others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
-        start = {name: value for name, value in offsets.items() if name not in others}
+        began_s = time.monotonic()
+        start, others = self._offsets()
         end = self._reader.latestOffset(start, ReadMaxRows(self._batch_rows))
         if end == start:
+            self._progress.hear(step_report(self.batches, start=start, end=end))
             return False
+        asked_s = time.monotonic()
         rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
         self._reader.commit(end)
+        steps_s = {"latestOffset": asked_s - began_s, "addBatch": time.monotonic() - asked_s}
         self.batches += 1
         self.rows += rows
-        self._progress.update(self.rows, lag=lag_of(end, self._reader.reportLatestOffset()))
+        latest = self._reader.reportLatestOffset()
+        self._progress.hear(step_report(self.batches, rows, steps_s, start=start, end=end, latest=latest))
+        self._progress.update(self.rows, lag=lag_of(end, latest))
         return True
 
     def patiently(self, step: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from rocketspark.model import namespace
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq.dead_letters import Choice, DeadLetter, outgoing, resend_id
 from rocketspark.spark.pipelines.dlq.pipeline import choose, find, letters
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import SILENT, Progress, step_report
 
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0
@@ -239,7 +239,7 @@ class _Resend:
         ordered = rows.orderBy("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
         waiting = (_letter(row) for row in ordered.toLocalIterator())
         size = max(1, min(IN_FLIGHT_MAX, int(self._plan.rate or IN_FLIGHT_MAX)))
-        began_s, tried = time.monotonic(), 0
+        began_s, tried, number = time.monotonic(), 0, 0
         with asyncio.Runner() as runner:
             producer = AsyncProducer(
                 self._where.namesrv,
@@ -252,8 +252,10 @@ class _Resend:
             runner.run(producer.start())
             try:
                 while not self._progress.stop.asked and (some := _take(waiting, size)):
+                    some_s = time.monotonic()
                     runner.run(self._send_some(producer, some))
-                    tried += len(some)
+                    tried, number = tried + len(some), number + 1
+                    self._progress.hear(step_report(number, len(some), {"addBatch": time.monotonic() - some_s}))
                     self._progress.update(tried, lag=count - tried)
                     if self._plan.rate is not None:
                         self._progress.stop.wait(max(0.0, began_s + tried / self._plan.rate - time.monotonic()))

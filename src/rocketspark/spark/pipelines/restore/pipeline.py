@@ -35,7 +35,7 @@ from rocketspark.spark.pipelines.archive.manifest import (
 from rocketspark.spark.pipelines.archive.pipeline import run_tasks
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.default_names import file_name
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.progress import Progress, step_report
 from rocketspark.spark.pipelines.restore.plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
 from rocketspark.spark.pipelines.restore.table_source import TableSource, hour_bounds
 from rocketspark.spark.pipelines.restore.tasks import (
@@ -309,6 +309,7 @@ class _Job:
                 after = {queue: max(end, reach.get(queue, 0)) for queue, end in ends(chunk, {}).items()}
                 state.reach = list({**reach, **after}.items())
                 self._save()
+            chunk_s, sent_before = time.monotonic(), count
             for told in self._send(source, chunk, mapping, dry):
                 count += told.sent
                 there += told.skipped
@@ -318,6 +319,7 @@ class _Job:
             if not dry:
                 state.sent, state.rows = list(ends(chunk, dict(state.sent)).items()), rows_before + count
                 self._save()
+            self._progress.hear(step_report(done, count - sent_before, {"addBatch": time.monotonic() - chunk_s}))
             left -= sum(span.rows for span in chunk)
             self._progress.update(count, lag=left, note="dry run" if dry else "")
             if rate and not dry:
