@@ -404,13 +404,14 @@ class Transactions:
         for _ in range(CHECKS_AT_ONCE):
             if not due:
                 break
-            if isinstance(key := due.popleft(), HalfRun):
-                self._take_next(key, due)
-                continue
-            half = self._open.get(key)
-            if half is None:
-                continue
+            half = None
             try:
+                if isinstance(key := due.popleft(), HalfRun):
+                    self._take_next(key, due)
+                    continue
+                half = self._open.get(key)
+                if half is None:
+                    continue
                 self._check(key, half, refresh=refresh)
             except MessageStays as e:
                 # In their order, so that the progress tells which have left.
@@ -421,7 +422,7 @@ class Transactions:
                 due.clear()
                 break
             except Exception as e:
-                if not fails_again(e):
+                if isinstance(key, HalfRun) or half is None or not fails_again(e):
                     # A passing error such as a full disk: the next round finds all of them again.
                     log.error("check of open transactions: %s", e)
                     due.clear()
@@ -436,15 +437,21 @@ class Transactions:
 
     def _take_next(self, run: HalfRun, due: deque[TransactionKey | HalfRun]) -> None:
         """Put the next open half message of a batch before those that are due, to be checked by itself."""
-        rows = np.flatnonzero(run.states == OPEN)[:1].tolist()
         # One of before a stop and a new start is no more: its messages are open by themselves.
-        if not rows or self.batched.runs.find(run.first) is not run:
+        if self.batched.runs.find(run.first) is not run:
+            return
+        if gone := self.batched.drop_before(run, self._store.min_position):
+            log.warning("%d half messages from offset %d on are gone from the log; dropped", gone, run.first)
+        rows = np.flatnonzero(run.states == OPEN)[:1].tolist()
+        if not rows:
             return
         offset = run.first + rows[0]
         due.appendleft(run)
         try:
             key = self._take_over(run, offset)
-        except RecordError as e:
+        except Exception as e:
+            if not fails_again(e):
+                raise
             self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, offset, int(run.positions[rows[0]]), e)
             self.batched.take(offset)
             return

@@ -203,3 +203,13 @@ class BatchedHalves:
         run.set(offset - run.first, 1, ELSEWHERE)
         self._ended(run, Ended(1))
         return int(run.positions[offset - run.first])
+
+    def drop_before(self, run: HalfRun, position: int) -> int:
+        """Forget the open half messages of a run that begin before a physical offset; return how many they are."""
+        at = int(np.searchsorted(run.positions, position))
+        gone = np.flatnonzero(run.states[:at] == OPEN)
+        run.states[gone] = ELSEWHERE
+        run.open_count -= len(gone)
+        if len(gone):
+            self._ended(run, Ended(len(gone)))
+        return len(gone)

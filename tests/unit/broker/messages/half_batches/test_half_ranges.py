@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.live.support import until
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
 from rocketspark.broker.messages import op_messages, put_message, transactions
@@ -25,7 +26,7 @@ from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, Hal
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.transactions import HALF_GONE
-from rocketspark.errors import ServerError
+from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import batch
 from rocketspark.protocol.message.batch import BatchItem
@@ -460,3 +461,56 @@ Machine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestHalfRangesModel: Any = Machine.TestCase
+
+
+def test_those_whose_file_was_removed_are_dropped_and_the_others_are_checked(
+    rigs: Callable[[], Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They can never be ended: nothing is to be done about them, so none is set aside."""
+
+    async def main() -> None:
+        rig = rigs()
+        for number in range(4):
+            body = b"x" * (rig.store.log.file_bytes // 50)
+            items = [item(f"K{number}-{i:02d}", body) for i in range(40)]
+            HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        rig.store.flush_log()
+        for step in rig.store.expire_steps(0, 2, forced=True):
+            if step is not None:
+                step()
+        oldest = rig.store.min_position
+        gone = sum(int((run.positions < oldest).sum()) for run in rig.transactions.batched.runs)
+        assert 40 < gone < 120
+        rig.transactions._check_all()
+        await until(lambda: len(rig.producer.asked) == 160 - gone)
+        rig.transactions.stop()
+        assert rig.transactions.open_count == 160 - gone
+        assert rig.quarantine.entries() == []
+        assert "40 half messages from offset 0 on are gone from the log" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_file_that_cannot_be_opened_now_is_no_end_of_the_checks(rigs: Callable[[], Rig]) -> None:
+    """As without descriptors: the round after finds them all."""
+
+    async def main() -> None:
+        rig = rigs()
+        items = [item(f"K{i}", b"b") for i in range(30, 70)]
+        HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        record_at, refusals = rig.store.record_at, [StoreUnwritable("too many open files"), OSError("bad sector")]
+
+        def refuse(position: int) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return record_at(position)
+
+        rig.store.record_at = refuse  # type: ignore[method-assign]
+        rig.transactions._interval_s = 0
+        rig.transactions._check_all()
+        await until(lambda: len(set(rig.producer.asked)) == 40)
+        rig.transactions.stop()
+        assert rig.transactions.open_count == 40
+        assert rig.quarantine.entries() == []
+
+    asyncio.run(main())
