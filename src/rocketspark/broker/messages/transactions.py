@@ -18,7 +18,7 @@ import numpy as np
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.messages.half_batches.batched_halves import BatchedHalves
+from rocketspark.broker.messages.half_batches.batched_halves import BatchedHalves, PreparedBatch
 from rocketspark.broker.messages.half_batches.half_runs import OPEN, HalfRun
 from rocketspark.broker.messages.half_messages import (
     CHECK_TIMES,
@@ -249,6 +249,27 @@ class Transactions:
         self._open[key] = half_message(queue_offset, position, now_ms(), texts)
         return accepted
 
+    def note_batch(self, prepared: PreparedBatch) -> None:
+        """Keep a batch's half messages open. Copies of them that are open end: the newest counts, as one by one."""
+        run = prepared.run
+        copies = self.batched.add(run)
+
+        def key_of(unique_id: bytes) -> TransactionKey:
+            return TransactionKey(unique_id.decode("utf-8", "replace"), run.group, run.topic)
+
+        # A batch is sent again whole; after a start, or a check, its copies are open by themselves.
+        if self._open and key_of(prepared.ids[0].tobytes()) in self._open:
+            for row, unique_id in enumerate(prepared.ids):
+                before = self._open.get(key := key_of(unique_id.tobytes()))
+                if before is not None and (position := self.batched.take(run.first + row)) is not None:
+                    copies.append(before.queue_offset)
+                    self._open[key] = HalfMessage(
+                        run.first + row, position, run.since_ms, run.immunity_ms, 0, before.group
+                    )
+            copies.sort()
+        if copies:
+            self._op_messages.add_all(copies)
+
     def note_ended(self, offsets: Iterable[int]) -> None:
         """Note the ends of half messages that came in batches."""
         self._op_messages.add_all(offsets)
@@ -295,9 +316,8 @@ class Transactions:
         if outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
             return None
         key = TransactionKey.of(pairs, str(half.queue_offset))
-        run = self.batched.runs.find(half.queue_offset)
-        if run is not None and run.states[half.queue_offset - run.first] == OPEN:
-            self._take_over(run, half.queue_offset)
+        if (found_open := self.batched.find_open(half.queue_offset)) is not None:
+            self._take_over(*found_open)
         known = self._open.get(key)
         if known is None and self._half_messages.was_committed(key):
             log.info("transaction %s of group %s was committed before", key.unique_id, h.producer_group)

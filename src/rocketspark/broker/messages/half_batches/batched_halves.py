@@ -6,6 +6,7 @@ open as they came; all others are `Transactions`' to end.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from time import time
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.messages.half_batches import half_layouts
 from rocketspark.broker.messages.half_batches.half_runs import (
     COMMITTED,
+    COPIED,
     ELSEWHERE,
     OPEN,
     ROLLED_BACK,
@@ -42,11 +44,13 @@ BATCH_MAX = 16_384
 class Ended(NamedTuple):
     """What became of the first `done` messages of a range.
 
-    `end`: the physical offset that must be on the disk before a commit is safe; `gone`: they cannot be committed, as
-    they were rolled back; `before`: they had ended before.
+    `first`: where in the half queue those begin that ended, copies if these were sent again; `end`: the physical
+    offset that must be on the disk before a commit is safe; `gone`: they cannot be committed, as they were rolled
+    back; `before`: they had ended before.
     """
 
     done: int
+    first: int
     end: int | None = None
     gone: bool = False
     before: bool = False
@@ -60,6 +64,14 @@ def too_many(count: int, count_max: int) -> ServerError:
     )
 
 
+class PreparedBatch(NamedTuple):
+    """A batch that was stored: its run, and the unique ids of its messages."""
+
+    accepted: AcceptedBatch
+    run: HalfRun
+    ids: NDArray[np.uint8]
+
+
 class BatchedHalves:
     """The half messages of one broker that came in batches and are open, or ended not long ago."""
 
@@ -71,7 +83,7 @@ class BatchedHalves:
 
     def prepare(
         self, topic: str, queue_id: int, body: bytes, sys_flag: int, born_time_ms: int, born_host: bytes, now_ms: int
-    ) -> AcceptedBatch | None:
+    ) -> PreparedBatch | None:
         """Store a batch's messages as half messages; None if they must be prepared one by one. Raises ServerError."""
         layout = batch.scan(body)
         if layout is not None and layout.message_count > BATCH_MAX:
@@ -93,23 +105,34 @@ class BatchedHalves:
             return None
         positions = np.asarray(accepted.positions, np.int64)
         count_all(self._stats.prepared, topic, np.diff(positions, append=accepted.end))
-        self.runs.add(
-            HalfRun(
-                first=accepted.queue_offset,
-                positions=positions,
-                end=accepted.end,
-                topic=topic,
-                queue_id=queue_id,
-                group=form.group.decode("utf-8", "replace"),
-                since_ms=now_ms,
-                immunity_ms=immunity_ms_of(None if form.immunity is None else form.immunity.decode()),
-                cut=form.cut,
-                after=form.after,
-                states=np.zeros(len(positions), np.uint8),
-                open_count=len(positions),
-            )
+        run = HalfRun(
+            first=accepted.queue_offset,
+            positions=positions,
+            end=accepted.end,
+            topic=topic,
+            queue_id=queue_id,
+            group=form.group.decode("utf-8", "replace"),
+            since_ms=now_ms,
+            immunity_ms=immunity_ms_of(None if form.immunity is None else form.immunity.decode()),
+            cut=form.cut,
+            after=form.after,
+            states=np.zeros(len(positions), np.uint8),
+            open_count=len(positions),
+            digest=_digest(name, form.group, form.ids),
         )
-        return accepted
+        return PreparedBatch(accepted, run, form.ids)
+
+    def add(self, run: HalfRun) -> list[int]:
+        """Add a run that was prepared; return the offsets of those of an older copy of it that were open till now."""
+        before = self.runs.newest(run.digest)
+        self.runs.add(run)
+        if before is None or before.count != run.count or not before.open_count:
+            return []
+        rows = np.flatnonzero(before.states == OPEN)
+        before.states[rows] = COPIED
+        before.open_count = 0
+        self.runs.note_ended(before)
+        return (rows + before.first).tolist()
 
     def end(
         self,
@@ -142,24 +165,33 @@ class BatchedHalves:
         commits = outcome == sysflags.TRANSACTION_COMMIT
         if state == ELSEWHERE:
             return None
+        if state == COPIED:
+            # The newest copy counts.
+            newest = self.runs.newest(run.digest)
+            if newest is None or newest is run:
+                return None
+            return self.end(topic, group, outcome, newest.first + at, newest.positions[at : at + count])
         if state != OPEN:
             # The commit may have been just now.
             end = self._store.written_position if commits and state == COMMITTED else None
-            return Ended(count, end, gone=commits and state == ROLLED_BACK, before=True)
+            return Ended(count, first, end, gone=commits and state == ROLLED_BACK, before=True)
         if not commits:
             run.set(at, count, ROLLED_BACK)
             self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + count
-            return self._ended(run, Ended(count))
+            return self._ended(run, Ended(count, first))
         end = self._commit(run, at, count)
         if end is None:
             return None
         run.set(at, count, COMMITTED)
-        return self._ended(run, Ended(count, end))
+        return self._ended(run, Ended(count, first, end))
 
     def _ended(self, run: HalfRun, ended: Ended) -> Ended:
+        self._note_ended(run)
+        return ended
+
+    def _note_ended(self, run: HalfRun) -> None:
         if not run.open_count:
             self.runs.note_ended(run)
-        return ended
 
     def _commit(self, run: HalfRun, at: int, count: int) -> int | None:
         """Store the messages of open half messages; None if that must be done one by one."""
@@ -195,13 +227,23 @@ class BatchedHalves:
         finished.add_all(np.full(count, took_s))
         return accepted.end
 
+    def find_open(self, offset: int) -> tuple[HalfRun, int] | None:
+        """Return the open half message that one at an offset is, or is an older copy of: its run and its offset."""
+        run = self.runs.find(offset)
+        if run is None:
+            return None
+        row = offset - run.first
+        if run.states[row] == COPIED:
+            run = self.runs.newest(run.digest)
+        return (run, run.first + row) if run is not None and run.states[row] == OPEN else None
+
     def take(self, offset: int) -> int | None:
         """Leave an open half message to `Transactions`; return its physical offset, None if it is not open here."""
         run = self.runs.find(offset)
         if run is None or run.states[offset - run.first] != OPEN:
             return None
         run.set(offset - run.first, 1, ELSEWHERE)
-        self._ended(run, Ended(1))
+        self._note_ended(run)
         return int(run.positions[offset - run.first])
 
     def drop_before(self, run: HalfRun, position: int) -> int:
@@ -211,5 +253,11 @@ class BatchedHalves:
         run.states[gone] = ELSEWHERE
         run.open_count -= len(gone)
         if len(gone):
-            self._ended(run, Ended(len(gone)))
+            self._note_ended(run)
         return len(gone)
+
+
+def _digest(topic: bytes, group: bytes, ids: NDArray[np.uint8]) -> bytes:
+    found = blake2b(b"%d %b %d %b %d " % (len(topic), topic, len(group), group, ids.shape[1]), digest_size=16)
+    found.update(ids.data)
+    return found.digest()

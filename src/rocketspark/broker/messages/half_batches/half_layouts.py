@@ -39,13 +39,15 @@ class HalfForm(NamedTuple):
     """A batch as half messages.
 
     `found`: what `batch_properties.read` finds in it; `group`, `immunity`: what all say of producer group and immunity
-    (None if they do not); `cut`: the bytes of each that its commit leaves out; `after`: how many bytes follow them.
+    (None if they do not); `ids`: the unique id of each; `cut`: the bytes of each that its commit leaves out; `after`:
+    how many bytes follow them.
     """
 
     layout: Layout
     found: Found
     group: bytes
     immunity: bytes | None
+    ids: Bytes
     cut: bytes
     after: int
 
@@ -80,7 +82,7 @@ def half_form(
     tails[:, len(before) + ids.shape[1] :] = np.frombuffer(behind, np.uint8)
     if int(layout.properties_bytes.max()) + tails.shape[1] > properties.BYTES_MAX:
         return None
-    return HalfForm(_with_tails(layout, tails), found, group, immunity, cut, tails.shape[1] - len(cut))
+    return HalfForm(_with_tails(layout, tails), found, group, immunity, ids, cut, tails.shape[1] - len(cut))
 
 
 def _common(wanted: Wanted, name: bytes, count: int) -> bytes | None:
@@ -96,7 +98,7 @@ def _common(wanted: Wanted, name: bytes, count: int) -> bytes | None:
 
 
 def _ids(wanted: Wanted, count: int) -> Bytes | None:
-    """Return the unique id of each message; None if one lacks it, or they are not equally long."""
+    """Return the unique id of each message; None if one lacks it, two have the same, or they are not equally long."""
     kinds = wanted.alike[_ID]
     singles = [(row, pairs.get(_ID, b"")) for row, pairs in wanted.single]
     widths = {texts.shape[1] for _, texts in kinds} | {len(text) for _, text in singles}
@@ -107,6 +109,10 @@ def _ids(wanted: Wanted, count: int) -> Bytes | None:
         found[rows] = texts
     for row, text in singles:
         found[row] = np.frombuffer(text, np.uint8)
+    # A producer's ids mostly rise.
+    texts = found.view(f"S{found.shape[1]}").ravel()
+    if not (texts[1:] > texts[:-1]).all() and len({row.tobytes() for row in found}) < count:
+        return None
     return found
 
 

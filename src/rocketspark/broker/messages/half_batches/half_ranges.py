@@ -55,7 +55,8 @@ class HalfRanges:
         """
         found = self._batched.prepare(topic, queue_id, body, sys_flag, born_time_ms, born_host, now_ms())
         if found is not None:
-            return found
+            self._transactions.note_batch(found)
+            return found.accepted
         items = items_of(body)
         if len(items) > SINGLE_BATCH_MAX:
             raise too_many(len(items), SINGLE_BATCH_MAX)
@@ -79,7 +80,7 @@ class HalfRanges:
             return self._end_single(topic, group, outcome, first, positions[:SINGLE_MAX].tolist())
         offsets = range(first, first + ended.done)
         if not ended.before:
-            self._transactions.note_ended(offsets)
+            self._transactions.note_ended(range(ended.first, ended.first + ended.done))
         return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end)
 
     def _end_single(self, topic: str, group: str, outcome: int, first: int, positions: list[int]) -> EndedRange:

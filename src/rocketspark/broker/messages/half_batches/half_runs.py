@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-# OPEN waits for its end; ELSEWHERE: it is one of `Transactions`' own again.
-OPEN, COMMITTED, ROLLED_BACK, ELSEWHERE = 0, 1, 2, 3
+# OPEN waits for its end; ELSEWHERE: it is one of `Transactions`' own again; COPIED: a newer run has it again.
+OPEN, COMMITTED, ROLLED_BACK, ELSEWHERE, COPIED = 0, 1, 2, 3, 4
 # Rows of runs without open ones that are kept, so that a repeated end finds its outcome: 9 bytes each.
 ENDED_ROWS_MAX = 1 << 20
 
@@ -23,7 +23,7 @@ class HalfRun(msgspec.Struct, eq=False):
     """Half messages of one queue, one behind another in the half queue and in the log.
 
     `first`: the half queue's offset of the first; `end`: the physical offset after the last; `cut`, `after`: as in
-    `half_layouts.HalfForm`; `states`: of each.
+    `half_layouts.HalfForm`; `states`: of each; `digest`: of topic, group and unique ids, which copies have in common.
     """
 
     first: int
@@ -38,6 +38,7 @@ class HalfRun(msgspec.Struct, eq=False):
     after: int
     states: NDArray[np.uint8]
     open_count: int
+    digest: bytes
 
     @property
     def count(self) -> int:
@@ -60,6 +61,7 @@ class HalfRuns:
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._runs: list[HalfRun] = []
+        self._newest: dict[bytes, HalfRun] = {}
         self._ended: deque[HalfRun] = deque()
         self._ended_rows = 0
 
@@ -80,6 +82,11 @@ class HalfRuns:
         assert not self._firsts or run.first > self._firsts[-1]
         self._firsts.append(run.first)
         self._runs.append(run)
+        self._newest[run.digest] = run
+
+    def newest(self, digest: bytes) -> HalfRun | None:
+        """Return the run that came last of those with these messages."""
+        return self._newest.get(digest)
 
     def find(self, offset: int) -> HalfRun | None:
         """Return the run that has the message at an offset of the half queue."""
@@ -104,3 +111,5 @@ class HalfRuns:
             self._ended_rows -= gone.count
             at = bisect_right(self._firsts, gone.first) - 1
             del self._firsts[at], self._runs[at]
+            if self._newest[gone.digest] is gone:
+                del self._newest[gone.digest]

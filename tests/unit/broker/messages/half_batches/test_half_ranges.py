@@ -25,7 +25,7 @@ from rocketspark.broker.messages.half_batches import batched_halves, half_ranges
 from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, HalfRanges
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import pairs_of
-from rocketspark.broker.messages.transactions import HALF_GONE
+from rocketspark.broker.messages.transactions import HALF_GONE, Transactions
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import batch
@@ -514,3 +514,71 @@ def test_a_file_that_cannot_be_opened_now_is_no_end_of_the_checks(rigs: Callable
         assert rig.quarantine.entries() == []
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("between", ["nothing", "a check", "a start"])
+@pytest.mark.parametrize("told", ["older", "newest"])
+@pytest.mark.parametrize("how", ["range", "single"])
+@pytest.mark.usefixtures("stopped")
+def test_a_batch_that_was_sent_again_is_committed_once(
+    rigs: Callable[[], Rig], tmp_path: Path, how: str, told: str, between: str
+) -> None:
+    """A producer without an answer sends again: the newest copy counts, whichever of both an end names."""
+    items = [item(f"K{i}", b"b%d" % i) for i in range(30, 70)]
+
+    async def sent_twice(rig: Rig, prepare: Callable[[Transactions], list[tuple[int, int]]]) -> list[tuple[int, int]]:
+        copies = prepare(rig.transactions)
+        if between == "a check":
+            rig.transactions._check_all()
+            await until(lambda: len(rig.producer.asked) == 40)
+        if between == "a start":
+            rig.transactions.stop()
+            rig.transactions.start()
+        again = prepare(rig.transactions)
+        rig.transactions.stop()
+        assert rig.transactions.open_count == 40
+        return copies if told == "older" else again
+
+    def together(transactions: Transactions) -> list[tuple[int, int]]:
+        found = HalfRanges(transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        return list(enumerate(map(int, found.positions), found.queue_offset))
+
+    def one_by_one(transactions: Transactions) -> list[tuple[int, int]]:
+        return [
+            transactions.prepare("T", 0, i.body, i.properties, pairs_of(i.properties), i.flag, 4, NOW_MS, BORN)[1::-1]
+            for i in items
+        ]
+
+    def end(rig: Rig, places: list[tuple[int, int]]) -> None:
+        if how == "range":
+            assert end_all(HalfRanges(rig.transactions), COMMIT, places[0][0], [at for _, at in places]).gone == []
+            return
+        for offset, position in places:
+            header = EndTransactionHeader(
+                topic="T", producer_group="P", half_offset=offset, physical_offset=position, outcome=COMMIT
+            )
+            rig.transactions.end(header)
+
+    rig, other = rigs(), rigs()
+    places = asyncio.run(sent_twice(rig, together))
+    end(rig, places)
+    assert rig.transactions.open_count == 0
+    end(rig, places)
+    assert rig.delivered() == Counter(i.body.decode() for i in items)
+    end(other, asyncio.run(sent_twice(other, one_by_one)))
+    rig.transactions._op_messages.write()
+    other.transactions._op_messages.write()
+    assert stored_bytes(rig).count(b"TRAN_MSG") == stored_bytes(other).count(b"TRAN_MSG")
+    rig.transactions._recover()
+    assert rig.transactions.open_count == 0
+
+
+@pytest.mark.usefixtures("stopped")
+def test_one_id_twice_in_a_batch_is_one_transaction(rigs: Callable[[], Rig]) -> None:
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    items = [item("twice" if i in (40, 60) else f"K{i:04d}", b"%d" % i) for i in range(30, 70)]
+    found = ranges.prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+    assert rig.transactions.open_count == 39
+    assert end_all(ranges, COMMIT, found.queue_offset, found.positions).gone == []
+    assert sum(rig.delivered().values()) == 39
