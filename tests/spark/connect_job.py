@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from tests.spark.scrapes import scrape_until
 
+from rocketspark.spark import decode
 from rocketspark.spark.metrics import listen
+
+
+def values(frame: DataFrame) -> list[dict[str, Any]]:
+    rows = frame.where("value IS NOT NULL").select("value.*").orderBy("id").collect()
+    return [row.asDict() for row in rows]
+
+
+def both(frame: DataFrame) -> list[Any]:
+    return [values(frame), [row[0] for row in frame.where("value IS NULL").select("_decode_error").collect()]]
+
+
+def decoded(spark: SparkSession, options: dict[str, str]) -> dict[str, Any]:
+    """Orders in Avro by the option of a read and by the function, then as JSON with a schema and without."""
+    by_option = spark.read.format("rocketmq").options(**options).load()
+    plain = {name: value for name, value in options.items() if name in ("namesrv", "topic")}
+    rows = spark.read.format("rocketmq").options(**plain).load().select("topic", "body")
+    rest = {name: value for name, value in options.items() if name not in ("decode", *plain)}
+    texts = by_option.where("value IS NOT NULL").select(F.to_json("value").alias("body"))
+    return {
+        "option": both(by_option),
+        "function": both(decode(rows, "avro", schemaRegistrySubject=f"{options['topic']}-value", **rest)),
+        "json": values(decode(texts, "json", decodeSchema="id INT, fruit STRING, price DOUBLE")),
+        "inferred": values(decode(texts, "json")),
+    }
 
 
 def main() -> None:
@@ -16,7 +43,8 @@ def main() -> None:
     spark = SparkSession.builder.remote(spec["remote"]).getOrCreate()
     options = {"namesrv": spec["namesrv"]}
     rows = spark.read.format("rocketmq").options(topic=spec["source"], **options).load()
-    told = {"bodies": sorted(bytes(row.body).decode() for row in rows.select("body").collect())}
+    told: dict[str, Any] = {"bodies": sorted(bytes(row.body).decode() for row in rows.select("body").collect())}
+    told["decoded"] = decoded(spark, options | spec["decode"])
     rows.select("body", "tag").write.format("rocketmq").options(topic=spec["target"], **options).mode("append").save()
     listening = listen(spark, namesrv=spec["namesrv"], lag_interval_s=1)
     query = (

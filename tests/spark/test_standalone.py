@@ -8,9 +8,11 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from tests.spark.decode.orders import ORDERS, V1, avro
+from tests.spark.decode.registry_server import registry_server
 from tests.spark.pipelines.scene import bury, commit, stored
 from tests.spark.standalone import (
     LOOPBACK,
@@ -23,8 +25,9 @@ from tests.spark.standalone import (
 from tests.spark.topics import bodies_of
 
 from rocketspark.client import Producer
-from rocketspark.model import MessageQueue
+from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.trace import Consumed, encode
+from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.environment import pack, settings
 from rocketspark.spark.pipelines.archive.pipeline import hours
 from rocketspark.testing import Cluster
@@ -57,12 +60,29 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
         yield running
 
 
+class AvroOrders(NamedTuple):
+    """A topic of orders in Avro and a truncated one; the options that decode them."""
+
+    topic: str
+    options: dict[str, str]
+
+
+@pytest.fixture
+def avro_orders(producer: Producer, make_topic: Callable[..., str]) -> Iterator[AvroOrders]:
+    topic = make_topic()
+    with registry_server() as registry:
+        number = registry.add(f"{topic}-value", V1)
+        bodies = [join(number, avro(order)) for order in ORDERS]
+        producer.send_batch([Message(topic=topic, body=body) for body in [*bodies, bodies[0][:-1]]])
+        yield AvroOrders(topic, {"topic": topic, "decode": "avro", "schemaRegistry": registry.url})
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What executors need, packed."""
     path = tmp_path_factory.mktemp("archive") / "env.tar.gz"
     noted: list[str] = []
-    count = pack(path, ("spark", "pipelines"), noted.append)
+    count = pack(path, ("spark", "pipelines", "schemas"), noted.append)
     assert count == len(noted) + 1
     return path
 
@@ -74,8 +94,9 @@ def test_the_package_is_shipped_to_executors(
     cluster: Cluster,
     make_topic: Callable[..., str],
     load: Callable[..., Any],
+    avro_orders: AvroOrders,
 ) -> None:
-    source, target = make_topic(), make_topic()
+    source, target, decoded = make_topic(), make_topic(), make_topic()
     sent = load(source, 600)
     stream = {
         "read": {"namesrv": cluster.namesrv, "topic": source, "startingOffsets": "earliest"},
@@ -84,14 +105,25 @@ def test_the_package_is_shipped_to_executors(
         "write": {"namesrv": cluster.namesrv, "topic": target},
         "checkpoint": str(tmp_path / "checkpoint"),
     }
+    orders = {
+        "read": {"namesrv": cluster.namesrv, "startingOffsets": "earliest", **avro_orders.options},
+        "select": ["coalesce(to_json(value), _decode_error) AS body"],
+        "format": "rocketmq",
+        "write": {"namesrv": cluster.namesrv, "topic": decoded},
+        "checkpoint": str(tmp_path / "orders"),
+    }
+    shipped = LOOPBACK | settings(archive)
     done = run_job(
         "tests.spark.job",
-        {"master": standalone.master, "settings": LOOPBACK | settings(archive), "streams": [stream], "once": True},
+        {"master": standalone.master, "settings": shipped, "streams": [stream, orders], "once": True},
         not_activated(standalone.bare),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("done\n")
     assert bodies_of(cluster.namesrv, target) == sorted(message.body for message in sent.values())
+    *good, bad = sorted(bodies_of(cluster.namesrv, decoded), key=lambda body: (body[:1] != b"{", body))
+    assert sorted((json.loads(body) for body in good), key=lambda order: order["id"]) == ORDERS
+    assert bad == b"the body is truncated: it ends within a value of the schema"
 
 
 @pytest.mark.official
@@ -127,7 +159,11 @@ def run_pipeline(name: str, *arguments: str, namesrv: str, variables: dict[str, 
 
 @pytest.mark.official
 def test_spark_connect(
-    tmp_path: Path, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any]
+    tmp_path: Path,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    avro_orders: AvroOrders,
 ) -> None:
     source, target, again = make_topic(), make_topic(), make_topic()
     sent = load(source, 300)
@@ -136,6 +172,7 @@ def test_spark_connect(
         "source": source,
         "target": target,
         "again": again,
+        "decode": avro_orders.options,
         "checkpoint": str(tmp_path / "checkpoint"),
     }
     with connect_server(tmp_path) as remote:
@@ -146,6 +183,8 @@ def test_spark_connect(
     expected = sorted(message.body for message in sent.values())
     told = json.loads(done.stdout)
     assert told["bodies"] == [body.decode() for body in expected]
+    wanted = [ORDERS, ["the body is truncated: it ends within a value of the schema"]]
+    assert told["decoded"] == {"option": wanted, "function": wanted, "json": ORDERS, "inferred": ORDERS}
     assert told["metrics"] == [300, 300, 1, 0, 0]
     assert f"no topic 'none-such' at {cluster.namesrv}" in told["error"]
     assert bodies_of(cluster.namesrv, target) == expected

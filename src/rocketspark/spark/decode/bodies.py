@@ -70,7 +70,8 @@ def _check_installed(format_: str) -> None:
         __import__(package or "json")
     except ModuleNotFoundError:
         raise ConfigError(
-            f"option decode is {format_}: it needs a package: pip install 'rocketspark[schemas]'"
+            f"option decode is {format_}: it needs a package, on executors too: pip install 'rocketspark[schemas]', or"
+            " `rocketspark spark-env --extra schemas` for a cluster"
         ) from None
 
 
@@ -110,6 +111,8 @@ class BodyDecoder:
     """Decodes the bodies of batches, with resolved options. Lives as long as its process."""
 
     def __init__(self, options: DecodeOptions) -> None:
+        # An executor may lack what the driver has.
+        _check_installed(options.format)
         self._options = options
         self._kind = value_type(options)
         column = t.StructType([t.StructField("value", self._kind)])

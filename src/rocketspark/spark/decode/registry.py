@@ -146,17 +146,18 @@ class Registry:
         end = self._clock_s() + self._options.timeout_ms / 1000
         attempt = 0
         while True:
-            why = ""
+            why, advice, may_pass = "", "", False
             for url in self._options.urls:
                 left_s = max(0.05, end - self._clock_s())
                 try:
                     return _parse(*_get(url, path, self._options, min(REQUEST_S, left_s)), name=name, url=url)
                 except (OSError, http.client.HTTPException, _Busy) as e:
-                    why = f"{url}: {shown(_reason(e))}"
+                    why, advice = f"{url}: {shown(_reason(e))}", _advice(e, url)
+                    may_pass |= not _is_final(e)
             pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
             attempt += 1
-            if self._clock_s() + pause_s >= end:
-                raise RegistryAway(f"schema registry {why}: no answer about {name}; check the address and the server")
+            if not may_pass or self._clock_s() + pause_s >= end:
+                raise RegistryAway(f"schema registry {why}: no answer about {name}; {advice}")
             self._pause(pause_s)
 
 
@@ -166,6 +167,25 @@ class _Busy(Exception):
 
 def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
+
+
+def _is_final(error: Exception) -> bool:
+    """Tell whether asking again is of no use: one side does not take the other's certificate."""
+    return isinstance(error, ssl.SSLCertVerificationError) or (
+        isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
+    )
+
+
+def _advice(error: Exception, url: str) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "give the authority that signed its certificate as schemaRegistryCa, and the name that it is for"
+    if _is_final(error):
+        return "it does not take our certificate, or wants one: check schemaRegistryCert and schemaRegistryKey"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not talk TLS there: is it http://?"
+    # A server that refuses a certificate may just close.
+    of_tls = ", and schemaRegistryCert if it wants certificates" if url.startswith("https") else ""
+    return f"check the address and the server{of_tls}"
 
 
 class _Https(http.client.HTTPSConnection):

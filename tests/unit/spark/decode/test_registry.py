@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import ssl
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,45 @@ def test_tls(tmp_path: Path) -> None:
     with registry_server(tls=context) as server:
         number = server.add("orders", V1)
         assert client(server, Clock(), tls=ClientTls(ca=issuer.ca)).by_id(number).text == V1
-        with pytest.raises(RegistryAway, match="certificate verify failed"):
-            client(server, Clock(), timeout_ms=10).by_id(number)
+        # A certificate that is not trusted now is not in 30 s either.
+        clock = Clock()
+        with pytest.raises(RegistryAway, match=r"certificate verify failed.*schemaRegistryCa"):
+            client(server, clock).by_id(number)
+        assert clock.now_s == 100
+
+
+def test_a_registry_that_wants_certificates(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    own = issuer.pair("reader", password="key-5530")
+    (tmp_path / "password").write_text("key-5530\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*issuer.pair("registry"))
+    context.load_verify_locations(issuer.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with registry_server(tls=context) as server:
+        number = server.add("orders", V1)
+        given = {"decode": "avro", "schemaRegistry": server.url, "schemaRegistrySubject": "orders"}
+        given |= {"schemaRegistryCa": issuer.ca}
+        shown = {"schemaRegistryCert": own.cert, "schemaRegistryKey": own.key}
+        secret = {"schemaRegistryKeyPasswordFile": str(tmp_path / "password")}
+        options = resolve(parse_decode_options(given | shown | secret))
+        order = {"id": 1, "fruit": "fig", "price": 2.0}
+        # As an executor has them: what came over the wire, a schema that its process was not told.
+        values, reasons = BodyDecoder(pickle.loads(pickle.dumps(options))).decode([join(number, avro(order))])
+        assert (values.to_pylist(), reasons) == ([order], [None])
+        assert len(server.paths) == 2
+        assert "key-5530" not in repr(options)
+        given["schemaRegistryTimeoutMs"] = "1"
+        with pytest.raises(RegistryAway, match="schemaRegistryCert"):
+            resolve(parse_decode_options(given))
+        others = Issuer(tmp_path / "others", "others").pair("stranger")
+        stranger = {"schemaRegistryCert": others.cert, "schemaRegistryKey": others.key}
+        with pytest.raises(RegistryAway, match="schemaRegistryCert"):
+            resolve(parse_decode_options(given | stranger))
+        with pytest.raises(ConfigError, match="password") as told:
+            resolve(parse_decode_options(given | shown | {"schemaRegistryKeyPassword": "wrong-1199"}))
+        assert "wrong-1199" not in str(told.value)
+        assert len(server.paths) == 2
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"schema": 3}', b'{"schema": "x", "references": 1}'])

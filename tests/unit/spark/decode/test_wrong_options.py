@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.decode.bodies import BodyDecoder, resolve
+from rocketspark.spark.options import parse_decode_options
 from rocketspark.spark.source import RocketMQDataSource
 
 DDL = "id INT"
@@ -44,3 +48,12 @@ def test_columns_of_a_read() -> None:
         ("value,tag", "`value` struct<id INT>, `tag` string"),
     ):
         assert RocketMQDataSource({**options, "columns": columns}).schema() == wanted
+
+
+def test_an_executor_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = resolve(parse_decode_options({"decode": "avro", "decodeSchema": '"int"'}))
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(
+        ConfigError, match=r"on executors too: pip install 'rocketspark\[schemas\]', or `rocketspark spark"
+    ):
+        BodyDecoder(options)

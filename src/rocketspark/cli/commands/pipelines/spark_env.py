@@ -15,7 +15,10 @@ from rocketspark.errors import ConfigError
 
 def spark_env(
     target: Annotated[Path, typer.Argument(help="The archive to write.", show_default=False)],
-    extra: Annotated[list[str] | None, typer.Option("--extra", help="What else executors need: pipelines.")] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--extra", help="What else executors need: pipelines, schemas (for Avro and Protobuf)."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Pack this package and what it needs for the executors of a Spark cluster, from what is installed here.
