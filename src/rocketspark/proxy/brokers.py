@@ -17,11 +17,12 @@ from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addre
 from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import GroupConfig
+from rocketspark.protocol.json.bodies import ClusterInfo, GroupConfig
 from rocketspark.proxy.messages import NORMAL, TOPIC_TYPES, TYPE_ATTRIBUTE
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.statuses import Refused
@@ -136,6 +137,8 @@ class Brokers:
         self._routes = _Cache(self._fetch_route, life_s)
         self._topic_types = _Cache(self._fetch_topic_type, life_s)
         self._groups = _Cache(self._fetch_group, life_s)
+        # The one entry is the cluster.
+        self._infos = _Cache(lambda _: self._cluster_info(), AGAIN_S)
 
     def connections(self, requests: Routes, language: str = "PYTHON") -> Connections:
         """Return further connections to brokers; `requests`: what is served on them, `language`: what they name."""
@@ -189,13 +192,21 @@ class Brokers:
         return await self._topic_types.get(topic)
 
     async def _fetch_topic_type(self, topic: str) -> str:
-        route = await self.route(topic)
-        for broker in route.brokers:
-            if broker.master is not None:
+        silent: TransportError | None = None
+        for broker in (await self.route(topic)).brokers:
+            if broker.master is None:
+                continue
+            try:
                 config = await admin_api.topic_config(await self.peer(broker.broker_name), topic)
-                if config is not None:
-                    found = config.attributes.get(TYPE_ATTRIBUTE, NORMAL)
-                    return found if found in TOPIC_TYPES else NORMAL
+            except TransportError as e:
+                # The next one knows it too.
+                silent = e
+                continue
+            if config is not None:
+                found = config.attributes.get(TYPE_ATTRIBUTE, NORMAL)
+                return found if found in TOPIC_TYPES else NORMAL
+        if silent is not None:
+            raise silent
         return NORMAL
 
     async def group(self, group: str) -> GroupConfig | None:
@@ -203,19 +214,34 @@ class Brokers:
         return await self._groups.get(group)
 
     async def _fetch_group(self, group: str) -> GroupConfig | None:
+        header = headers.GroupHeader(group=group)
+        silent: TransportError | None = None
+        answered = False
         for address in await self.masters():
-            peer = await self._connections.get(address)
-            header = headers.GroupHeader(group=group)
-            reply = await peer.request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=self._timeout_ms)
+            try:
+                peer = await self._connections.get(address)
+                reply = await peer.request(
+                    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=self._timeout_ms
+                )
+            except TransportError as e:
+                # The next one knows it too.
+                silent = e
+                continue
+            answered = True
             if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 continue
             reply.raise_for_code(f"settings of group {group!r}")
             return java_json.decode(reply.body, GroupConfig)
+        if silent is not None and (not answered or self._groups.old(group) is not None):
+            raise silent
         return None
+
+    async def _cluster_info(self) -> ClusterInfo:
+        return await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
 
     async def masters(self) -> list[str]:
         """Return "host:port" of the masters of all brokers of the cluster."""
-        info = await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
+        info = await self._cluster_info()
         addresses = (broker.broker_addrs.get(0) for broker in info.broker_addr_table.values())
         return [address for address in addresses if address]
 
@@ -258,12 +284,14 @@ class Brokers:
         self._routes.expire(topic)
 
     async def _find(self, broker_name: str) -> str:
-        """Ask a NameServer for the master as it is now."""
-        info = await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
+        """Ask a NameServer for the master as it is now; for names that nobody has it is not asked again and again."""
+        info = self._infos.known("")
+        if info is None or broker_name in info.broker_addr_table:
+            info = await asyncio.shield(self._infos.begin(""))
         broker = info.broker_addr_table.get(broker_name)
         address = broker.broker_addrs.get(0) if broker is not None else None
         if not address:
-            raise Refused(Code.BAD_REQUEST, f"broker {broker_name!r} has no master that is known")
+            raise Refused(Code.BAD_REQUEST, f"broker {shown(broker_name)!r} has no master that is known")
         self._lost.discard(broker_name)
         self._found[broker_name] = address
         return address

@@ -20,6 +20,8 @@ from rocketspark.proxy.wire.codes import AddressScheme, Code, MessageType, Permi
 
 MIXED_TYPES = (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION)
 ANY_QUEUE = -1
+# What a client names stands in the answer once for each queue.
+REQUEST_BYTES_MAX = 16 << 10
 
 
 class QueryRoutes:
@@ -31,6 +33,7 @@ class QueryRoutes:
 
     async def query_route(self, call: Call, request: Any) -> Any:
         """QueryRoute: every queue of the topic, on every broker."""
+        _check_size(request)
         topic = names.checked_topic(request.topic.name)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
@@ -55,6 +58,7 @@ class QueryRoutes:
 
     async def query_assignment(self, call: Call, request: Any) -> Any:
         """QueryAssignment: of each master one entry for all of its queues; each queue for a group in order."""
+        _check_size(request)
         topic, group = names.checked_topic(request.topic.name), names.checked_group(request.group.name)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
@@ -84,6 +88,11 @@ class QueryRoutes:
         host = self._settings.advertised_host
         addresses = [messages.Address(host=host or each.host, port=self.port) for each in used.addresses]
         return messages.Endpoints(scheme=used.scheme, addresses=addresses[:1] if host else addresses)
+
+
+def _check_size(request: Any) -> None:
+    if (size := request.ByteSize()) > REQUEST_BYTES_MAX:
+        raise Refused(Code.BAD_REQUEST, f"the request has {size} bytes: {REQUEST_BYTES_MAX} at most")
 
 
 def permissions(data: QueueData) -> list[Permission]:

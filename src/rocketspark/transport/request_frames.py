@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 import msgspec
 
-from rocketspark.errors import ServerError
+from rocketspark.errors import FrameError, ServerError
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import verdict
 from rocketspark.protocol.headers import H, Header
@@ -75,7 +75,7 @@ def request(
     flag: int = 0,
     language: str = "PYTHON",
 ) -> bytes:
-    """Return the frame of a request."""
+    """Return the frame of a request. Raises FrameError if its header, or all of it, is more than anybody takes."""
     ext = headers.to_ext(header) if isinstance(header, Header) else header
     head = b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,%b"version":%d}' % (
         code,
@@ -86,6 +86,9 @@ def request(
         b'"serializeTypeCurrentRPC":"JSON",',
         frames.VERSION,
     )
+    if len(head) > frames.HEADER_BYTES_MAX:
+        # The other side would end the connection, and with it what others wait for.
+        raise FrameError(f"a header of {len(head)} bytes is over the limit of {frames.HEADER_BYTES_MAX}: not sent")
     return frames.join(head, body)
 
 

@@ -57,6 +57,18 @@ def test_names_and_access_points_that_cannot_be_are_refused_in_the_answer(client
     assert client.call("QueryRoute", request).status.code == Code.ILLEGAL_ACCESS_POINT
 
 
+def test_what_would_stand_in_an_answer_for_each_queue_is_bounded(client: RawClient) -> None:
+    many = messages.Endpoints(scheme=AddressScheme.IPv4, addresses=[messages.Address(host="h" * 20)] * 1000)
+    long = messages.Resource(name="t", resource_namespace="n" * 20_000)
+    for request in (
+        messages.QueryRouteRequest(topic={"name": "t"}, endpoints=many),
+        messages.QueryRouteRequest(topic=long, endpoints=endpoints()),
+    ):
+        assert client.call("QueryRoute", request).status.code == Code.BAD_REQUEST
+    assignment = messages.QueryAssignmentRequest(topic=long, group={"name": "g"}, endpoints=endpoints())
+    assert client.call("QueryAssignment", assignment).status.code == Code.BAD_REQUEST
+
+
 def test_a_client_without_id_is_told_so(proxy: RunningProxy) -> None:
     client = RawClient(proxy.address, client_id=" ")
     try:

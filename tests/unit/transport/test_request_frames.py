@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.protocol import headers
+from rocketspark.errors import FrameError
+from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.transport.request_frames import RequestForm, request
@@ -40,3 +41,12 @@ def test_a_form_that_is_filled_is_the_request(varying: tuple[str, ...], data: st
     opaque, values = data.draw(numbers), [data.draw(numbers) for _ in varying]
     made = request(RequestCode.PULL_MESSAGE, header(**dict(zip(varying, values, strict=True))), opaque=opaque)
     assert form.filled(opaque, values) == made
+
+
+def test_a_header_that_nobody_takes_is_not_sent() -> None:
+    """Its receiver would end the connection, which others use too."""
+    fits = request(10, {"a": "x" * (frames.HEADER_BYTES_MAX - 200)}, opaque=1)
+    ((_, header, _),) = frames.Splitter().feed(fits)
+    assert len(header) > frames.HEADER_BYTES_MAX - 200
+    with pytest.raises(FrameError, match=r"a header of \d+ bytes is over the limit of 1048576: not sent"):
+        request(10, {"a": "x" * frames.HEADER_BYTES_MAX}, opaque=1)

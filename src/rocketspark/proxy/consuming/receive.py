@@ -43,6 +43,9 @@ log = LimitedLog("rocketspark.proxy")
 
 ANY_QUEUE = -1
 COUNT_MAX = 32
+# Characters of an attempt's id, which brokers keep, and of filters that are kept here.
+ATTEMPT_ID_MAX = 512
+FILTER_KEPT_MAX = 512
 # A broker that holds a pop answers it by then.
 REPLY_MS = 10_000.0
 # Clients before it know another code for a deadline that is too near.
@@ -115,6 +118,9 @@ class Receives:
                 raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
         if request.batch_size < 1:
             raise Refused(Code.BAD_REQUEST, f"batch size {request.batch_size}: at least 1 is needed")
+        if len(request.attempt_id) > ATTEMPT_ID_MAX:
+            text = f"the attempt's id has {len(request.attempt_id)} characters: {ATTEMPT_ID_MAX} at most"
+            raise Refused(Code.BAD_REQUEST, text)
         return Wanted(
             client=client,
             topic=topic,
@@ -307,9 +313,12 @@ def _refusal(wanted: Wanted, reply: Reply) -> RocketSparkError:
     raise AssertionError("a reply with a code was expected")
 
 
-@functools.lru_cache(maxsize=4096)
 def _filter(topic: str, expression: str, kind: int) -> Subscription:
     """Return a filter. Raises Refused 40010, FilterIllegal."""
+    return (_kept_filter if len(expression) <= FILTER_KEPT_MAX else _made_filter)(topic, expression, kind)
+
+
+def _made_filter(topic: str, expression: str, kind: int) -> Subscription:
     if kind == FilterType.SQL:
         if not expression:
             raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "an SQL92 expression is empty")
@@ -318,3 +327,6 @@ def _filter(topic: str, expression: str, kind: int) -> Subscription:
     if found.expression == ALL and expression.strip() not in ("", ALL):
         raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"the expression {shown(expression)} names no tag")
     return found
+
+
+_kept_filter = functools.lru_cache(maxsize=4096)(_made_filter)

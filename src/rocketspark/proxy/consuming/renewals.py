@@ -8,9 +8,11 @@ back. The table is bounded: what does not fit is delivered and not renewed.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
+from rocketspark.client.callbacks import end_all
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.receipt_handle import ReceiptHandle
@@ -26,6 +28,7 @@ STEPS_MS = tuple(minutes * _MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60))
 RENEWALS_MAX = 200_000
 # So long an acknowledgement waits for a change of the same message that is under way.
 CHANGE_S = 3.0
+END_S = 1.0
 # Changes under way at the same time.
 AT_ONCE_MAX = 256
 
@@ -88,6 +91,8 @@ class Renewals:
         self._settings = settings
         self._count_max = count_max
         self._clients: dict[str, dict[Key, Renewal]] = {}
+        # By broker, while its handles are renewed.
+        self._renewing: dict[str, asyncio.Task[None]] = {}
         self.count = 0
 
     def add(self, client_id: str, held: Held, reconsume_times: int) -> None:
@@ -162,9 +167,33 @@ class Renewals:
                 if renewal.next_visible_ms <= until_ms and renewal.changing is None:
                     yield client_id, renewal
 
+    def begin_due(self) -> list[asyncio.Task[None]]:
+        """Begin to renew what is due, each broker's for itself: a silent one's must not hold up the others'."""
+        brokers: dict[str, list[tuple[str, Renewal]]] = {}
+        for client_id, one in self.due():
+            brokers.setdefault(one.held.handle.broker_name, []).append((client_id, one))
+        begun = []
+        for name, listed in brokers.items():
+            if name not in self._renewing:
+                task = self._renewing[name] = asyncio.ensure_future(self._renew_all(listed))
+                task.add_done_callback(functools.partial(self._renewed_all, name))
+                begun.append(task)
+        return begun
+
+    def _renewed_all(self, broker_name: str, task: asyncio.Task[None]) -> None:
+        del self._renewing[broker_name]
+
     async def renew_due(self) -> None:
-        """Renew what is due."""
-        listed = list(self.due())
+        """Renew what is due, and wait until that is done."""
+        await asyncio.gather(*self.begin_due())
+
+    async def close(self) -> None:
+        """Renew nothing any more; what is under way may end for a moment."""
+        if tasks := list(self._renewing.values()):
+            await asyncio.wait(tasks, timeout=END_S)
+            await end_all(tasks, END_S)
+
+    async def _renew_all(self, listed: list[tuple[str, Renewal]]) -> None:
         for at in range(0, len(listed), AT_ONCE_MAX):
             await asyncio.gather(*(self._renew(client_id, one) for client_id, one in listed[at : at + AT_ONCE_MAX]))
 
@@ -177,6 +206,9 @@ class Renewals:
         keep = False
         try:
             keep = await self._changed(renewal)
+        except asyncio.CancelledError:
+            keep = True
+            raise
         except Exception as e:
             log.exception("a handle is not renewed any more: %s", e)
         finally:

@@ -73,7 +73,7 @@ class Consuming:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                await self.renewals.renew_due()
+                self.renewals.begin_due()
             except Exception as e:
                 log.exception("handles were not renewed: %s", e)
 
@@ -83,6 +83,7 @@ class Consuming:
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
+        await self.renewals.close()
         await self.members.close()
         for client_id in self.renewals.clients():
             self.calls.give_back(await self.renewals.take_all(client_id), had=True)

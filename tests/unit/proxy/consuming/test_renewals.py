@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import LIMIT_S
 
 from rocketspark.errors import NotSent
 from rocketspark.protocol.pop_answers import with_new_time
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.proxy.consuming.handle_calls import Held
-from rocketspark.proxy.consuming.renewals import STEPS_MS, Renewals, RenewSettings
+from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
 from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
 from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
@@ -96,6 +97,35 @@ def test_three_failures_in_a_row_are_too_many_and_a_refusal_is_the_end() -> None
             table.add("c", held(1), 0)
             await table.renew_due()
             assert table.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_silent_broker_holds_up_its_own_handles_alone() -> None:
+    async def run() -> None:
+        broker = Broker()
+        silent = asyncio.Event()
+        begun: list[str] = []
+
+        async def change(one: Held, invisible_ms: int) -> ReceiptHandle | None:
+            name = one.handle.broker_name
+            begun.append(name)
+            if name == "silent":
+                await silent.wait()
+            return await broker.change(one, invisible_ms)
+
+        table = Renewals(change, broker.retry_wait, lambda: broker.now_ms, RenewSettings())
+        for number in range(AT_ONCE_MAX + 1):
+            one = held(number)
+            table.add("c", one._replace(handle=msgspec.structs.replace(one.handle, broker_name="silent")), 0)
+        table.add("c", held(1), 0)
+        for round_ in (1, 2):
+            broker.now_ms = table.of_client("c")[-1].handle.next_visible_ms - 1
+            done, _ = await asyncio.wait(table.begin_due(), return_when=asyncio.FIRST_COMPLETED, timeout=LIMIT_S)
+            assert len(done) == 1
+            assert (begun.count("b"), begun.count("silent")) == (round_, AT_ONCE_MAX)
+        await table.close()
+        assert table.count == AT_ONCE_MAX + 2, "what was not renewed is there to be given back"
 
     asyncio.run(run())
 
