@@ -42,14 +42,8 @@ def local_settings() -> dict[str, str]:
 
 def settings(store: Store, folder: Path) -> dict[str, str]:
     """The settings of a session with both formats: Iceberg's catalog is an SQLite database in the folder."""
-    return {
-        "spark.jars": ",".join(str(jar) for jar in sorted(JARS.glob("*.jar"))),
-        "spark.driver.extraJavaOptions": SHORT_LIVED,
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.databricks.delta.snapshotPartitions": "1",
+    return local_settings() | {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.ice.type": "jdbc",
         "spark.sql.catalog.ice.uri": f"jdbc:sqlite:{folder / 'catalog.db'}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 
 from tests.ports import server_ports
 from tests.spark.lakehouse.drivers import JobDriver, driver, local_settings, settings
-from tests.spark.lakehouse.kills_on_s3a import FAULT_EACH, FAULTS, KEYS
-from tests.spark.lakehouse.s3 import PASS, REFUSE, Fault, Seen, s3_store
+from tests.spark.lakehouse.fault_plan import KillPlan
+from tests.spark.lakehouse.kills_on_s3a import KEYS
+from tests.spark.lakehouse.s3 import s3_store
 
 from rocketspark import Message, Producer
 from rocketspark.testing import ServerProcess
@@ -41,19 +41,7 @@ class KillsOfArchives:
         self.sent = 0
         self.killed = dict.fromkeys(FORMATS, 0)
         self.faults: dict[str, int] = {}
-        self._kill_after = -1
-        self._hit = threading.Event()
-        self._where = ""
-
-    def _plan(self, seen: Seen) -> Fault:
-        if self._kill_after >= 0 and seen.method in ("PUT", "POST", "DELETE"):
-            self._kill_after -= 1
-            if self._kill_after < 0:
-                self._where = f"{seen.method} {seen.path.partition('?')[0]}"
-                self._hit.set()
-                # The store may or may not have carried out the request in which its client dies.
-                return REFUSE if seen.number % 2 else PASS
-        return FAULTS[seen.number // FAULT_EACH % len(FAULTS)] if seen.number % FAULT_EACH == FAULT_EACH - 1 else PASS
+        self._plan = KillPlan()
 
     def run(self, kills: int) -> None:
         """Kill that many drivers, then let one finish and compare what the tables hold with what was sent."""
@@ -88,20 +76,19 @@ class KillsOfArchives:
         return {"conf": conf, "places": ["s3a://lake"] if self.on_s3a else []}
 
     def _one_kill(self, conf: dict[str, str], namesrv: str, table_format: str) -> None:
-        self._hit.clear()
         with driver(self._spec(conf), self.folder / "driver.log", KEYS, "archive_job") as job:
             job.until("ready")
             job.tell(json.dumps(self._step("archive", table_format, namesrv)))
             self._await(job, self.folder / table_format)
             job.kill()
         self.killed[table_format] += 1
-        self.say(f"kill {sum(self.killed.values())}: {table_format} at {self._where}, {self.sent} rows sent")
+        self.say(f"kill {sum(self.killed.values())}: {table_format} at {self._plan.where}, {self.sent} rows sent")
 
     def _await(self, job: JobDriver, folder: Path) -> None:
         """Wait for the moment of a kill."""
         if self.on_s3a:
-            self._kill_after = self.chance.randrange(3, 25)
-            assert self._hit.wait(LIMIT_S), self.log_end()
+            self._plan.kill_after(self.chance.randrange(3, 25))
+            assert self._plan.hit.wait(LIMIT_S), self.log_end()
             return
         wanted, until = files_in(folder) + self.chance.randrange(1, 40), time.monotonic() + LIMIT_S
         while (found := files_in(folder)) < wanted:
@@ -109,7 +96,7 @@ class KillsOfArchives:
             if job.said_already():
                 break  # All was archived before: the kill comes after the last commit.
             time.sleep(0.002)
-        self._where = f"{found} files"
+        self._plan.where = f"{found} files"
 
     def _compare(self, conf: dict[str, str], namesrv: str) -> None:
         with driver(self._spec(conf), self.folder / "driver.log", KEYS, "archive_job") as job:

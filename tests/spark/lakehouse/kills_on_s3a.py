@@ -7,33 +7,20 @@ that writes, so between any two steps of a commit; what is chosen follows from t
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.ports import server_ports
 from tests.spark.lakehouse.drivers import driver, settings
-from tests.spark.lakehouse.s3 import (
-    ACCESS_KEY,
-    CUT,
-    PASS,
-    REFUSE,
-    SECRET_KEY,
-    Fault,
-    Seen,
-    s3_store,
-    status,
-)
+from tests.spark.lakehouse.fault_plan import KillPlan
+from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, s3_store
 
 from rocketspark import Message, Producer
 from rocketspark.testing import ServerProcess
 
 TOPIC = "lake-source"
 ROWS_PER_RUN = 300
-# One request in so many fails; which ones is the same in each run.
-FAULT_EACH = 23
-FAULTS = (CUT, REFUSE, status(503), status(500))
 KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 LIMIT_S = 200
 
@@ -46,19 +33,7 @@ class KillsOnS3a:
         self.chance = random.Random(seed)
         self.sent = self.killed = 0
         self.faults: dict[str, int] = {}
-        self._kill_after = -1
-        self._hit = threading.Event()
-        self._where = ""
-
-    def _plan(self, seen: Seen) -> Fault:
-        if self._kill_after >= 0 and seen.method in ("PUT", "POST", "DELETE"):
-            self._kill_after -= 1
-            if self._kill_after < 0:
-                self._where = f"{seen.method} {seen.path.partition('?')[0]}"
-                self._hit.set()
-                # The store may or may not have carried out the request in which its client dies.
-                return REFUSE if seen.number % 2 else PASS
-        return FAULTS[seen.number // FAULT_EACH % len(FAULTS)] if seen.number % FAULT_EACH == FAULT_EACH - 1 else PASS
+        self._plan = KillPlan()
 
     def run(self, kills: int) -> None:
         """Kill that many drivers, then let one finish and compare what the tables hold with what was sent."""
@@ -90,15 +65,14 @@ class KillsOnS3a:
         self.sent += ROWS_PER_RUN
 
     def _one_driver(self, conf: dict[str, str], namesrv: str, *, last: bool) -> None:
-        self._hit.clear()
         with driver(self._spec(conf, namesrv), self.folder / "driver.log", KEYS) as job:
             job.until("ready")
             if not last:
-                self._kill_after = self.chance.randrange(4, 30)
-                assert self._hit.wait(LIMIT_S), self.log_end()
+                self._plan.kill_after(self.chance.randrange(4, 30))
+                assert self._plan.hit.wait(LIMIT_S), self.log_end()
                 job.kill()
                 self.killed += 1
-                self.say(f"kill {self.killed}: driver at {self._where}, {self.sent} rows sent")
+                self.say(f"kill {self.killed}: driver at {self._plan.where}, {self.sent} rows sent")
                 return
             job.tell("")
             job.until("done")

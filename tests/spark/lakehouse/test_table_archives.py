@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tests.spark.lakehouse.drivers import JobDriver, driver, local_settings, settings
-from tests.spark.lakehouse.kills_on_s3a import FAULT_EACH, FAULTS, KEYS
-from tests.spark.lakehouse.s3 import ACCESS_KEY, PASS, SECRET_KEY, Fault, Seen, Store, s3_store
+from tests.spark.lakehouse.fault_plan import sometimes
+from tests.spark.lakehouse.kills_on_s3a import KEYS
+from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, Store, s3_store
 
 from rocketspark import Message, Producer
 from rocketspark.admin.operations import SyncOperations
@@ -101,11 +102,6 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
     assert scene.ask("restore", table_format, topic, to=to, **state, **where)["rows"] == 0
     back = scene.ask("compare", table_format, to, of=topic, **where)
     assert (back["ok"], back["one_messages"]) == (True, 350), back
-
-
-def sometimes(seen: Seen) -> Fault:
-    """One request in so many is refused, cut or ends with an error of the store."""
-    return FAULTS[seen.number // FAULT_EACH % len(FAULTS)] if seen.number % FAULT_EACH == FAULT_EACH - 1 else PASS
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
