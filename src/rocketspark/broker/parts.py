@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from rocketspark.access.tables import AccessTables
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
@@ -17,6 +18,14 @@ from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.topics import Topics
+from rocketspark.transport.processor_table import Routes
+
+
+class HasRoutes(Protocol):
+    """A handler."""
+
+    def routes(self, routes: Routes) -> None:
+        """Add what it serves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rocketspark.broker.access.audit.audit_log import Audit, audit_of
 from rocketspark.broker.access.audit.audited_requests import CHANGES
@@ -33,13 +33,8 @@ from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
 from rocketspark.broker.handlers.half_ranges import HalfRangesHandler
-from rocketspark.broker.handlers.pops.ack_message import AckHandler, Answers
-from rocketspark.broker.handlers.pops.change_invisible_time import ChangeInvisibleTimeHandler
-from rocketspark.broker.handlers.pops.lite_topics import LiteHandler
-from rocketspark.broker.handlers.pops.notification import NotificationHandler
-from rocketspark.broker.handlers.pops.peek_message import PeekHandler
-from rocketspark.broker.handlers.pops.pop_message import PopHandler
-from rocketspark.broker.handlers.pull_message import PullHandler, memory_bytes
+from rocketspark.broker.handlers.pops.all_handlers import pop_handlers
+from rocketspark.broker.handlers.pull_message import PullHandler
 from rocketspark.broker.handlers.query_assignment import AssignmentHandler
 from rocketspark.broker.handlers.query_message import QueryHandler
 from rocketspark.broker.handlers.recall_message import TimerHandler
@@ -59,16 +54,13 @@ from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
-from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.parts import HasRoutes, Messages, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
-from rocketspark.broker.pop.lifecycle import PopLifecycle, check_store
+from rocketspark.broker.pop.lifecycle import check_store, pop_lifecycle
 from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
 from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
-from rocketspark.broker.pop.pop_filter import PopFilters
 from rocketspark.broker.pop.pops import Pops
-from rocketspark.broker.pop.reading import PopReading
-from rocketspark.broker.pop.requests import PopChecks
-from rocketspark.broker.pop.revive import Revive
+from rocketspark.broker.repeated_work import RepeatedWork
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole
@@ -133,13 +125,6 @@ VIP_PORT_STEP = -2
 T = TypeVar("T")
 
 
-class HasRoutes(Protocol):
-    """A handler."""
-
-    def routes(self, routes: Routes) -> None:
-        """Add what it serves."""
-
-
 class BrokerServer:
     """One broker. `start` takes the store and the port; `close` gives both back.
 
@@ -150,8 +135,8 @@ class BrokerServer:
         settings.check()
         self.settings = settings
         self._disk_used = disk_used
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saves = SaveFailures()
+        self._repeated = RepeatedWork(self._saves)
         self._closing = False
         self._started = False
         self.metrics: MetricsServer | None = None
@@ -205,26 +190,26 @@ class BrokerServer:
             self._file_cleaning.start()
             self._flush_service.start()
             await self.replication.start(self.address)
-            self._every("timer messages", TIMER_SAVE_S, self._wheel.save)
-            self._every("client scan", CLIENT_SCAN_S, self._expire_clients)
-            self._every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
-            self._every("ordered pops", lambda: s.flush_offsets_interval_ms / 1000, self._pop_state.save)
-            self._every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
-            self._every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
-            self._every("tables", SAVE_AGAIN_S, self._save_again)
-            self._every("statistics", STATS_S, self._count)
-            self._every("clock", WATCH_S, ClockWatch().look)
+            self._repeated.every("timer messages", TIMER_SAVE_S, self._wheel.save)
+            self._repeated.every("client scan", CLIENT_SCAN_S, self._expire_clients)
+            self._repeated.every("consumer offsets", lambda: s.flush_offsets_interval_ms / 1000, self._offsets.save)
+            self._repeated.every("ordered pops", lambda: s.flush_offsets_interval_ms / 1000, self._pop_state.save)
+            self._repeated.every("delay offsets", lambda: s.flush_delay_offset_interval_ms / 1000, self._delays.save)
+            self._repeated.every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
+            self._repeated.every("tables", SAVE_AGAIN_S, self._save_again)
+            self._repeated.every("statistics", STATS_S, self._count)
+            self._repeated.every("clock", WATCH_S, ClockWatch().look)
             if self.access.plain is not None:
-                self._every("rules", ACL_LOOK_S, self.access.look)
+                self._repeated.every("rules", ACL_LOOK_S, self.access.look)
             if self._audit is not None:
-                self._every("audit", AUDIT_S, self._audit.tick)
+                self._repeated.every("audit", AUDIT_S, self._audit.tick)
             self._send.time_puts(TIMED_PUTS)
             self._pop_state.block_ends.look_at_all()
             self._started = True
             if self._metrics is not None:
                 self.metrics = self._metrics_server(self._metrics)
                 await self.metrics.start(s.metrics_host, s.metrics_port)
-                self._every("message sizes", SIZES_S, self._metrics.sizes.collect)
+                self._repeated.every("message sizes", SIZES_S, self._metrics.sizes.collect)
             await self.replication.join()
         except BaseException:
             await self.close()
@@ -279,7 +264,7 @@ class BrokerServer:
             self._long_polling.answer_all,
         )
         self._services = SpecialServices(
-            self._delays, self._wheel, self._transactions, self._make_pops(tables, messages), self._deliver
+            self._delays, self._wheel, self._transactions, pop_lifecycle(s, self.store, tables, messages), self._deliver
         )
         self.replication = Replication(
             s,
@@ -375,20 +360,6 @@ class BrokerServer:
             put_message, self._delays, self._wheel, timer_rules, self._transactions, self._quarantine, self._pops
         )
 
-    def _make_pops(self, tables: Tables, messages: Messages) -> PopLifecycle:
-        s = self.settings
-        revive = Revive(
-            s,
-            self.store,
-            messages.put_message,
-            tables.topics,
-            tables.groups,
-            tables.offsets,
-            messages.pops,
-            messages.quarantine,
-        )
-        return PopLifecycle(self.store, messages.timers, messages.pops, revive, tables.offsets, s.broker_name)
-
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats
         put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
@@ -401,7 +372,7 @@ class BrokerServer:
         self._topic_queues = TopicQueues(s, tables.topics.get)
         yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)
         yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups)
-        yield from self._pop_handlers(tables)
+        yield from pop_handlers(s, store, tables, self._pop_state, self._filters, durability, stats)
         yield TopicHandler(
             s.broker_name,
             store,
@@ -448,22 +419,6 @@ class BrokerServer:
         yield AccessHandler(self.access.users, self.access.acls, is_master=lambda: self.role.is_master)
         yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)
-
-    def _pop_handlers(self, tables: Tables) -> Iterator[HasRoutes]:
-        s, store, pops, offsets = self.settings, self.store, self._pop_state, tables.offsets
-        in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
-        checks, filters = PopChecks(s, tables, in_flight), PopFilters(self._filters)
-        memory = memory_bytes()
-        reading = PopReading(s, store, tables, in_flight, ordered, block_ends, self._stats, memory_bytes=memory)
-        yield PopHandler(s, checks, filters, reading, pops.waiting, in_flight)
-        yield PeekHandler(s, checks, store, tables.topics, reading)
-        yield NotificationHandler(
-            s, checks, filters, store, tables.topics, reading, ordered, pops.waiting, pops.notified
-        )
-        answers = Answers(self._durability)
-        yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
-        yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
-        yield LiteHandler()
 
     def _make_audit(self, routes: Routes) -> Audit | None:
         audit = audit_of(self.settings)
@@ -558,25 +513,6 @@ class BrokerServer:
         if next(steps, ...) is None and not self._closing:
             asyncio.get_running_loop().call_soon(self._count_on, steps)
 
-    def _every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], object]) -> None:
-        def run() -> None:
-            try:
-                act()
-            except RocketSparkError as e:
-                if not self._saves.told(e):
-                    log.error("%s: %s", name, e)
-            except Exception:
-                # After any error the call is made again at its next time.
-                log.exception("%s", name)
-            if not self._closing:
-                arm()
-
-        def arm() -> None:
-            seconds = interval_s if isinstance(interval_s, float) else interval_s()
-            self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
-
-        arm()
-
     def _peer_closed(self, peer: Peer) -> None:
         if self._started:
             self._long_polling.drop_owner(peer)
@@ -585,8 +521,7 @@ class BrokerServer:
 
     def _stop_timers(self) -> None:
         self._closing = True
-        for timer in self._timers.values():
-            timer.cancel()
+        self._repeated.stop()
         self._fast_failure.close()
 
     async def _stop_threads(self) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.rebuild import Rebuild, saved_ms
 from rocketspark.broker.pop.revive import Revive
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError
 from rocketspark.store.store import Store
 
@@ -102,3 +104,18 @@ class PopLifecycle:
             self._note.write_text(str(self._store.written_position))
         except OSError as e:
             log.warning("%s cannot be written: %s; pops are looked through at the next start", self._note, e.strerror)
+
+
+def pop_lifecycle(settings: BrokerSettings, store: Store, tables: Tables, messages: Messages) -> PopLifecycle:
+    """Make the lifecycle of a broker's pops, and their revival."""
+    revive = Revive(
+        settings,
+        store,
+        messages.put_message,
+        tables.topics,
+        tables.groups,
+        tables.offsets,
+        messages.pops,
+        messages.quarantine,
+    )
+    return PopLifecycle(store, messages.timers, messages.pops, revive, tables.offsets, settings.broker_name)
