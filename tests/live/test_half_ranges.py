@@ -179,6 +179,38 @@ def test_many_short_ranges_let_others_have_their_turn_and_are_all_ended(tmp_path
     run(main())
 
 
+def test_ends_one_by_one_let_others_have_their_turn(tmp_path: Path) -> None:
+    """After a start, or told again late: each takes as long as dozens that end together."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            first, positions = await halves(peer, items(500), 500)
+            transactions = server._transactions
+            transactions.stop()
+            transactions.start()
+            turns: list[int] = [0]
+            end_one = transactions.end
+
+            def counted(*args: Any, **options: Any) -> int | None:
+                turns[-1] += 1
+                return end_one(*args, **options)
+
+            async def others() -> None:
+                while True:
+                    await asyncio.sleep(0)
+                    turns.append(0)
+
+            transactions.end = counted  # type: ignore[method-assign]
+            others_turn = asyncio.ensure_future(others())
+            assert (await end(peer, COMMIT, half_ranges.encode([(first, positions)]))).code == 0
+            others_turn.cancel()
+            assert sum(turns) == len(await visible(peer)) == 500
+            assert max(turns) <= broker_ranges.SINGLE_MAX
+
+    run(main())
+
+
 def test_those_left_open_are_asked_for(tmp_path: Path) -> None:
     quick = {"transaction_timeout_ms": 100, "transaction_check_interval_ms": 50}
 

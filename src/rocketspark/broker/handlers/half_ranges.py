@@ -20,9 +20,8 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
-# Messages ended before the loop serves others; a range costs as much as so many of its messages.
+# Messages ended before the loop serves others, or work that costs as much.
 _TURN = 2048
-_RANGE_COST = 32
 
 
 class HalfRangesHandler:
@@ -59,7 +58,7 @@ class HalfRangesHandler:
                 at += ended.done
                 gone += ended.gone
                 end = end if ended.end is None else ended.end
-                worked += ended.done + _RANGE_COST
+                worked += ended.cost
                 if worked >= _TURN:
                     worked = 0
                     await asyncio.sleep(0)

@@ -252,13 +252,13 @@ class Transactions:
     def note_batch(self, prepared: PreparedBatch) -> None:
         """Keep a batch's half messages open. Copies of them that are open end: the newest counts, as one by one."""
         run = prepared.run
-        copies = self.batched.add(run)
+        copies, others = self.batched.add(run)
 
         def key_of(unique_id: bytes) -> TransactionKey:
             return TransactionKey(unique_id.decode("utf-8", "replace"), run.group, run.topic)
 
         # A batch is sent again whole; after a start, or a check, its copies are open by themselves.
-        if self._open and key_of(prepared.ids[0].tobytes()) in self._open:
+        if others or (self._open and key_of(prepared.ids[0].tobytes()) in self._open):
             for row, unique_id in enumerate(prepared.ids):
                 before = self._open.get(key := key_of(unique_id.tobytes()))
                 if before is not None and (position := self.batched.take(run.first + row)) is not None:
@@ -326,8 +326,13 @@ class Transactions:
         if known is None and self._half_messages.was_given_up(key):
             return self._end_given_up(half, key, outcome)
         entry = None
-        if known is None and (found := self._unreadable(key)) is not None:
-            known, entry = found
+        if known is None and (newest := self._half_messages.newest(topic_names.HALF_TOPIC, key)) is not None:
+            if (found_open := self.batched.find_open(newest.queue_offset)) is not None:
+                # The batch that this is of was sent again.
+                self._take_over(*found_open)
+                known = self._open.get(key)
+            else:
+                known, entry = self._unreadable(newest)
         if known is None:
             log.info("transaction %s of group %s is not open", key.unique_id, h.producer_group)
             if outcome == sysflags.TRANSACTION_ROLLBACK:
@@ -361,15 +366,12 @@ class Transactions:
         self._op_messages.add(queue_offset)
         return None
 
-    def _unreadable(self, key: TransactionKey) -> tuple[HalfMessage, Quarantined] | None:
-        """Return a half message whose newest copy is set aside, and its place there; an older copy may name it."""
-        newest = self._half_messages.newest(topic_names.HALF_TOPIC, key)
-        if newest is None:
-            return None
+    def _unreadable(self, newest: Record) -> tuple[HalfMessage | None, Quarantined | None]:
+        """Return the newest copy of a half message if it is set aside, and its place; an older one may name it."""
         for entry in self._quarantine.entries():
             if entry.kind == KIND and entry.queue_offset == newest.queue_offset:
                 return HalfMessage(newest.queue_offset, newest.position, 0, 0, 0, "", aside=True), entry
-        return None
+        return None, None
 
     def _commit(self, half: Record, prepared_position: int) -> int:
         target = topic_names.target_of(pairs_of(half.properties))

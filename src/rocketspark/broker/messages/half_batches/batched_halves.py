@@ -122,17 +122,21 @@ class BatchedHalves:
         )
         return PreparedBatch(accepted, run, form.ids)
 
-    def add(self, run: HalfRun) -> list[int]:
-        """Add a run that was prepared; return the offsets of those of an older copy of it that were open till now."""
+    def add(self, run: HalfRun) -> tuple[list[int], bool]:
+        """Add a run that was prepared.
+
+        Return the offsets of those of an older copy of it that were open here till now, and whether it had others.
+        """
         before = self.runs.newest(run.digest)
         self.runs.add(run)
-        if before is None or before.count != run.count or not before.open_count:
-            return []
+        if before is None:
+            return [], False
         rows = np.flatnonzero(before.states == OPEN)
-        before.states[rows] = COPIED
-        before.open_count = 0
-        self.runs.note_ended(before)
-        return (rows + before.first).tolist()
+        if len(rows):
+            before.states[rows] = COPIED
+            before.open_count = 0
+            self.runs.note_ended(before)
+        return (rows + before.first).tolist(), bool((before.states == ELSEWHERE).any())
 
     def end(
         self,

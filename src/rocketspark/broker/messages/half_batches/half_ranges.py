@@ -22,6 +22,7 @@ from rocketspark.protocol.headers import EndTransactionHeader
 # Ends carried out in one turn of the loop: together, some 2 us each; one by one, 20 to 100 us each.
 TOGETHER_MAX = 2048
 SINGLE_MAX = 64
+_RANGE_COST = _SINGLE_COST = 32
 # Half messages of a batch that go one by one in one turn: some 20 us each.
 SINGLE_BATCH_MAX = 1024
 
@@ -29,12 +30,14 @@ SINGLE_BATCH_MAX = 1024
 class EndedRange(NamedTuple):
     """What became of the first `done` messages of a range; `gone`: offsets of those that cannot be committed.
 
-    `end`: the physical offset that must be on the disk before the commits are safe, None without any.
+    `end`: the physical offset that must be on the disk before the commits are safe, None without any; `cost`: the work
+    that it was, in messages that end together.
     """
 
     done: int
     gone: list[int]
     end: int | None
+    cost: int = 0
 
 
 class HalfRanges:
@@ -81,7 +84,7 @@ class HalfRanges:
         offsets = range(first, first + ended.done)
         if not ended.before:
             self._transactions.note_ended(range(ended.first, ended.first + ended.done))
-        return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end)
+        return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end, ended.done + _RANGE_COST)
 
     def _end_single(self, topic: str, group: str, outcome: int, first: int, positions: list[int]) -> EndedRange:
         gone: list[int] = []
@@ -98,6 +101,6 @@ class HalfRanges:
                     continue
                 if not done:
                     raise
-                return EndedRange(done, gone, end)  # The next call raises it.
+                return EndedRange(done, gone, end, done * _SINGLE_COST)  # The next call raises it.
             end = end if told is None else told
-        return EndedRange(len(positions), gone, end)
+        return EndedRange(len(positions), gone, end, len(positions) * _SINGLE_COST)

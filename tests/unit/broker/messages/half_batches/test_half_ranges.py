@@ -186,7 +186,7 @@ def test_what_is_not_the_senders_or_not_there_is_refused_and_changes_nothing(rig
             ranges.end(topic, group, COMMIT, first, where)
         assert caught.value.code == 1
         assert rig.transactions.open_count == 40
-    assert ranges.end("T", "P", COMMIT, at + 1000, np.array([7])) == (1, [at + 1000], None)
+    assert ranges.end("T", "P", COMMIT, at + 1000, np.array([7]))[:3] == (1, [at + 1000], None)
     assert not rig.delivered()
 
 
@@ -288,6 +288,7 @@ class Machine(RuleBasedStateMachine):
         self.state: dict[str, str] = {}
         # Of every batch: its keys, first offset and physical offsets.
         self.batches: list[tuple[list[str], int, list[int]]] = []
+        self.bodies: list[bytes] = []
         # Rolled back, and perhaps open again: the mark was not written at a kill.
         self.forgotten: set[str] = set()
         self.rig = self.on_loop(self.start)
@@ -317,7 +318,17 @@ class Machine(RuleBasedStateMachine):
         start = len(self.state)
         keys = [f"K{n}" if ragged else f"K{n:06d}" for n in range(start, start + count)]
         body = batch.encode([item(key, key.encode(), odd + IMMUNE * immune) for key in keys])
+        self.send(keys, body)
 
+    @precondition(lambda self: self.batches)
+    @rule(pick=st.integers(0, 99))
+    def prepare_again(self, pick: int) -> None:
+        """A producer without an answer: the handles of both copies may be told."""
+        keys = self.batches[pick % len(self.batches)][0]
+        if all(self.state[key] == "open" for key in keys):
+            self.send(keys, self.bodies[pick % len(self.batches)])
+
+    def send(self, keys: list[str], body: bytes) -> None:
         def act() -> put_message.AcceptedBatch:
             return self.ranges.prepare("T", 0, body, 4, self.now, BORN)
 
@@ -327,6 +338,7 @@ class Machine(RuleBasedStateMachine):
             return
         found = self.on_loop(act)
         self.state |= dict.fromkeys(keys, "open")
+        self.bodies.append(body)
         self.batches.append((keys, found.queue_offset, list(map(int, found.positions))))
 
     def pick(self, pick: int, begin: int, size: int) -> tuple[list[str], int, list[int]]:
@@ -368,7 +380,7 @@ class Machine(RuleBasedStateMachine):
                         gone = [first + at]
                 else:
                     rest = np.array(positions[at:])
-                    done, gone, _ = self.on_loop(
+                    done, gone, _, _ = self.on_loop(
                         lambda at=at, rest=rest: self.ranges.end("T", "P", outcome, first + at, rest)  # type: ignore[misc]
                     )
             except ServerError:
