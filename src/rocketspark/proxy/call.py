@@ -4,6 +4,7 @@ believed; the connection says it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,10 @@ CLIENT_ID = "x-mq-client-id"
 LANGUAGE = "x-mq-language"
 VERSION = "x-mq-client-version"
 NAMESPACE = "x-mq-namespace"
+# So long a stream's answer waits for a client that does not read.
+WRITE_S = 30.0
+# The code of a call whose client has gone.
+CANCELLED = -1
 # What gRPC says of the other side to an address "host:port"; a front on the same port puts the real client in.
 AddressOf = Callable[[str], str]
 
@@ -39,6 +44,11 @@ class Call:
         self._address_of = address_of
         # Whose call it is, once that is known.
         self.user = ""
+
+    async def write(self, answer: Any) -> None:
+        """Write to the stream of answers. Raises TimeoutError if the client does not read it."""
+        async with asyncio.timeout(WRITE_S):
+            await self.context.write(answer)
 
     @property
     def client_id(self) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rocketspark.errors import ConfigError
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.text import shown
+from rocketspark.proxy.call import CANCELLED
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
@@ -32,7 +33,6 @@ CALL_BOUNDS = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 LANGUAGES = frozenset(
     "java cpp dot_net dotnet csharp golang go rust python php node_js nodejs ruby objective_c dart kotlin http".split()
 )
-CANCELLED = -1
 _TYPES = {int(kind): kind.name.lower() for kind in ClientType}
 _CODES = {int(code): code.name.lower() for code in Code} | {CANCELLED: "cancelled"}
 

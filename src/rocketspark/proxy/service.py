@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.call import AddressOf, Call, address_of
+from rocketspark.proxy.call import CANCELLED, AddressOf, Call, address_of
 from rocketspark.proxy.statuses import Refused, status, status_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
@@ -29,6 +29,8 @@ log = LimitedLog("rocketspark.proxy")
 Guard = Callable[[Call, Any], Awaitable[None]]
 # Calls at work in one process; receives that wait count.
 CALLS_MAX = 20_000
+# So long a stream's status waits for a client that does not read; until then its call counts.
+STATUS_S = 5.0
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -103,11 +105,15 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await function(call, request)
                 return call.code
             except Exception as e:
+                if is_of_grpc(e):
+                    log.info("%s: its client has gone: %s", rpc, e)
+                    return CANCELLED
                 found = status_of(e)
                 try:
-                    await context.write(gives(status=found))
+                    async with asyncio.timeout(STATUS_S):
+                        await context.write(gives(status=found))
                 except Exception as gone:
-                    # gRPC has several errors for a stream that is gone.
+                    # gRPC has several errors for a stream that is gone; or the client does not read.
                     log.info("%s was not answered: %s", rpc, gone)
                 return int(found.code)
             finally:
@@ -140,6 +146,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             if self.guards:
                 await self._guard(call, request)
             yield request
+
+
+def is_of_grpc(error: BaseException) -> bool:
+    """Tell whether gRPC raised it, which it does if the stream is gone; the errors have no base of their own."""
+    return type(error).__module__.partition(".")[0] == "grpc"
 
 
 def not_supported(rpc: str) -> Callable[[Call, Any], Awaitable[Any]]:

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketspark import Message, Producer
 from rocketspark.errors import ConfigError
-from rocketspark.proxy.metrics import CANCELLED, CallTimes
+from rocketspark.proxy.call import CANCELLED
+from rocketspark.proxy.metrics import CallTimes
 from rocketspark.proxy.server import ProxyServer
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings

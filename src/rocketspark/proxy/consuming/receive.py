@@ -46,6 +46,8 @@ COUNT_MAX = 32
 # Characters of an attempt's id, which brokers keep, and of filters that are kept here.
 ATTEMPT_ID_MAX = 512
 FILTER_KEPT_MAX = 512
+# So long a client may take to read what one receive brings it, some 4 MiB at most.
+DELIVERY_S = 60.0
 # A broker that holds a pop answers it by then.
 REPLY_MS = 10_000.0
 # Clients before it know another code for a deadline that is too near.
@@ -81,19 +83,18 @@ class Receives:
 
     async def receive_message(self, call: Call, request: Any) -> None:
         """Serve ReceiveMessage: write the answers to the call's stream."""
-        write = call.context.write
         try:
             wanted = self._wanted(call, request)
             found = await self._pop(wanted)
         except Exception as e:
             failure = status_of(e)
             call.code = failure.code
-            await write(messages.ReceiveMessageResponse(status=failure))
+            await call.write(messages.ReceiveMessageResponse(status=failure))
         else:
             await self._deliver(call, wanted, found)
         answer = messages.ReceiveMessageResponse()
         answer.delivery_timestamp.FromMilliseconds(now_ms())
-        await write(answer)
+        await call.write(answer)
 
     # -- what is asked -------------------------------------------------------------------------------------------
 
@@ -262,14 +263,15 @@ class Receives:
         if not found:
             none = status(Code.MESSAGE_NOT_FOUND, "no match message")
             call.code = Code.MESSAGE_NOT_FOUND
-            await write(messages.ReceiveMessageResponse(status=none))
+            await call.write(messages.ReceiveMessageResponse(status=none))
             return
         delivered = 0
         try:
             if wanted.renews and self._clients.get(client.client_id) is None:
                 raise Refused(Code.MESSAGE_NOT_FOUND, f"client {shown(client.client_id)} is gone")
             # A client that does not read for longer has them no more.
-            async with asyncio.timeout(max(found[0].handle.next_visible_ms - now_ms(), 1000) / 1000):
+            left_s = (found[0].handle.next_visible_ms - now_ms()) / 1000
+            async with asyncio.timeout(min(max(left_s, 1), DELIVERY_S)):
                 call.code = Code.OK
                 await write(messages.ReceiveMessageResponse(status=status(Code.OK)))
                 for one in found:
@@ -284,7 +286,7 @@ class Receives:
         except Refused as e:
             self._give_back(wanted, found)
             call.code = e.code
-            await write(messages.ReceiveMessageResponse(status=status_of(e)))
+            await call.write(messages.ReceiveMessageResponse(status=status_of(e)))
         except BaseException:
             rest = found[delivered:]
             if wanted.renews:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
+from tests.patience import LIMIT_S
 from tests.unit.proxy.consuming.support import Consumer, bodies, make_group, make_topic
 from tests.unit.proxy.consuming.test_consuming import World, proxy, wait_until, world
 
 from rocketspark.errors import NotSent
 from rocketspark.model import BrokerData, TopicRoute
+from rocketspark.proxy import call as call_module
+from rocketspark.proxy import service as service_module
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.consuming.receive import _filter
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
@@ -62,6 +69,56 @@ def test_a_huge_text_of_one_client_ends_no_receive_of_another(world: World, ask:
         assert len(status.message) < 1000
         world.send(b"2")
         assert bodies(waiting.result(30)) == [b"2"]
+
+
+def test_a_reader_that_stalls_keeps_nothing_from_others(world: World) -> None:
+    """What it does not read in its time is given to others, and then its call is over."""
+    make_topic(world.cluster.brokers[0], world.topic, 1)
+    world.send(*(b"%02d" % number + os.urandom(7000) for number in range(32)))
+    stalled, other = world.consumer(), world.consumer()
+    narrow = [("grpc.http2.lookahead_bytes", 16384), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    stalled.raw.channel.close()
+    stalled.raw.channel = grpc.insecure_channel(world.proxy.address, options=narrow)
+    call = stalled.receiving(invisible_ms=3000, timeout_s=LIMIT_S)
+    assert next(call).status.code == Code.OK
+    assert world.proxy.server.service.at_work == 1
+    found = other.receive_all(32, polling_ms=20_000)
+    assert [body[:2] for body in bodies(found)] == [b"%02d" % number for number in range(32)]
+    wait_until(lambda: world.proxy.server.service.at_work == 0)
+    assert 0 < len([answer for answer in call if answer.WhichOneof("content") == "message"]) < 32
+
+
+def test_clients_that_read_nothing_at_all_keep_no_calls(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many calls as the proxy takes could wait for them for ever."""
+    monkeypatch.setattr(call_module, "WRITE_S", 0.2)
+    monkeypatch.setattr(service_module, "STATUS_S", 0.2)
+    service = world.proxy.server.service
+    fields = [
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", f"/{messages.SERVICE}/ReceiveMessage".encode()),
+        (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers"), (b"x-mq-client-id", b"c"),
+    ]  # fmt: skip
+    head = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields)
+    # Settings: streams begin with a window of nothing.
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, struct.pack(">HI", 4, 0)) + http2_frame(4, 1, 0)
+    for stream in range(1, 101, 2):
+        sent += http2_frame(1, 4, stream, head) + http2_frame(0, 1, stream, b"\0\0\0\0\0")
+    host, _, port = world.proxy.address.rpartition(":")
+    begun: list[None] = []
+    begin = service._begin
+
+    def counted(*given: Any) -> Call:
+        begun.append(None)
+        return begin(*given)
+
+    monkeypatch.setattr(service, "_begin", counted)
+    with socket.create_connection((host, int(port))) as stalled:
+        stalled.sendall(sent)
+        wait_until(lambda: len(begun) == 50)
+        wait_until(lambda: service.at_work == 0)
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def test_filters_of_clients_are_kept_in_bounded_memory() -> None:
