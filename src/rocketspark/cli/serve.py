@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 
 from rocketspark.cli.streams import ReaderLeft, write
 from rocketspark.errors import UsageError
+from rocketspark.model import freed_memory
 from rocketspark.model.shown_log import ShownFormatter
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -34,6 +35,7 @@ def serve(start: Starter, *, log_level: str = "info") -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    freed_memory.keep()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(start))
 

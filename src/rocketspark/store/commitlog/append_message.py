@@ -437,7 +437,7 @@ class MessageAppender:
             0, 0, 0,
         )  # fmt: skip
         positions = begin + np.cumsum(sizes) - sizes
-        batch_append.write(log.map, begin - log.base, layout, queue.suffix, head, positions, first, commits)
+        log.put(begin, batch_append.records(layout, queue.suffix, head, positions, first, commits))
         queue.put_all(positions, sizes, codes)
         queue.stored_bytes += total
         if index is not None:

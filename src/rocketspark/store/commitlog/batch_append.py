@@ -1,7 +1,4 @@
-"""The records of a whole batch, written into the log at once. Rule: the bytes are those of `record.encode` for each.
-
-Sizes go in last of all: a kill before leaves no record that looks whole.
-"""
+"""The records of a whole batch, made at once. Rule: the bytes are those of `record.encode` for each."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
-from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, SIZE_BYTES
+from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4
 
 # A record's fixed part: 15 fields in 88 bytes, one element a record.
 _HEAD = record_layout.head_type(*record_layout.AT)
@@ -39,17 +36,15 @@ def sizes(layout: Layout, suffix_bytes: int) -> NDArray[np.int64]:
     return layout.sizes + (FIXED_BYTES_V4 - HEAD_BYTES + suffix_bytes)
 
 
-def write(
-    view: memoryview,
-    at: int,
+def records(
     layout: Layout,
     suffix: bytes,
     head: bytes,
     positions: NDArray[np.int64],
     first_offset: int,
     commits: Commits | None = None,
-) -> None:
-    """Write the records from byte `at` of the view on.
+) -> memoryview:
+    """Return the records, one after another.
 
     `suffix`: topic length and topic; `head`: the fixed part of a record, right in what is the same for all of them;
     `commits`: of half messages.
@@ -59,9 +54,7 @@ def write(
     record_sizes = sizes(layout, len(suffix))
     if layout.width:
         body_bytes, width, size = int(layout.body_bytes[0]), layout.width, int(record_sizes[0])
-        # In the log at once, of the first record all that is the same for the others.
-        target = np.ndarray((count, size), np.uint8, view, at)
-        heads = np.ndarray((count,), _HEAD, view, at, (size,))
+        target = np.empty((count, size), np.uint8)
         source = np.ndarray((count, width), np.uint8, body)
         end = FIXED_BYTES_V4 + body_bytes
         target[:, :FIXED_BYTES_V4] = np.frombuffer(head, np.uint8)
@@ -71,9 +64,9 @@ def write(
         if crcs is None:
             split = _bodies(HEAD_BYTES, body_bytes, width - HEAD_BYTES - body_bytes)
             crcs = np.array([zlib.crc32(one) for (one,) in split.iter_unpack(body)], np.uint32)
-        _fill(heads, layout, positions, first_offset, crcs, commits)
-        heads["size"] = size
-        return
+        heads = np.ndarray((count,), _HEAD, target, 0, (size,))
+        _fill(heads, layout, record_sizes, positions, first_offset, crcs, commits)
+        return target.reshape(-1).data
     rows = np.empty((count, FIXED_BYTES_V4), np.uint8)
     rows[:] = np.frombuffer(head, np.uint8)
     starts = layout.starts + HEAD_BYTES
@@ -83,7 +76,7 @@ def write(
     bodies = [body[a:b] for a, b in zip(begins, middles, strict=True)]
     if crcs is None:
         crcs = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)
-    _fill(rows.view(_HEAD).reshape(count), layout, positions, first_offset, crcs, commits)
+    _fill(rows.view(_HEAD).reshape(count), layout, record_sizes, positions, first_offset, crcs, commits)
     fixed = rows.tobytes()
     parts = zip(
         [fixed[a : a + FIXED_BYTES_V4] for a in range(0, len(fixed), FIXED_BYTES_V4)],
@@ -92,24 +85,20 @@ def write(
         [body[a:b] for a, b in zip(middles, stop_list, strict=True)],
         strict=False,
     )
-    joined = b"".join(chain.from_iterable(parts))
-    view[at : at + len(joined)] = joined
-    digits = record_sizes.astype(">i4").view(np.uint8).reshape(count, SIZE_BYTES)
-    target = np.frombuffer(view, np.uint8)
-    places = positions - positions[0] + at
-    for byte in range(SIZE_BYTES):
-        target[places + byte] = digits[:, byte]
+    return memoryview(bytearray().join(chain.from_iterable(parts)))
 
 
 def _fill(
     heads: NDArray[np.void],
     layout: Layout,
+    record_sizes: NDArray[np.int64],
     positions: NDArray[np.int64],
     first_offset: int,
     crcs: NDArray[np.uint32],
     commits: Commits | None,
 ) -> None:
-    """Write the fields in which records differ, but for their sizes."""
+    """Write the fields in which records differ."""
+    heads["size"] = record_sizes
     heads["crc"] = crcs & CRC_MASK
     heads["flag"] = layout.flags
     heads["queue_offset"] = np.arange(first_offset, first_offset + layout.message_count)

@@ -18,7 +18,13 @@ from rocketspark.errors import (
     StoreUnwritable,
 )
 from rocketspark.protocol.message import record, record_crc, record_layout
-from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
+from rocketspark.protocol.message.record_layout import (
+    BLANK_BYTES_MIN,
+    MAGIC_BLANK,
+    MAGICS,
+    RECORD_BYTES_MIN,
+    SIZE_BYTES,
+)
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles
 from rocketspark.store.files.system_calls import failure
 
@@ -27,6 +33,9 @@ _HEAD = record_layout.only("size", "magic", "position")
 RESERVE_STEP_BYTES = 32 << 20
 POPULATE_BYTES_MIN = 1 << 20
 POPULATE_BYTES_MAX = 32 << 20
+# So many bytes at once are written by a call: by the map each page of a new part of a file costs a fault, which takes
+# five times as long as the write.
+WRITE_BYTES_MIN = 64 << 10
 # A boundary is looked for over at most the largest record and a little more.
 RESYNC_BYTES_MAX = 8 << 20
 # The least number of bytes that a disk writes at once.
@@ -65,6 +74,8 @@ class CommitLog:
         self._names_new = True
         self._populated = 0
         self._populate_from = 0
+        # Bytes that `put` wrote by a call: no page need be prepared for as many more.
+        self._called_bytes = 0
         self._room_lock = threading.Lock()
         self._flush_lock = threading.Lock()
 
@@ -74,7 +85,8 @@ class CommitLog:
 
     def set_end(self, position: int) -> None:
         """Set the end of the log, as recovery found it; everything before counts as flushed."""
-        self.written = self.flushed = self._populated = self._populate_from = position
+        self.written = self.flushed = self._populated = position
+        self._populate_from = position - self._called_bytes
         self.limit = 0
 
     def make_room(self, size: int) -> None:
@@ -110,6 +122,34 @@ class CommitLog:
             self.base = start
             need = max(size + BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
             self.limit = mapped_files.reserve(at, need) - BLANK_BYTES_MIN
+
+    def put(self, position: int, records: memoryview) -> None:
+        """Write records at a position where there is room. Raises StoreUnwritable; no reader finds them then.
+
+        The size of the first goes in last of all: a kill before leaves the log's end there.
+        """
+        at = position - self.base
+        size = bytes(records[:SIZE_BYTES])
+        records[:SIZE_BYTES] = bytes(SIZE_BYTES)
+        if len(records) < WRITE_BYTES_MIN or not self._write(position, records):
+            self.map[at : at + len(records)] = records
+        self.map[at : at + SIZE_BYTES] = size
+
+    def _write(self, position: int, content: memoryview) -> bool:
+        """Write by a call; False if the file could not be opened for want of descriptors."""
+        try:
+            self.mapped_files.write(position, content)
+        except (StoreFull, StoreUnwritable) as e:
+            if isinstance(e, StoreUnwritable) and e.retriable:
+                return False
+            # How much of it stands there now is unknown.
+            self.stop(
+                StoreUnwritable(f"the store is read-only since a write failed ({e}): mend the disk, then start again")
+            )
+            assert self.failed is not None
+            raise self.failed from e
+        self._called_bytes += len(content)
+        return True
 
     def _raise_if_closed_to_writes(self) -> None:
         if self.failed is not None:
@@ -160,7 +200,8 @@ class CommitLog:
                 for at in range(max(position - start, 0), stop, _ZEROS_BYTES):
                     count = min(_ZEROS_BYTES, stop - at)
                     view[at : at + count] = bytes(count)
-            self.written = self._populated = self._populate_from = position
+            self.written = self._populated = position
+            self._populate_from = position - self._called_bytes
             self.flushed = min(self.flushed, position)
             self.damaged = tuple((a, min(b, position)) for a, b in self.damaged if a < position)
 
@@ -252,8 +293,9 @@ class CommitLog:
             if self.limit == 0 or self.failed is not None:
                 return
             view_map = self.mapped_files.get(start).map
-        written = at - self._populate_from
-        self._populate_from = at
+        # What `put` has written already may not be in the end of the log yet.
+        written = max(at - self._called_bytes - self._populate_from, 0)
+        self._populate_from += written
         ahead = min(max(4 * written, POPULATE_BYTES_MIN), POPULATE_BYTES_MAX)
         file_end = start + self.file_bytes
         begin = max(at, self._populated if self._populated <= at + POPULATE_BYTES_MAX else at)

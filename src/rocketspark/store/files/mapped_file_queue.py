@@ -240,7 +240,7 @@ class MappedFileQueue:
             raise failure(e, "extend", self.path(start), end - offset) from e
         return end
 
-    def write(self, offset: int, content: bytes | bytearray) -> None:
+    def write(self, offset: int, content: bytes | bytearray | memoryview) -> None:
         """Write within a file that is there, without mapping it. Raises StoreFull or StoreUnwritable."""
         start = offset - offset % self.size
         try:

@@ -155,7 +155,7 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def write_at(self, path: str, at: int, content: bytes | bytearray) -> None:
+    def write_at(self, path: str, at: int, content: bytes | bytearray | memoryview) -> None:
         """Write into a file that is there; every map of it shows that at once."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
