@@ -148,6 +148,40 @@ def test_a_waiting_receive_is_woken_and_a_cancelled_one_loses_nothing(scene: Sce
     run(main())
 
 
+def test_what_nobody_wants_any_more_is_not_received(scene: Scene) -> None:
+    """A broker may hold a pop for what was subscribed before."""
+    other = f"{scene.topic}-other"
+    with SyncOperations(scene.namesrv) as operations:
+        operations.create_topic(other, queue_count=1)
+
+    async def main() -> None:
+        async with AsyncSimpleConsumer(scene.namesrv, scene.group, consume_from="first") as consumer:
+            consumer.subscribe(scene.topic)
+            consumer.subscribe(other)
+            waiting = asyncio.ensure_future(consumer.receive())
+            while len(consumer._held_since_s) < 2:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            consumer.unsubscribe(other)
+            consumer.subscribe(scene.topic, "new")
+            with Producer(scene.namesrv, "p") as producer:
+                for topic, tag in ((other, "new"), (scene.topic, "old"), (scene.topic, "new")):
+                    await asyncio.to_thread(producer.send, topic, b"%s %s" % (topic.encode(), tag.encode()), tag=tag)
+            end = asyncio.get_running_loop().time() + LIMIT_S
+            while not (found := await consumer.receive(timeout_ms=1000)):
+                assert asyncio.get_running_loop().time() < end
+            assert [m.body for m in found] == [b"%s new" % scene.topic.encode()]
+            await consumer.ack(found)
+            consumer.subscribe(other)
+            while not (found := await consumer.receive(timeout_ms=1000)):
+                assert asyncio.get_running_loop().time() < end
+            assert [(m.body, m.reconsume_times) for m in found] == [(b"%s new" % other.encode(), 1)]
+            await consumer.ack(found)
+
+    run(main())
+
+
 def test_ordered_receives(scene: Scene) -> None:
     ask(scene.cluster.broker, 200, b'{"groupName":"%b","consumeMessageOrderly":true}' % scene.group.encode())
     with (
@@ -213,9 +247,9 @@ def test_mistakes_are_clear(scene: Scene) -> None:
         consumer.subscribe("never-made")
         with pytest.raises(RouteNotFound, match="never-made"):
             consumer.receive(timeout_ms=300)
-        for count in (0, 33):
+        for count in (0, 33, 1.5, "1"):
             with pytest.raises(UsageError, match=f"count_max {count}"):
-                consumer.receive(count)
+                consumer.receive(count)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="timeout_ms -1"):
             consumer.receive(timeout_ms=-1)
         (sent,) = Scene.stored(_with_one(scene), 1)

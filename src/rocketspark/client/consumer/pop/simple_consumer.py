@@ -89,6 +89,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._pops = PopCalls(self._instance, self.group, self._namespace)
         self._subscriptions: dict[str, Subscription] = {}
         self._asking: dict[asyncio.Task[list[ReceivedMessage]], Place] = {}
+        self._asked_with: dict[asyncio.Task[list[ReceivedMessage]], Subscription] = {}
         # Messages without a taker yet, with the invisible time asked for.
         self._kept: list[tuple[int, ReceivedMessage]] = []
         self._failures: dict[MessageQueue, RocketSparkError] = {}
@@ -117,12 +118,17 @@ class AsyncSimpleConsumer(ConsumerLife):
                 raise UsageError("give a tag expression or sql, not both")
             sql92.compile(sql)
         kind = TAG if sql is None else SQL92
-        self._subscriptions[full] = subscribe(full, expression if sql is None else sql, version=_now_ms(), kind=kind)
+        made = subscribe(full, expression if sql is None else sql, version=_now_ms(), kind=kind)
+        if not _same(made, self._subscriptions.get(full)):
+            self._give_back_kept(full)
+        self._subscriptions[full] = made
         self._tell_brokers()
 
     def unsubscribe(self, topic: str) -> None:
-        """End a topic's subscription. Also while running."""
-        self._subscriptions.pop(namespace.wrap(self._namespace, topic), None)
+        """End a topic's subscription. Also while running: what was popped of it and not received is given back."""
+        full = namespace.wrap(self._namespace, topic)
+        if self._subscriptions.pop(full, None) is not None:
+            self._give_back_kept(full)
         self._tell_brokers()
 
     def _tell_brokers(self) -> None:
@@ -181,8 +187,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         and RouteNotFound or TransportError if no broker could be asked until the end.
         """
         self._check_started()
-        if not 1 <= count_max <= COUNT_MAX:
-            raise UsageError(f"count_max {count_max} is not from 1 to {COUNT_MAX}")
+        if not isinstance(count_max, int) or not 1 <= count_max <= COUNT_MAX:
+            raise UsageError(f"count_max {count_max} is not a whole number from 1 to {COUNT_MAX}")
         if not 0 <= timeout_ms <= WAIT_MS_MAX:
             raise UsageError(f"timeout_ms {timeout_ms} is not from 0 to {WAIT_MS_MAX}")
         if not self._subscriptions:
@@ -275,10 +281,11 @@ class AsyncSimpleConsumer(ConsumerLife):
 
     def _ask(self, place: Place, count_max: int, poll_ms: int) -> asyncio.Task[list[ReceivedMessage]]:
         queue, invisible_ms = place
+        subscription = self._subscriptions.get(queue.topic) or subscribe(queue.topic)
         attempt = self._attempts.setdefault(queue, str(uuid.uuid4())) if self._ordered else None
         wanted = Wanted(
             queue,
-            self._subscriptions.get(queue.topic) or subscribe(queue.topic),
+            subscription,
             invisible_ms,
             count_max,
             from_first=self._from_first,
@@ -287,6 +294,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         )
         task = asyncio.ensure_future(self._pops.pop(wanted, poll_ms))
         self._asking[task] = place
+        self._asked_with[task] = subscription
         if poll_ms:
             self._held_since_s[task] = asyncio.get_running_loop().time()
         task.add_done_callback(self._answered)
@@ -294,11 +302,14 @@ class AsyncSimpleConsumer(ConsumerLife):
 
     def _answered(self, task: asyncio.Task[list[ReceivedMessage]]) -> None:
         queue, invisible_ms = self._asking.pop(task)
+        asked_with = self._asked_with.pop(task)
         since_s = self._held_since_s.pop(task, None)
         self._arrived.set()
         if task.cancelled():
             return
         error = task.exception()
+        if error is not None and queue.topic not in self._subscriptions:
+            return
         if error is not None:
             # Asked once more with the same attempt, a broker gives the same ordered messages.
             self._trouble(queue, error)
@@ -313,7 +324,8 @@ class AsyncSimpleConsumer(ConsumerLife):
                 # A broker that does not hold pops must not be asked in a tight loop.
                 self._again_s[queue] = now_s + UNHELD_PAUSE_S
             return
-        if self._state != "started":
+        if self._state != "started" or not _same(asked_with, self._subscriptions.get(queue.topic)):
+            # A pop that a broker held until now may be one for what nobody wants any more.
             self._pops.give_back(messages)
             return
         self._kept += [(invisible_ms, m) for m in messages]
@@ -357,9 +369,13 @@ class AsyncSimpleConsumer(ConsumerLife):
             self._kept = [pair for pair in self._kept if id(pair[1]) not in some]
             self._pops.give_back(left)
 
-    def _give_back_kept(self) -> None:
-        kept, self._kept = self._kept, []
-        self._pops.give_back([m for _, m in kept])
+    def _give_back_kept(self, topic: str | None = None) -> None:
+        """Give back what waits for a taker, of one topic or of all."""
+        kept = [m for _, m in self._kept if topic in (None, namespace.wrap(self._namespace, m.topic))]
+        if kept:
+            some = {id(m) for m in kept}
+            self._kept = [pair for pair in self._kept if id(pair[1]) not in some]
+            self._pops.give_back(kept)
 
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Let messages that were received come again after a second, here or elsewhere; in the background."""
@@ -389,6 +405,11 @@ def _invisible(invisible_ms: float, kind: type[UsageError]) -> int:
     if not 1 <= invisible_ms <= INVISIBLE_MS_MAX:
         raise kind(f"invisible_ms {invisible_ms} is not from 1 to {INVISIBLE_MS_MAX} (12 h)")
     return int(invisible_ms)
+
+
+def _same(one: Subscription, other: Subscription | None) -> bool:
+    """Tell whether two subscriptions want the same, whenever they were made."""
+    return other is not None and (one.expression, one.expression_type) == (other.expression, other.expression_type)
 
 
 def _now_ms() -> int:
