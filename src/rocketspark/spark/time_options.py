@@ -30,6 +30,12 @@ def duration_ms(name: str, text: str) -> int:
     return int(int(found[1]) * _UNITS_MS[found[2]])
 
 
+def check_range(since_ms: int | None, until_ms: int | None) -> None:
+    """Raise ConfigError for a time range [since, until) that holds no moment; None is open."""
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise ConfigError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
+
+
 def time_ms(name: str, text: str) -> int:
     """Return the ms since 1970 of the time `name`, given as ms or ISO 8601 (UTC where no zone is named). Raises
     ConfigError.

@@ -177,3 +177,7 @@ def test_mistakes_are_told(spark: SparkSession, cluster: Cluster, tmp_path: Path
         archive.run(spark, cluster.namesrv, ["absent-topic"], tmp_path)
     with pytest.raises(ConfigError, match="option topic"):
         archive.run(spark, cluster.namesrv, [], tmp_path)
+    wrong: dict[str, float] = {"batch_rows": 0, "file_bytes": -1, "interval_s": -1, "close_after_s": float("nan")}
+    for name, number in wrong.items():
+        with pytest.raises(ConfigError, match=f"{name} is {number}: "):
+            archive.run(spark, cluster.namesrv, ["absent-topic"], tmp_path, **{name: number})  # type: ignore[arg-type]

@@ -165,6 +165,15 @@ def test_a_time_range_and_a_rate(
     assert (stopped.rows, stopped.stopped) == (0, True)
 
 
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"since_ms": 2, "until_ms": 1}, "the time range is empty: it begins at 2 ms and ends at 1 ms"),
+    ({"since_ms": 1, "until_ms": 1}, "the time range is empty"),
+    ({"rate": 0}, "rate is 0: rows per second"),
+    ({"rate": float("nan")}, "rate is nan"),
+    ({"chunk_rows": 0}, "chunk_rows is 0"),
+]
+
+
 def test_mistakes_are_told(
     spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -183,6 +192,11 @@ def test_mistakes_are_told(
         restore.restore(spark, tmp_path, cluster.namesrv, topics[0], "%RETRY%group")
     with pytest.raises(MessageIllegal, match="topic"):
         restore.replay(spark, cluster.namesrv, topics[0], "no such name", state=tmp_path)
+    for wrong, says in WRONG:
+        with pytest.raises(ConfigError, match=says):
+            restore.restore(spark, tmp_path, cluster.namesrv, topics[0], "never-made", **wrong)
+        with pytest.raises(ConfigError, match=says):
+            restore.replay(spark, cluster.namesrv, topics[0], "never-made", state=tmp_path, **wrong)
 
 
 def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(

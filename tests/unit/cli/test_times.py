@@ -7,6 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketspark.cli import main
 from rocketspark.cli.commands.pipelines.times import moment
 
 # What knows of times is Spark's side of the command line.
@@ -43,3 +44,19 @@ def test_any_text_is_a_time_or_wrong_usage(text: str) -> None:
     except typer.BadParameter:
         return
     assert found is None or found >= 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["restore", "archive", "orders"],
+        ["replay", "orders", "--to", "again"],
+        ["audit", "orders"],
+        ["trace"],
+        ["dlq", "--group", "billing"],
+    ],
+)
+def test_an_empty_time_range_is_wrong_usage(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    times = ["--since", "2026-11-21T07", "--until", "2026-11-21T06"]
+    assert main.run(["pipeline", *command, *times, "-n", "127.0.0.1:1"]) == 2
+    assert "the time range is empty" in " ".join(capsys.readouterr().err.split())

@@ -17,6 +17,7 @@ from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.restore import origin_properties
+from rocketspark.spark.time_options import check_range
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
@@ -104,8 +105,7 @@ def run(
     """
     if by not in BY:
         raise UsageError(f"by {by!r}: {' or '.join(BY)} is needed")
-    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
-        raise UsageError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
+    check_range(since_ms, until_ms)
     progress.say(f"comparing {one} with {other}")
     sides = [
         _normal(side.read(spark), by, since_ms, until_ms).withColumn("sign", F.lit(sign))

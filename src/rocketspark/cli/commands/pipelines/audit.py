@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
-from rocketspark.cli.commands.pipelines.times import Since, Until, moment
+from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 _COMPARE = "Comparing two places"
 
@@ -96,7 +96,7 @@ def audit(
     Example: `rocketspark pipeline audit orders --against orders-restored`
     """
     where = shared.connection()
-    since_ms, until_ms = moment("--since", since), moment("--until", until)
+    since_ms, until_ms = time_range(since, until)
     other.check(topics, only_audit=bool(groups or ignore or max_lag))
     from rocketspark.errors import UsageError
     from rocketspark.spark.pipelines import compare

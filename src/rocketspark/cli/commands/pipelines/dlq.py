@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from rocketspark.cli.commands.pipelines.shared import SharedOptions
-from rocketspark.cli.commands.pipelines.times import Since, Until, moment
+from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 if TYPE_CHECKING:
     from rocketspark.spark.pipelines.dlq.dead_letters import Choice
@@ -70,14 +70,15 @@ class ChoiceOptions(NamedTuple):
         """Return the choice that these options describe. Raises BadParameter."""
         from rocketspark.spark.pipelines.dlq.dead_letters import Choice
 
+        since_ms, until_ms = time_range(self.since, self.until)
         return Choice(
             groups=self.group or (),
             topics=self.topic or (),
             tags=self.tag or (),
             keys=self.key or (),
             ids=self.message_id or (),
-            since_ms=moment("--since", self.since),
-            until_ms=moment("--until", self.until),
+            since_ms=since_ms,
+            until_ms=until_ms,
             sql=self.sql,
             limit=self.limit,
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
-from rocketspark.cli.commands.pipelines.times import moment
+from rocketspark.cli.commands.pipelines.times import check_times, moment
 from rocketspark.cli.options import LeftOut
 
 
@@ -26,10 +26,12 @@ class RowOptions(NamedTuple):
     create: Annotated[bool, typer.Option(help="Make the target topic if it is not there.")] = True
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `pipeline.restore` and `pipeline.replay`."""
+        """Return the arguments of `pipeline.restore` and `pipeline.replay`. Raises BadParameter."""
+        since_ms, until_ms = _fixed(self.since, "--since"), _fixed(self.until, "--until")
+        check_times(since_ms, until_ms)
         return {
-            "since_ms": _fixed(self.since, "--since"),
-            "until_ms": _fixed(self.until, "--until"),
+            "since_ms": since_ms,
+            "until_ms": until_ms,
             "tags": self.tags,
             "rate": self.rate,
             "dry_run": self.dry_run,

@@ -16,6 +16,24 @@ Until = Annotated[str, typer.Option("--until", help="End, not included; as --sin
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
+def check_times(since_ms: int | None, until_ms: int | None) -> None:
+    """Raise BadParameter for a time range that is empty, before anything is started."""
+    from rocketspark.errors import ConfigError
+    from rocketspark.spark.time_options import check_range
+
+    try:
+        check_range(since_ms, until_ms)
+    except ConfigError as e:
+        raise typer.BadParameter(str(e), param_hint="--until") from None
+
+
+def time_range(since: str | None, until: str | None) -> tuple[int | None, int | None]:
+    """Return --since and --until in ms since 1970. Raises BadParameter, also for a range that is empty."""
+    found = moment("--since", since), moment("--until", until)
+    check_times(*found)
+    return found
+
+
 def moment(option: str, text: str | None, now_ms: int | None = None) -> int | None:
     """Return an option's time in ms since 1970, None where it is not given. Raises BadParameter."""
     text = (text or "").strip()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rocketspark.cli.commands.pipelines.shared import SharedOptions
-from rocketspark.cli.commands.pipelines.times import Since, Until, moment
+from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 
 def trace(
@@ -35,7 +35,7 @@ def trace(
     Example: `rocketspark pipeline trace --since 24h --html trace.html`
     """
     where = shared.connection()
-    since_ms, until_ms = moment("--since", since), moment("--until", until)
+    since_ms, until_ms = time_range(since, until)
     from rocketspark.errors import ConfigError
     from rocketspark.spark.lakehouse.object_store import scheme_of, write_text
     from rocketspark.spark.pipelines.trace import html_report, pipeline

@@ -8,6 +8,7 @@ moment leaves the last whole micro-batch, and the next start goes on after it.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,6 +103,7 @@ def run(
     a table until its own VACUUM or expire_snapshots).
     Raises ConfigError for wrong options, RocketSparkError for what fails.
     """
+    _check_numbers(interval_s, batch_rows, close_after_s, keep_replaced_s, file_bytes)
     progress = progress or Progress("archive")
     place = folder if isinstance(folder, TablePlace) else archive_for("parquet", folder)
     if isinstance(place, TablePlace):
@@ -152,6 +154,19 @@ def run(
             *(str(archive.folder), work.rows, work.batches, compacted, total, len(files)),
             *(round(progress.seconds, 3), progress.stop.asked),
         )
+
+
+def _check_numbers(
+    interval_s: float, batch_rows: int, close_after_s: float, keep_replaced_s: float, file_bytes: int
+) -> None:
+    """Raise ConfigError for a number that no run can have."""
+    times = {"interval_s": interval_s, "close_after_s": close_after_s, "keep_replaced_s": keep_replaced_s}
+    for name, seconds in times.items():
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"{name} is {seconds}: seconds, 0 or more, are needed")
+    for name, count in (("batch_rows", batch_rows), ("file_bytes", file_bytes)):
+        if count < 1:
+            raise ConfigError(f"{name} is {count}: 1 or more are needed")
 
 
 def open_reader(where: Connection, topics: Sequence[str]) -> StreamReader:

@@ -32,6 +32,7 @@ from rocketspark.spark.pipelines.audit.figures import (
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.plan.offset_ranges import to_json
+from rocketspark.spark.time_options import check_range
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp"
 PLACES_MAX = 10
@@ -82,8 +83,7 @@ def run(
     """
     if not topics:
         raise UsageError("no topic is named: what is to be audited?")
-    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
-        raise UsageError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
+    check_range(since_ms, until_ms)
     check_kinds(ignore)
     where = connection(where)
     progress.say("asking for queues and groups")

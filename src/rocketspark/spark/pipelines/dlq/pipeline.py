@@ -21,6 +21,7 @@ from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.trace import records
 from rocketspark.spark.pipelines.trace.figures import CONTEXTS
 from rocketspark.spark.plan.offset_ranges import to_json
+from rocketspark.spark.time_options import check_range
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
@@ -79,8 +80,9 @@ def run(
         error_property: a property in which the application notes an error; goes before the trace.
         samples: how many letters are shown.
 
-    Raises ConfigError for a group without dead letters, and what a read raises.
+    Raises ConfigError for a group without dead letters or an empty time range, and what a read raises.
     """
+    check_range(choice.since_ms, choice.until_ms)
     where = connection(where)
     source = find(where, choice.groups, progress)
     if not source.topics:

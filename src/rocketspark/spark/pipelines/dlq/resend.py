@@ -23,6 +23,7 @@ from rocketspark.spark.pipelines.connection import Connection, connection, opera
 from rocketspark.spark.pipelines.dlq.dead_letters import Choice, DeadLetter, outgoing, resend_id
 from rocketspark.spark.pipelines.dlq.pipeline import choose, find, letters
 from rocketspark.spark.pipelines.progress import SILENT, Progress, step_report
+from rocketspark.spark.time_options import check_range
 
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0
@@ -99,6 +100,7 @@ def run(
         raise UsageError("name the groups whose dead letters are to be sent again")
     if rate is not None and rate <= 0:
         raise UsageError(f"rate {rate}: more than 0 letters a second are needed")
+    check_range(choice.since_ms, choice.until_ms)
     where = connection(where)
     plan = ResendPlan(to, to_group, rate, dry_run)
     return _Resend(spark, where, choice, plan, progress).run()

@@ -8,6 +8,7 @@ carries the restore's id and its old place, so a chunk that was cut short is sen
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ from rocketspark.spark.pipelines.restore.tasks import (
     queue_offsets,
     topic_reader,
 )
+from rocketspark.spark.time_options import check_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,6 +151,7 @@ def restore(
     it is not there. state: folder of the progress file, by default in the archive's, or for a table
     .rocketspark/restores in the working folder. Raises ConfigError, RouteNotFound, RocketSparkError.
     """
+    check_choice(since_ms, until_ms, rate, chunk_rows)
     folder = archive_at(folder)
     wanted = RowSelection(since_ms, until_ms, _tags(tags))
     progress = progress or Progress("restore")
@@ -221,6 +224,7 @@ def replay(
 
     Which offsets are sent is fixed when it first runs. state: by default .rocketspark/replays in the working folder.
     """
+    check_choice(since_ms, until_ms, rate, chunk_rows)
     source = connection(where)
     job = _Job(
         spark,
@@ -242,6 +246,17 @@ def replay(
         if end > begin.get(queue, 0)
     ]
     return job.run(TopicSource(source, topic), [group] if group else [], rate, dry_run, create, chunk_rows)
+
+
+def check_choice(
+    since_ms: int | None, until_ms: int | None, rate: float | None = None, chunk_rows: int = CHUNK_ROWS
+) -> None:
+    """Raise ConfigError for a time range that is empty, a rate or a chunk of no rows."""
+    check_range(since_ms, until_ms)
+    if rate is not None and not 0 < rate < math.inf:
+        raise ConfigError(f"rate is {rate}: rows per second, more than 0, or None for no limit, are needed")
+    if chunk_rows < 1:
+        raise ConfigError(f"chunk_rows is {chunk_rows}: 1 or more are needed")
 
 
 class _Job:

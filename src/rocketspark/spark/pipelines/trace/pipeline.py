@@ -9,7 +9,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from rocketspark.errors import UsageError
 from rocketspark.protocol import trace as records
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress
@@ -27,6 +26,7 @@ from rocketspark.spark.pipelines.trace.figures import (
     latency,
     step_for,
 )
+from rocketspark.spark.time_options import check_range
 
 SLACK_MS = 3_600_000
 STEPS_MAX = 60
@@ -54,10 +54,9 @@ def run(
             messages stored up to this much before and after the range are read too.
         slowest: how many messages are named, the slowest and the never consumed ones each.
 
-    Raises RouteNotFound, DataLost and what else a read raises; UsageError for an empty range.
+    Raises RouteNotFound, DataLost and what else a read raises; ConfigError for an empty range.
     """
-    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
-        raise UsageError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
+    check_range(since_ms, until_ms)
     options = connection(where).spark_options() | {"topic": topic}
     if since_ms is not None:
         options["startingTimestamp"] = str(max(since_ms - slack_ms, 0))
