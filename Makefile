@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo check fix test test-official test-python test-versions demo demo-archive bench bench-spark soak clean
+.PHONY: help setup setup-python setup-demo setup-tables check fix test test-official test-python test-versions demo demo-archive bench bench-spark soak clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -68,9 +68,15 @@ demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPA
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \
 	  $(BIN)/python -m examples.flights.demo
 
-demo-archive: setup-demo ## two real data sets through archive, restore and audit (ROWS=5000 for a part, FORMAT=delta)
+# The Spark of .venv is newer than the newest release of a table format.
+TABLES = $(filter delta iceberg,$(FORMAT))
+setup-tables:
+	@PYTHON="$(PYTHON)" scripts/setup.sh tables
+
+demo-archive: BIN := $(if $(TABLES),.setup/spark-4.0/bin,$(BIN))
+demo-archive: $(if $(TABLES),setup-tables,setup-demo) ## two real data sets through archive, restore and audit (ROWS=5000 for a part, FORMAT=delta or iceberg)
 	@exec $(WITH_JAVA) $(BIN)/python -m examples.archive.run $(if $(ROWS),--rows $(ROWS)) $(if $(NAMESRV),--namesrv $(NAMESRV)) \
-	  $(if $(FORMAT),--format $(FORMAT))
+	  $(if $(FORMAT),--format $(FORMAT)) $(OPTIONS)
 
 bench: setup ## measured beside the Java broker and client, ratios printed (PARTS="raw pull" OPTIONS="--quick --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench $(PARTS) $(OPTIONS)

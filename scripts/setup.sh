@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh python    .venv with everything
 #   scripts/setup.sh demo      + Java 17 or later for Spark
+#   scripts/setup.sh tables    Java, and a Spark for which the table formats have releases, in .setup/spark-4.0
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
 #                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark
@@ -98,11 +99,13 @@ python_of_sparks() {
 }
 
 setup_spark() {  # X.Y or X.Y.Z
-  local key made_with python place=.setup/spark-$1 wanted="pyspark==$1"
+  local key made_with parts python place=.setup/spark-$1 wanted="pyspark==$1"
   [[ $1 == *.*.* ]] || wanted="$wanted.*"
   python=$(python_of_sparks)
   made_with="$PWD $("$python" -c 'import sys; print(sys.version)')"
-  key="$(cksum < pyproject.toml) $made_with"
+  # With the data sets: `make demo-archive FORMAT=delta` runs there.
+  parts=demo,pipelines,tests
+  key="$(cksum < pyproject.toml) $parts $made_with"
   if stamped "spark-$1/made-from" "$key" && python_fits "$place/bin/python"; then return; fi
   if ! stamped "spark-$1/made-with" "$made_with" || ! python_fits "$place/bin/python"; then
     say "Making $place for Spark $1"
@@ -111,7 +114,7 @@ setup_spark() {  # X.Y or X.Y.Z
     printf '%s\n' "$made_with" > "$place/made-with"
   fi
   say "Installing $wanted and RocketSpark into $place (some 450 MB; a few minutes)"
-  "$place/bin/python" -m pip install -q --disable-pip-version-check -e '.[pipelines,tests]' "$wanted" >&2 ||
+  "$place/bin/python" -m pip install -q --disable-pip-version-check -e ".[$parts]" "$wanted" >&2 ||
     stop "installing PySpark $1 failed, see above: the package index has to be reached once." \
          "Once the cause is gone, run make again."
   printf '%s\n' "$key" > "$place/made-from"
@@ -332,9 +335,11 @@ setup_postgres() {
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
+  tables) setup_java java openjdk-17-jre-headless openjdk-17-jdk-headless default-jre-headless default-jdk-headless;
+          setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
         setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_postgres; setup_spark "$older_spark";
         setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
-  *) stop "unknown level '$level' (python, demo, test or spark)." ;;
+  *) stop "unknown level '$level' (python, demo, tables, test or spark)." ;;
 esac

@@ -2,9 +2,10 @@
 
     make demo-archive
     python -m examples.archive.run [--rows 5000] [--folder FOLDER] [--namesrv host:port] [--master spark://host:7077]
-        [--format delta|iceberg]
+        [--format delta|iceberg] [--conf name=value]
 
-Without a NameServer it starts a server of its own, on free ports of this machine.
+Without a NameServer it starts a server of its own, on free ports of this machine. Tables need a Spark for which Delta
+Lake or Apache Iceberg have a release: `make demo-archive FORMAT=delta` takes one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.lakehouse.table import FORMATS, TablePlace, archive_for
 from rocketspark.spark.pipelines import compare
 from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines.connection import pairs
 from rocketspark.spark.pipelines.report import show
 from rocketspark.spark.pipelines.restore import pipeline as restore
 from rocketspark.spark.pipelines.session import SessionOptions, open_session
@@ -104,14 +106,22 @@ def _any_reader(spark: SparkSession, folder: Path | TablePlace) -> DataFrame:
     return spark.read.parquet(str(folder))
 
 
+def _count(text: str) -> int:
+    """A number of rows; argparse says what is wrong with another one."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: 1 or more are needed")
+    return int(text)
+
+
 def main() -> int:
     """Run it; returns the exit code: 0 if all is equal, 1 if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, help="only so many rows of each data set")
+    parser.add_argument("--rows", type=_count, help="only so many rows of each data set")
     parser.add_argument("--folder", type=Path, help="where the archive is made, and stays")
     parser.add_argument("--namesrv", default="", help="a NameServer that runs")
     parser.add_argument("--master", default="", help="Spark's master")
     parser.add_argument("--format", default="parquet", choices=FORMATS, help="what the archive is")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark")
     given = parser.parse_args()
     try:
         with ExitStack() as running:
@@ -120,7 +130,7 @@ def main() -> int:
             place = archive_for(given.format, folder / "archive")
             tables = (place,) if isinstance(place, TablePlace) else ()
             state = folder / "restores" if tables else None
-            session = SessionOptions(given.master, tables=tables)
+            session = SessionOptions(given.master, conf=pairs(given.conf, "--conf"), tables=tables)
             spark = running.enter_context(open_session("archive-demo", session))
             began_s = time.monotonic()
             found = [

@@ -157,7 +157,7 @@ PIP = "pip -m pip install --disable-pip-version-check -e .[demo,dev]"
 
 
 def pip_of_spark(version: str) -> str:
-    return f"pip -m pip install -q --disable-pip-version-check -e .[pipelines,tests] pyspark=={version}.*"
+    return f"pip -m pip install -q --disable-pip-version-check -e .[demo,pipelines,tests] pyspark=={version}.*"
 
 
 def test_demo_uses_the_java_that_is_there(machine: Machine) -> None:
@@ -324,6 +324,15 @@ def test_an_environment_for_each_spark(machine: Machine) -> None:
     machine.no_network.unlink()
     assert machine.setup("spark", "4.1").returncode == 0
     assert machine.installs[4:] == [pip_of_spark("4.1")] * 2
+
+
+def test_the_demo_of_tables_has_a_spark_of_its_own(machine: Machine) -> None:
+    home = machine.java("jdk")
+    done = machine.setup("tables")
+    assert done.returncode == 0, done.stderr
+    assert (machine.project / ".setup" / "java_home").read_text() == f"{home}\n"
+    assert machine.installs == [pip_of_spark("4.0")]
+    assert machine.setup("tables").stderr == ""
 
 
 def test_without_postgresql_one_who_is_not_root_is_told_the_command(machine: Machine) -> None:
