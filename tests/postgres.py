@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: data in a temporary folder, a unix socket and no port, never run as root."""
+"""A PostgreSQL server of the tests' own: data in a temporary folder, a port only if asked for, never run as root."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
+USER = "postgres"
 # Kills of the server are not tested here: what it would do for a power cut only takes time.
-OPTIONS = ["listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=60", "shared_buffers=16MB"]
+OPTIONS = ["fsync=off", "full_page_writes=off", "max_connections=60", "shared_buffers=16MB"]
 
 
 def programs() -> Path:
@@ -39,42 +40,76 @@ def programs() -> Path:
     pytest.skip("no PostgreSQL server: run make setup")
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    """A running server; gives the URL of a database of its superuser."""
-    folder = programs()
-    user: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        # PostgreSQL refuses to run as root; Debian's package brings a user for it.
-        names = {entry.pw_name: entry for entry in pwd.getpwall()}
-        other = names.get("postgres") or names["nobody"]
-        user = {"user": other.pw_uid, "group": other.pw_gid, "extra_groups": []}
-    name = "postgres"
-    # Not below pytest's own: other users cannot enter that, and the path of a socket is a short one.
-    home = Path(tempfile.mkdtemp(prefix="rspg-", dir="/tmp"))
-    try:
-        if user:
-            os.chown(home, user["user"], user["group"])
-        common: dict[str, Any] = {"cwd": home, "env": {"LC_ALL": "C", "PATH": os.environ["PATH"]}, **user}
+class Server:
+    """A server in a folder of its own, as another user where we are root. `port`: of TCP, 0 for none. `start` and
+    `stop` may follow each other.
+    """
+
+    def __init__(self, home: Path, port: int = 0) -> None:
+        self.home, self.port = home, port
+        self._programs = programs()
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            # PostgreSQL refuses to run as root; Debian's package brings a user for it.
+            names = {entry.pw_name: entry for entry in pwd.getpwall()}
+            other = names.get("postgres") or names["nobody"]
+            self._as = {"user": other.pw_uid, "group": other.pw_gid, "extra_groups": []}
+            os.chown(home, other.pw_uid, other.pw_gid)
+        self._as |= {"cwd": home, "env": {"LC_ALL": "C", "PATH": os.environ["PATH"]}}
         made = subprocess.run(
-            [folder / "initdb", "-D", home / "data", "-U", name, "-A", "trust", "-E", "UTF8", "--no-sync"],
+            [self._programs / "initdb", "-D", home / "data", "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync"],
             capture_output=True,
             text=True,
             timeout=START_TIMEOUT_S,
-            **common,
+            **self._as,
         )
         assert made.returncode == 0, made.stderr
-        command = [folder / "postgres", "-D", home / "data", "-k", home]
-        for option in OPTIONS:
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the superuser's database, over the socket."""
+        return f"postgresql://{USER}@/postgres?host={self.home}" + (f"&port={self.port}" if self.port else "")
+
+    def start(self) -> None:
+        """Start it; returns once it accepts connections."""
+        command = [self._programs / "postgres", "-D", self.home / "data", "-k", self.home]
+        listens = [f"listen_addresses={'127.0.0.1' if self.port else ''}"]
+        for option in OPTIONS + listens + ([f"port={self.port}"] if self.port else []):
             command += ["-c", option]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **common)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **self._as
+        )
+        _await_ready(self._process)
+
+    def stop(self) -> None:
+        """Stop it; connections end at once."""
+        if self._process is not None:
+            _stop(self._process)
+            self._process = None
+
+
+@contextmanager
+def running(port: int = 0) -> Iterator[Server]:
+    """A running server."""
+    # Not below pytest's own: other users cannot enter that, and the path of a socket is a short one.
+    home = Path(tempfile.mkdtemp(prefix="rspg-", dir="/tmp"))
+    try:
+        made = Server(home, port)
         try:
-            _await_ready(process)
-            yield f"postgresql://{name}@/postgres?host={home}"
+            made.start()
+            yield made
         finally:
-            _stop(process)
+            made.stop()
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A running server; gives the URL of a database of its superuser."""
+    with running() as made:
+        yield made.url
 
 
 def _await_ready(process: subprocess.Popen[str]) -> None:

@@ -33,7 +33,7 @@
         SchemaUnknown         it has none of this id, subject or version
         RegistryRefused       it refuses, or its answer is none of a registry's
         RegistryAway          it did not answer in its time
-      DatabaseFailed        the database of an outbox or of seen ids does not answer or refuses (`retriable`)
+      DatabaseFailed        the database of an outbox, seen ids or a catalog does not answer or refuses (`retriable`)
 
 Rule: every error says what to do next, and `retriable` says whether trying again can help.
 """
@@ -308,6 +308,6 @@ class RegistryAway(RegistryFailed):
 
 
 class DatabaseFailed(RocketSparkError):
-    """The database that an outbox or seen ids are kept in does not answer, refuses, or holds a lock for too long."""
+    """The database of an outbox, of seen ids or of a table catalog does not answer, refuses, or is locked too long."""
 
     retriable = True

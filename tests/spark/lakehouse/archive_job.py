@@ -1,7 +1,9 @@
 """Archives that are tables, for the tests, on the Spark whose Python runs it; each line of stdin is a step as JSON.
 
 The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures (of the rows), sql. Each
-tells its result as {"told": …}, with `error` for a line that a user would see.
+tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …} and
+what it {"says": …} meanwhile; one with `stop_at` goes on until it has so many rows; one with `pause` tells that it is
+{"paused": …} before it first calls that method of an Iceberg table, and waits for a line of stdin.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tests.spark.scrapes import scrape_until
 
 from rocketspark.errors import ConnectionLost, RocketSparkError
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for
+from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, set_catalog
+from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for, table_place
 from rocketspark.spark.metrics.of_pipelines import serve
 from rocketspark.spark.pipelines import compare
 from rocketspark.spark.pipelines.archive import pipeline as archive
@@ -44,13 +47,43 @@ class FaultyTable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.table, name)
 
-    def append(self, rows: DataFrame, state: ArchiveState) -> int:
+    def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
         if self.beaten:
-            self.table.append(rows, msgspec.structs.replace(state, commit="another's"))
-        count = self.table.append(rows, state)
+            self.table.append(rows, msgspec.structs.replace(state, commit="another's"), after)
+        count = self.table.append(rows, state, after)
         if count:
             self.fault()
         return count
+
+
+class ToldProgress(Progress):
+    """Progress that is told, and asks to stop at so many rows."""
+
+    def __init__(self, stop_at: int | None) -> None:
+        super().__init__("archive")
+        self._stop_at = stop_at
+
+    def say(self, text: str) -> None:
+        tell(says=text)
+
+    def update(self, rows: int, *, lag: int | None = None, note: str = "", now: bool = False) -> None:
+        self.rows, self.waiting = rows, lag
+        tell(rows=rows)
+        if self._stop_at is not None and rows >= self._stop_at:
+            self.stop.ask()
+
+
+def paused(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that waits for a line before its first call."""
+    before: list[str] = []
+
+    def wait(*args: Any) -> Any:
+        if not before:
+            tell(paused=call.__name__)
+            before.append(sys.stdin.readline())
+        return call(*args)
+
+    return wait
 
 
 def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
@@ -66,14 +99,20 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
     if fault:
         table_archive.open_table = lambda *args: FaultyTable(opened(*args), fail, beaten=fault == "beaten")  # type: ignore[assignment,return-value]
     later = DAYS_MS if step.get("later") else 0
-    progress = Progress("archive")
+    progress = ToldProgress(step.get("stop_at"))
     listening = serve(spark, step["namesrv"], Access(), progress, 0) if step.get("metrics") else None
+    pause = step.get("pause", "append")
+    method = getattr(IcebergTable, pause)
+    if "pause" in step:
+        setattr(IcebergTable, pause, paused(method))
     try:
         done = archive.run(
             spark,
             step["namesrv"],
             step["topics"],
-            archive_for(step["format"], step["place"], step.get("catalog", "")),
+            archive_for(step["format"], step["place"], step.get("catalog", ""), step.get("table", "")),
+            once="stop_at" not in step,
+            interval_s=0.1,
             batch_rows=step.get("batch_rows", 1_000_000),
             progress=progress,
             now_ms=lambda: time.time_ns() // 1_000_000 + later,
@@ -89,10 +128,11 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
         if listening is not None:
             listening.stop()
         table_archive.open_table = opened
+        setattr(IcebergTable, pause, method)
 
 
 def run_restore(spark: SparkSession, step: dict[str, Any]) -> Any:
-    place = archive_at(step["place"], step.get("catalog", ""))
+    place = archive_at(step["place"], step.get("catalog", ""), step.get("table", ""))
     names = {name: step[name] for name in ("since_ms", "until_ms", "tags", "dry_run", "again") if name in step}
     return restore.restore(
         *(spark, place, step["namesrv"], step["topic"], step["to"]),
@@ -101,14 +141,14 @@ def run_restore(spark: SparkSession, step: dict[str, Any]) -> Any:
 
 
 def run_compare(spark: SparkSession, step: dict[str, Any]) -> Any:
-    place = archive_at(step["place"], step.get("catalog", ""))
+    place = archive_at(step["place"], step.get("catalog", ""), step.get("table", ""))
     one = compare.Side(step["namesrv"], step["topic"])
     return compare.run(spark, one, compare.Side(step["namesrv"], step.get("of", step["topic"]), place))
 
 
 def figures(spark: SparkSession, step: dict[str, Any]) -> Any:
     """Rows, places and hours of the table, its files, and a checksum of all columns of a Parquet archive's read too."""
-    rows = archive.read(spark, archive_at(step["place"], step.get("catalog", "")))
+    rows = archive.read(spark, archive_at(step["place"], step.get("catalog", ""), step.get("table", "")))
     hour = F.date_format("storeTime", "yyyy-MM-dd'T'HH")
     columns = [F.map_entries(name) if name == "properties" else F.col(name) for name in rows.columns]
     found = rows.agg(
@@ -121,6 +161,8 @@ def figures(spark: SparkSession, step: dict[str, Any]) -> Any:
 
 
 def run_sql(spark: SparkSession, step: dict[str, Any]) -> Any:
+    if "catalog" in step:
+        set_catalog(spark, table_place("iceberg", step["place"], step["catalog"]))
     return [row.asDict() for row in spark.sql(step["sql"]).limit(100).collect()]
 
 
@@ -136,7 +178,7 @@ def main() -> None:
     options = SessionOptions("local[2,4]", conf=spec["conf"], places=tuple(spec.get("places", ())))
     with open_session("archive", options) as spark:
         tell(ready=os.getpid())
-        for line in sys.stdin:
+        while line := sys.stdin.readline():
             step = json.loads(line)
             began = time.monotonic()
             try:

@@ -18,8 +18,9 @@ from tests.spark.kills import end_tree
 from tests.spark.lakehouse.s3 import REGION, Store
 
 ROOT = Path(__file__).parents[3]
-PYTHON = ROOT / ".setup" / "spark-4.0" / "bin" / "python"
-JARS = ROOT / ".setup" / "java" / "s3a"
+# By hand another Spark may be taken, with the jars that fit it.
+PYTHON = Path(os.environ.get("TABLES_PYTHON") or ROOT / ".setup" / "spark-4.0" / "bin" / "python")
+JARS = Path(os.environ.get("TABLES_JARS") or ROOT / ".setup" / "java" / "s3a")
 LIMIT_S = 600
 
 

@@ -66,10 +66,10 @@ class DeltaTable(ArchiveTable):
         """Return its rows, COLUMNS."""
         return self.read_all()
 
-    def append(self, rows: DataFrame, state: ArchiveState) -> int:
-        """Add rows in one commit, which says `state`; makes the table if it is not there. Returns how many they were.
+    def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
+        """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
 
-        Raises ConfigError, and adds nothing, if another commit has that number.
+        Returns how many they were. Raises ConfigError, and adds nothing, if another commit has that number.
         """
         options = {
             # Delta leaves out a write whose number this writer committed before, and fails one at the same time.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, DatabaseFailed
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.table import (
     COLUMNS,
@@ -29,19 +30,28 @@ from rocketspark.spark.lakehouse.table import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField
 
 # Other engines find the tables in the database by it.
 CATALOG = "rocketspark"
+# With it a write is staged under its number.
+_GUARD = "write.wap.enabled"
 _PROPERTIES = {
     "format-version": "2",
-    "write.wap.enabled": "true",
+    _GUARD: "true",
     # A task's rows are of one queue: of few hours, and in order.
     "write.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
 }
 _CATALOG_FAILS = re.compile(r"SQLException|SQLITE_|JdbcCatalog|Cannot initialize|Cannot find catalog plugin")
+# SQL states of a database that is away, starts or has no connection left: it may be back in a while.
+_AWAY_STATES = re.compile(r"08...|57P0[1-3]|53300")
+_AWAY = re.compile(r"PSQLException: (Connection to |The connection attempt failed|An I/O error|This connection has been"
+                   r"|FATAL: (terminating connection|the database system is|sorry, too many clients))")  # fmt: skip
 # Files of one hour are merged from two on.
 _MERGE_MIN = 2
+# Causes of an error that are looked at.
+_CAUSES_MAX = 20
 
 
 class IcebergTable(ArchiveTable):
@@ -50,6 +60,7 @@ class IcebergTable(ArchiveTable):
     def __init__(self, spark: SparkSession, place: TablePlace) -> None:
         super().__init__(spark, place)
         self.catalog = set_catalog(spark, place)
+        self._guarded = True
 
     @property
     def _name(self) -> str:
@@ -58,14 +69,16 @@ class IcebergTable(ArchiveTable):
 
     def exists(self) -> bool:
         """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
-        try:
-            fields = self.spark.table(self._name).schema.fields
-        except (PySparkException, Py4JError) as e:
-            if "TABLE_OR_VIEW_NOT_FOUND" in str(e):
-                return False
-            if catalog_fails(str(e)):
-                raise ConfigError(self._why(e)) from None
-            raise
+        with self._asking():
+            try:
+                fields = self.spark.table(self._name).schema.fields
+            except PySparkException as e:
+                if "TABLE_OR_VIEW_NOT_FOUND" in str(e):
+                    return False
+                raise
+            return self._check(fields)
+
+    def _check(self, fields: list[StructField]) -> bool:
         described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self._name}").collect()
         check_location([(row.col_name, row.data_type) for row in described], self.place)
         names = [row.col_name for row in described]
@@ -73,14 +86,30 @@ class IcebergTable(ArchiveTable):
         parts = names[names.index("# Partition Information") + 2 :] if "# Partition Information" in names else []
         parts = parts[: parts.index("")] if "" in parts else parts
         check_columns({f.name: f.dataType.simpleString() for f in fields}, tuple(parts), self.place)
+        properties = next((row.data_type for row in described if row.col_name == "Table Properties"), "")
+        self._guarded = f"{_GUARD}=true" in properties.strip("[]").split(",")
         return True
 
-    def _why(self, error: Exception) -> str:
-        """What a catalog that cannot be opened says, in a line."""
+    @contextmanager
+    def _asking(self, *, commits: bool = False) -> Iterator[None]:
+        """While the block runs, raise DatabaseFailed if the catalog is away, ConfigError if it cannot be used; but in
+        one that `commits` only the former: what else fails there may be the rows.
+        """
+        try:
+            yield
+        except (PySparkException, Py4JError) as e:
+            if catalog_is_away(e):
+                raise DatabaseFailed(self._why(e, "does not answer: see that the database runs")) from None
+            if not commits and catalog_fails(str(e)):
+                raise ConfigError(self._why(e, "cannot be used")) from None
+            raise
+
+    def _why(self, error: Exception, what: str) -> str:
+        """What a catalog says that does not do what it should, in a line."""
         text = str(error)
         said = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Caused by: ")]
         lines = said or [line for line in text.splitlines() if line.strip()]
-        return object_store.hidden(f"the catalog {self.place.catalog} cannot be used: {lines[-1] if lines else text}")
+        return object_store.hidden(f"the catalog {self.place.catalog} {what} ({lines[-1] if lines else text})")
 
     def read(self) -> DataFrame:
         """Return its rows, COLUMNS."""
@@ -89,25 +118,29 @@ class IcebergTable(ArchiveTable):
     def _make(self) -> None:
         namespace = self.place.name.rpartition(".")[0]
         properties = ", ".join(f"'{name}'='{value}'" for name, value in _PROPERTIES.items())
-        try:
+        with self._asking():
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.catalog}.{namespace}")
             self.spark.sql(
                 f"CREATE TABLE IF NOT EXISTS {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (topic, hour)"
                 f" TBLPROPERTIES ({properties})"
             )
-        except (PySparkException, Py4JError) as e:
-            if catalog_fails(str(e)):
-                raise ConfigError(self._why(e)) from None
-            raise
 
-    def append(self, rows: DataFrame, state: ArchiveState) -> int:
-        """Add rows in one commit, which says `state`; makes the table if it is not there. Returns how many they were.
+    def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
+        """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
 
-        Raises ConfigError, and adds nothing, if another commit has that number.
+        Returns how many they were. Raises ConfigError, and adds nothing, if another commit has that number.
         """
         if not self.exists():
             self.check_new(state)
             self._make()
+        with self._asking(commits=True):
+            if not self._guarded:
+                # Others switched it off: rows would count at once, whoever added the same before.
+                self.spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{_GUARD}'='true')")
+                self._guarded = True
+            return self._append(rows, state, after)
+
+    def _append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None) -> int:
         number = f"{WRITER}-{state.sequence}"
         self.spark.conf.set("spark.wap.id", number)
         try:
@@ -117,15 +150,40 @@ class IcebergTable(ArchiveTable):
         staged = [row for row in self._snapshots() if self._said(row) == state]
         if not staged:
             raise self.taken()
+        self._check_follows(state, after)
+        self._publish(staged[0].snapshot_id)
+        return int(staged[0].summary.get("added-records", 0))
+
+    def _check_follows(self, state: ArchiveState, after: ArchiveState | None) -> None:
+        """Raise ConfigError if the table, now that a commit is staged, has other rows than those it is to follow.
+
+        Iceberg refuses to publish a number twice only while it knows of the first time: until that expires. What others
+        publish from here on can expire only with what is staged, which is older.
+        """
+        newest = self._newest_said()
+        if newest is not None:
+            if newest.sequence >= state.sequence:
+                raise self.taken()
+            if newest.sequence < state.sequence - 1:
+                raise ConfigError(
+                    f"rows of the table {self.place} were taken back while it was written: archive again, which goes on"
+                    " after the last row"
+                )
+        elif after is not None and _beyond(self.offsets_of_rows(), after.offsets):
+            raise self.taken()
+
+    def _publish(self, snapshot_id: int) -> None:
         try:
-            self.spark.sql(
-                f"CALL {self.catalog}.system.cherrypick_snapshot('{self._name}', {staged[0].snapshot_id})"
-            ).collect()
+            self.spark.sql(f"CALL {self.catalog}.system.cherrypick_snapshot('{self._name}', {snapshot_id})").collect()
         except Exception as e:
             if "DuplicateWAPCommitException" in str(e):
                 raise self.taken() from None
+            if "CherrypickAncestorCommitException" in str(e):
+                raise ConfigError(
+                    f"{_GUARD} of the table {self.place} was switched off while it was written: set it to true and"
+                    " archive again"
+                ) from None
             raise
-        return int(staged[0].summary.get("added-records", 0))
 
     def _snapshots(self) -> list[Any]:
         columns = "snapshot_id, committed_at, summary"
@@ -135,6 +193,16 @@ class IcebergTable(ArchiveTable):
         return decode_state(row.summary.get(PROPERTY), self.place)
 
     def _committed(self) -> ArchiveState | None:
+        with self._asking():
+            return self._newest_said()
+
+    def _state_of_rows(self) -> ArchiveState | None:
+        with self._asking():
+            found = super()._state_of_rows()
+        # Where nothing counts yet, all who begin take the same number: so one of them wins.
+        return found if found is not None and found.offsets else None
+
+    def _newest_said(self) -> ArchiveState | None:
         snapshots = {row.snapshot_id: row for row in self._snapshots()}
         history = self.spark.sql(f"SELECT snapshot_id, made_current_at FROM {self._name}.history"
                                  " WHERE is_current_ancestor ORDER BY made_current_at DESC").collect()  # fmt: skip
@@ -153,6 +221,10 @@ class IcebergTable(ArchiveTable):
 
     def compact(self, last_hour: str, file_bytes: int) -> int:
         """Merge the files of hours up to `last_hour` with rewrite_data_files; returns how many hours were merged."""
+        with self._asking(commits=True):
+            return self._compact(last_hour, file_bytes)
+
+    def _compact(self, last_hour: str, file_bytes: int) -> int:
         due = self._hours_of_several(last_hour)
         if not due:
             return 0
@@ -173,12 +245,44 @@ class IcebergTable(ArchiveTable):
 
     def file_count(self) -> int:
         """Return how many files its rows are in."""
-        return int(self.spark.sql(f"SELECT count(*) FROM {self._name}.files").collect()[0][0]) if self.exists() else 0
+        with self._asking():
+            found = self.spark.sql(f"SELECT count(*) FROM {self._name}.files").collect() if self.exists() else [[0]]
+        return int(found[0][0])
+
+    def row_count(self) -> int:
+        """Return how many rows it has."""
+        with self._asking():
+            return super().row_count()
+
+
+def _beyond(offsets: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Tell whether a queue goes on beyond what is known of it; offsets as a stream's JSON has them."""
+    return any(
+        offset > known.get(topic, {}).get(broker, {}).get(queue, 0)
+        for topic, brokers in offsets.items()
+        for broker, queues in brokers.items()
+        for queue, offset in queues.items()
+    )
 
 
 def catalog_fails(text: str) -> bool:
     """Tell whether an error says that a catalog cannot be used; one that another holds just now can, later."""
     return "SQLITE_BUSY" not in text and _CATALOG_FAILS.search(text) is not None
+
+
+def catalog_is_away(error: Exception) -> bool:
+    """Tell whether an error says that a catalog's database is away for a while, by its SQL state where there is one."""
+    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    with suppress(Py4JError):
+        for _ in range(_CAUSES_MAX):
+            if cause is None:
+                break
+            if cause.getClass().getName().endswith("SQLException"):
+                with suppress(Py4JError):  # Iceberg's has none.
+                    if _AWAY_STATES.fullmatch(cause.getSQLState() or ""):
+                        return True
+            cause = cause.getCause()
+    return "SQLITE_BUSY" in str(error) or _AWAY.search(str(error)) is not None
 
 
 def set_catalog(spark: SparkSession, place: TablePlace) -> str:

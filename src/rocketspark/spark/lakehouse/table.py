@@ -191,14 +191,12 @@ def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
         return None
 
 
-def state_of_rows(reached: Mapping[tuple[str, str, int], int]) -> ArchiveState:
-    """Return the state of an archive whose commits are forgotten (they are kept for a time only): by the next offset
-    of each topic's queue that it has rows of. Its number is above all that were.
-    """
+def offsets_of(reached: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+    """Return offsets by topic, broker and queue as a stream's JSON has them."""
     offsets: dict[str, Any] = {}
     for (topic, broker, queue_id), offset in sorted(reached.items()):
         offsets.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = offset
-    return ArchiveState(time.time_ns() // 1_000_000, offsets)
+    return offsets
 
 
 def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: TablePlace) -> None:
@@ -229,10 +227,10 @@ class ArchiveTable(ABC):
         """Return its rows, COLUMNS."""
 
     @abstractmethod
-    def append(self, rows: DataFrame, state: ArchiveState) -> int:
-        """Add rows in one commit, which says `state`; makes the table if it is not there. Returns how many they were.
+    def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
+        """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
 
-        Raises ConfigError, and adds nothing, if another commit has that number.
+        Returns how many they were. Raises ConfigError, and adds nothing, if another commit has that number.
         """
 
     @abstractmethod
@@ -243,6 +241,10 @@ class ArchiveTable(ABC):
     def file_count(self) -> int:
         """Return how many files its rows are in."""
 
+    def row_count(self) -> int:
+        """Return how many rows it has."""
+        return self.read().count()
+
     @abstractmethod
     def _committed(self) -> ArchiveState | None:
         """Return what the newest commit that is an archive's says."""
@@ -251,12 +253,20 @@ class ArchiveTable(ABC):
         """Return the archive's state; None if it is not there yet. Raises ConfigError."""
         if not self.exists():
             return None
-        if (found := self._committed()) is not None:
-            return found
+        return self._committed() or self._state_of_rows()
+
+    def _state_of_rows(self) -> ArchiveState | None:
+        """Return the state of a table whose commits are forgotten: they are kept for a time only. Its number is above
+        all that were.
+        """
+        return ArchiveState(time.time_ns() // 1_000_000, self.offsets_of_rows())
+
+    def offsets_of_rows(self) -> dict[str, Any]:
+        """Return the next offset of each topic's queue that it has rows of, as a stream's JSON."""
         from pyspark.sql import functions as F
 
         ends = self.read().groupBy("topic", "broker", "queueId").agg((F.max("queueOffset") + 1).alias("next"))
-        return state_of_rows({(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
+        return offsets_of({(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
 
     def check_new(self, state: ArchiveState) -> None:
         """Raise ConfigError if a commit goes on with a table that is not there any more: rows of it are gone."""

@@ -24,7 +24,7 @@ from rocketspark.spark.lakehouse.table import (
     archive_for,
     check_columns,
     decode_state,
-    state_of_rows,
+    offsets_of,
     table_place,
 )
 from rocketspark.spark.pipelines.archive.pipeline import may_pass
@@ -120,9 +120,8 @@ def test_a_commit_says_what_was_given_and_no_other_one_does() -> None:
 
 
 def test_forgotten_commits_are_made_good_by_the_rows() -> None:
-    found = state_of_rows({("t", "b", 1): 7, ("t", "b", 0): 3, ("u", "c", 0): 1})
-    assert found.offsets == {"t": {"b": {"0": 3, "1": 7}}, "u": {"c": {"0": 1}}}
-    assert found.sequence > 10**12
+    found = offsets_of({("t", "b", 1): 7, ("t", "b", 0): 3, ("u", "c", 0): 1})
+    assert found == {"t": {"b": {"0": 3, "1": 7}}, "u": {"c": {"0": 1}}}
 
 
 def test_a_table_of_others_is_refused() -> None:
@@ -147,7 +146,7 @@ class RecordedTable:
     def state(self) -> ArchiveState | None:
         return self.commits[-1] if self.commits else None
 
-    def append(self, rows: Any, state: ArchiveState) -> int:
+    def append(self, rows: Any, state: ArchiveState, after: ArchiveState | None = None) -> int:
         if self.fail == "before":
             raise NoReply("no reply")
         assert all(state.sequence > one.sequence for one in self.commits)
@@ -316,7 +315,7 @@ def test_a_table_that_goes_after_a_failed_append_is_not_begun_anew() -> None:
         def state(self) -> ArchiveState | None:
             return self.found.pop(0)
 
-        def append(self, rows: Any, state: ArchiveState) -> int:
+        def append(self, rows: Any, state: ArchiveState, after: ArchiveState | None = None) -> int:
             raise OSError("no answer")
 
         exists = read = compact = file_count = _committed = None  # type: ignore[assignment]

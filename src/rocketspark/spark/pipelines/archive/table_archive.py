@@ -64,10 +64,11 @@ def run(
                 compacted += work.patiently(lambda: merges.due(now_ms(), work.batches))
             if once or progress.stop.wait(interval_s):
                 break
+        total, files = work.patiently(lambda: (table.row_count(), table.file_count()))
     finally:
         reader.stop()
     return ArchiveResult(
-        *(str(place), work.rows, work.batches, compacted, table.read().count(), table.file_count()),
+        *(str(place), work.rows, work.batches, compacted, total, files),
         *(round(progress.seconds, 3), progress.stop.asked),
     )
 
@@ -99,10 +100,11 @@ class TableTarget:
         return self._add(rows_of(self._spark, reader, partitions), offsets)
 
     def _add(self, rows: DataFrame, offsets: dict[str, Any]) -> int:
-        state = (self._state or ArchiveState(0, {})).next(offsets)
+        before = self._state
+        state = (before or ArchiveState(0, {})).next(offsets)
         # Should this fail, the commit may have been made all the same.
         self._state = None
-        count = self._table.append(rows, state)
+        count = self._table.append(rows, state, before)
         self._state = self._seen = state
         return count
 
