@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_an_hour_is_a_time() -> None:
         (["outbox", "-d", "sqlite:///x", "--table", "t"], "a topic is needed"),
         (["outbox", "-d", "sqlite:///x", "--table", "t", "-t", "x", "--name", "public.orders"], "--name is 'public"),
         (["sql", "x.yaml", "--var", "day"], "--var is 'day'"),
+        (["audit", "a", "--against", ""], "a topic is needed"),
+        (["audit", "a", "--against-archive", ""], "a folder or s3a://… is needed"),
         (["replay", "a", "--to", "b", "--since", "20261121"], "write 2026-11-21 for the date"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -68,3 +71,31 @@ def test_an_hour_is_a_time() -> None:
 def test_wrong_usage_ends_with_2(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["pipeline", *arguments]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["restore", "{}/none"], "{}/none is no archive: {}/none/_archive/manifest.json is not there"),
+        (["restore", ""], "the archive's place is '': a folder or s3a://… is needed"),
+        (["audit", "a", "--against-archive", "{}/none"], "{}/none is no archive"),
+        (["archive", "a", "--to", ""], "the archive's place is ''"),
+        (["archive", "a", "--to", "--once"], "the archive's place is '--once'"),
+    ],
+)
+def test_a_place_that_is_none_is_told_before_spark_starts(
+    arguments: list[str],
+    error: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rocketspark.spark.pipelines import session
+
+    monkeypatch.setattr(session, "open_session", lambda *_: pytest.fail("Spark is started"))
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["pipeline", *(one.replace("{}", str(tmp_path)) for one in arguments)]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert error.replace("{}", str(tmp_path)) in told
+    assert list(tmp_path.iterdir()) == []

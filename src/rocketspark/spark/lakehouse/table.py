@@ -96,7 +96,7 @@ def archive_at(place: str | Path | TablePlace, catalog: str = "", name: str = ""
     """
     if isinstance(place, TablePlace):
         return place
-    place = _local(place)
+    place = _local(_named(place))
     if catalog or name:
         return table_place("iceberg", place, catalog, name)
     if object_store.scheme_of(place):
@@ -104,6 +104,15 @@ def archive_at(place: str | Path | TablePlace, catalog: str = "", name: str = ""
     folder = Path(place)
     found = format_in(folder)
     return folder if found in ("", "parquet") else table_place(found, folder)
+
+
+def _named(place: str | Path) -> str | Path:
+    """Return a place. Raises ConfigError for what names none: the working folder is not meant by nothing."""
+    text = str(place)
+    if not text.strip() or text.startswith("-"):
+        hint = f", or ./{text} for a folder of that name" if text.strip() else ""
+        raise ConfigError(f"the archive's place is {text!r}: a folder or s3a://… is needed{hint}")
+    return place
 
 
 def _local(place: str | Path) -> str | Path:
@@ -117,7 +126,7 @@ def archive_for(table_format: str, place: str | Path, catalog: str = "", name: s
     """Return where an archive is that is to be written. Raises ConfigError if one of another format is there."""
     if table_format not in FORMATS:
         raise ConfigError(f"--format is {table_format!r}: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} is needed")
-    place = _local(place)
+    place = _local(_named(place))
     if table_format == "parquet":
         if catalog or name:
             raise ConfigError("--catalog and --table are Iceberg's: give --format iceberg with them")
@@ -134,12 +143,15 @@ def archive_for(table_format: str, place: str | Path, catalog: str = "", name: s
 
 
 def format_in(folder: Path) -> str:
-    """Return the format of the archive in a folder, "" if there is none."""
-    if (folder / "_archive").is_dir():
+    """Return the format of the archive in a folder, "" if there is none: a first run that failed leaves none."""
+    if (folder / "_archive" / "manifest.json").is_file():
         return "parquet"
     if (folder / "_delta_log").is_dir():
         return "delta"
-    return "iceberg" if (folder / CATALOG_FILE).is_file() else ""
+    if (folder / CATALOG_FILE).is_file():
+        return "iceberg"
+    # The manifest was lost.
+    return "parquet" if next((folder / "_files").glob("topic=*/hour=*/*"), None) is not None else ""
 
 
 # ------------------------------------------------------------------ what a commit says

@@ -27,6 +27,7 @@ from rocketspark.spark.lakehouse.table import (
     offsets_of,
     table_place,
 )
+from rocketspark.spark.pipelines.archive.manifest import open_archive
 from rocketspark.spark.pipelines.archive.pipeline import may_pass
 from rocketspark.spark.pipelines.archive.table_archive import Merges, TableTarget, with_hour
 from rocketspark.spark.pipelines.restore.table_source import SHARE, hour_bounds, parts_by_share
@@ -42,7 +43,32 @@ def marked(folder: Path, table_format: str) -> Path:
         (folder / "catalog.db").touch()
     else:
         (folder / {"parquet": "_archive", "delta": "_delta_log"}[table_format]).mkdir(parents=True)
+    if table_format == "parquet":
+        (folder / "_archive/manifest.json").touch()
     return folder
+
+
+@pytest.mark.parametrize("place", ["", " ", "--once"])
+def test_what_names_no_place_is_refused(place: str) -> None:
+    for find in (archive_at, lambda place: archive_for("delta", place), lambda place: archive_for("parquet", place)):
+        with pytest.raises(ConfigError, match="a folder or s3a://… is needed"):
+            find(place)
+
+
+def test_a_first_run_that_failed_forbids_no_other_format(tmp_path: Path) -> None:
+    with open_archive(tmp_path):
+        pass
+    assert archive_for("delta", tmp_path) == TablePlace("delta", str(tmp_path))
+    with open_archive(tmp_path) as archive:
+        archive.commit([], offsets={})
+    with pytest.raises(ConfigError, match="holds an archive of format parquet"):
+        archive_for("delta", tmp_path)
+    lost = tmp_path / "_files/topic=t/hour=2026-11-21T06/part.parquet"
+    lost.parent.mkdir(parents=True)
+    lost.touch()
+    (tmp_path / "_archive/manifest.json").unlink()
+    with pytest.raises(ConfigError, match="holds an archive of format parquet"):
+        archive_for("delta", tmp_path)
 
 
 def test_what_lies_at_a_place_tells_its_format(tmp_path: Path) -> None:

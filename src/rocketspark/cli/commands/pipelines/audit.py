@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive
 from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 _COMPARE = "Comparing two places"
@@ -16,16 +16,16 @@ class CompareOptions(NamedTuple):
     """The other place, if two are compared, and how."""
 
     against: Annotated[
-        str, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
-    ] = ""
+        str | None, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
+    ] = None
     against_archive: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Compare with what this archive holds of the topic, or of --against.",
             show_default=False,
             rich_help_panel=_COMPARE,
         ),
-    ] = ""
+    ] = None
     catalog: Catalog = ""
     table: TableName = ""
     against_namesrv: Annotated[
@@ -48,6 +48,10 @@ class CompareOptions(NamedTuple):
 
     def check(self, topics: list[str], *, only_audit: bool) -> None:
         """Raise BadParameter for options that do not go together. `only_audit`: some are given that audits have."""
+        if self.against == "":
+            raise typer.BadParameter("'': a topic is needed", param_hint="--against")
+        if self.against_archive == "":
+            raise typer.BadParameter("'': a folder or s3a://… is needed", param_hint="--against-archive")
         if self.wanted and len(topics) > 1:
             raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")
         if self.wanted and only_audit:
@@ -110,6 +114,7 @@ def audit(
     from rocketspark.spark.lakehouse.table import archive_at
 
     archive = archive_at(other.against_archive, other.catalog, other.table) if other.against_archive else None
+    check_archive(archive)
     with shared.start("audit", only_reads=True, archives=(archive,) if archive else ()) as (spark, progress):
         if other.wanted:
             there = where._replace(namesrv=other.against_namesrv) if other.against_namesrv else where

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive
 from rocketspark.cli.commands.pipelines.times import check_times, moment
 from rocketspark.cli.options import LeftOut
 
@@ -72,6 +72,7 @@ def restore(
     from rocketspark.spark.lakehouse.table import archive_at
 
     source = archive_at(archive, catalog, table)
+    check_archive(source)
     with shared.start("restore", archives=(source,)) as (spark, progress):
         from rocketspark.spark.pipelines.restore import pipeline
 

@@ -182,6 +182,14 @@ class SharedOptions(NamedTuple):
             raise typer.Exit(code)
 
 
+def check_archive(archive: Path | TablePlace | None) -> None:
+    """Raise ConfigError, before Spark starts, for a folder that is no archive."""
+    if isinstance(archive, Path):
+        from rocketspark.spark.pipelines.archive.manifest import read_manifest
+
+        read_manifest(archive)
+
+
 @contextmanager
 def _ended_at_once() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt while the block runs; the work it cut short is not logged."""

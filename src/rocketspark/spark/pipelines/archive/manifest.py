@@ -22,6 +22,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +149,27 @@ def read_manifest(folder: Path) -> ArchiveManifest:
     return found
 
 
+def files_in(folder: Path) -> Path | None:
+    """Return a file of rows that lies in a folder, as one of an archive would; None if there is none."""
+    places = (root.glob("topic=*/hour=*/*") for root in (folder / FILES, folder))
+    return next(chain.from_iterable(places), None)
+
+
 class Archive:
     """An archive that this process writes; `open_archive` gives it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = ArchiveManifest()
-        if (folder / STATE / "manifest.json").exists():
+        path = folder / STATE / "manifest.json"
+        if path.exists():
             self.manifest = read_manifest(folder)
+        elif (found := files_in(folder)) is not None:
+            # A new archive has its manifest before its first file.
+            raise ConfigError(
+                f"{found} is there, and no {path} that tells of it: bring that back from a copy of the archive, or"
+                " archive into another folder"
+            )
 
     @contextmanager
     def staging(self) -> Iterator[Path]:

@@ -186,6 +186,27 @@ def test_an_archive_may_be_moved_or_copied_without_its_hidden_files(tmp_path: Pa
         pass
 
 
+@pytest.mark.parametrize("copied", ["the folders of topics alone", "all but the manifest"])
+def test_files_that_no_manifest_tells_of_are_left_alone(tmp_path: Path, copied: str) -> None:
+    """An archive whose manifest was lost, or a copy of its folders: nothing of it is taken for leftovers."""
+    with open_archive(tmp_path / "a") as archive:
+        archive.commit(written(archive, "one", "two"), offsets={})
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    (tmp_path / "copy" / STATE / "manifest.json").unlink()
+    if copied == "the folders of topics alone":
+        shutil.rmtree(tmp_path / "copy" / STATE)
+        shutil.rmtree(tmp_path / "copy" / FILES)
+    before = sorted(path for path in (tmp_path / "copy").rglob("*.parquet"))
+    assert before
+    with (
+        pytest.raises(ConfigError, match="is there, and no "),
+        open_archive(tmp_path / "copy"),
+    ):
+        pass
+    assert sorted(path for path in (tmp_path / "copy").rglob("*.parquet")) == before
+    assert shown(tmp_path / "copy") == ["one", "two"]
+
+
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with (
         open_archive(tmp_path),
