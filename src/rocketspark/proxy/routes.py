@@ -70,10 +70,9 @@ class QueryRoutes:
             if broker is None or broker.master is None or not data.perm & PERM_READ or not data.read_queue_count:
                 continue
             place = messages.Broker(name=data.broker_name, id=MASTER_ID, endpoints=endpoints)
+            permission = Permission.READ_WRITE if data.perm & PERM_WRITE else Permission.READ
             for number in range(data.read_queue_count) if in_order else (ANY_QUEUE,):
-                queue = messages.MessageQueue(
-                    topic=request.topic, id=number, permission=int(Permission.READ), broker=place
-                )
+                queue = messages.MessageQueue(topic=request.topic, id=number, permission=int(permission), broker=place)
                 found.append(messages.Assignment(message_queue=queue))
         if not found:
             raise Refused(Code.FORBIDDEN, "no readable queue")
