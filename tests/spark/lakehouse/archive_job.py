@@ -1,7 +1,7 @@
 """Archives that are tables, for the tests, on the Spark whose Python runs it; each line of stdin is a step as JSON.
 
-The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures (of the rows), sql. Each
-tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …} and
+The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures (of the rows), sql, call.
+Each tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …} and
 what it {"says": …} meanwhile; one with `stop_at` goes on until it has so many rows; one with `pause` tells that it is
 {"paused": …} before it first calls that method of an Iceberg table, and waits for a line of stdin.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.cli_calls import call
 from tests.spark.scrapes import scrape_until
 
 from rocketspark.errors import ConnectionLost, RocketSparkError
@@ -166,7 +167,20 @@ def run_sql(spark: SparkSession, step: dict[str, Any]) -> Any:
     return [row.asDict() for row in spark.sql(step["sql"]).limit(100).collect()]
 
 
-STEPS = {"archive": run_archive, "restore": run_restore, "compare": run_compare, "figures": figures, "sql": run_sql}
+def run_call(spark: SparkSession, step: dict[str, Any]) -> Any:
+    """Run a command whole, in this session."""
+    called = call(*step["arguments"])
+    return {"exit_code": called.exit_code, "stdout": called.stdout, "told": called.told}
+
+
+STEPS = {
+    "archive": run_archive,
+    "restore": run_restore,
+    "compare": run_compare,
+    "figures": figures,
+    "sql": run_sql,
+    "call": run_call,
+}
 
 
 def tell(**values: Any) -> None:

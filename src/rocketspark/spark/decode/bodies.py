@@ -150,7 +150,7 @@ class BodyDecoder:
                 try:
                     value = one(body)
                 except ValueError as e:
-                    reasons[i] = str(e)
+                    reasons[i] = f"{e}{self._hint(body)}"
                 except _ODD as e:
                     reasons[i] = f"the body cannot be decoded: {type(e).__name__} {' '.join(str(e).split())}"[:300]
                 except (RegistryAway, RegistryRefused) as e:
@@ -159,6 +159,11 @@ class BodyDecoder:
                     reasons[i] = str(e)
             values.append(value)
         return to_arrow(values, self.arrow_type, reasons), reasons
+
+    def _hint(self, body: bytes) -> str:
+        # The magic byte, and an id that no registry has counted up to 16 million.
+        is_framed = self._options.wire != CONFLUENT and body[:2] == b"\0\0" and len(body) > wire_format.PREFIX_BYTES
+        return "; it begins as in the wire format of a schema registry: is schemaRegistry missing?" if is_framed else ""
 
     def _framed(self, body: bytes) -> Any:
         schema_id, start = wire_format.split(body)

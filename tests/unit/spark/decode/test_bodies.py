@@ -17,7 +17,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.spark.decode.orders import V1, V2, avro, field, order_class, order_file, order_set, serialized
+from tests.spark.decode.orders import ORDERS, V1, V2, avro, field, order_class, order_file, order_set, serialized
 from tests.spark.decode.registry_server import registry_server
 
 from rocketspark.errors import ConfigError
@@ -319,3 +319,10 @@ def test_an_error_that_nobody_thought_of_costs_its_row(monkeypatch: pytest.Monke
     values, reasons = made.decode([b"odd", b""])
     assert reasons == ["the body cannot be decoded: KeyError 'a\\nb'", None]
     assert values[1].is_valid
+
+
+def test_framed_bodies_that_are_read_as_plain_say_so() -> None:
+    hint = "; it begins as in the wire format of a schema registry: is schemaRegistry missing?"
+    reading = decoder(decode="avro", decodeSchema=V1)
+    _, reasons = reading.decode([join(3, avro(ORDERS[3])), avro(ORDERS[3])[:-1], b"\0\0", None])
+    assert [reason is not None and reason.endswith(hint) for reason in reasons] == [True, False, False, False]

@@ -37,7 +37,7 @@ def trace(
     where = shared.connection()
     since_ms, until_ms = time_range(since, until)
     from rocketspark.errors import ConfigError
-    from rocketspark.spark.lakehouse.object_store import scheme_of, write_text
+    from rocketspark.spark.lakehouse.object_store import scheme_of, uri, write_text
     from rocketspark.spark.pipelines.trace import html_report, pipeline
     from rocketspark.spark.pipelines.trace.plots import check_installed
 
@@ -63,5 +63,5 @@ def trace(
                 write_text(spark, html, html_report.html(report))
             else:
                 html_report.write_html(report, html)
-            progress.say(f"the report is in {html}")
+            progress.say(f"the report is in {uri(html)}")
         shared.finish(report if shared.json else pipeline.summary(report), progress)

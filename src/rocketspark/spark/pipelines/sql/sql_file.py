@@ -333,6 +333,11 @@ def check(plan: SqlPlan) -> SqlPlan:
             raise ConfigError(f"sink {sink.name}: there is no view {sink.view}; there are: {', '.join(sorted(seen))}")
         if sink.mode is not None and sink.mode not in MODES:
             raise ConfigError(f"sink {sink.name}: mode is {sink.mode!r}; one of {', '.join(MODES)} is needed")
+        if sink.mode == "update" and sink.format == ROCKETMQ:
+            raise ConfigError(
+                f"sink {sink.name}: Spark writes no topic with mode update; append with a watermark writes each sum"
+                " once it is final, complete writes all sums each time"
+            )
     for source in plan.sources:
         if source.json and any(name.lower() == "decode" for name in source.options):
             raise ConfigError(

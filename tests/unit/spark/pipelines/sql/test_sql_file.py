@@ -127,6 +127,10 @@ def test_statements_say_the_same() -> None:
         (YAML.replace("from: dear", "from: daer"), "there is no view daer; there are: dear, orders, rates"),
         (YAML.replace("from: dear, ", ""), "sink dear-orders: one of `from`"),
         (YAML.replace("mode: overwrite", "mode: replace"), "mode is 'replace'; one of append"),
+        (
+            "sources: [{name: t, topic: t}]\nsinks: [{name: s, from: t, topic: u, mode: update}]",
+            "sink s: Spark writes no topic with mode update; append with",
+        ),
         (YAML.replace("name: files", "name: dear-orders"), "the name dear-orders is given to two sinks"),
         (YAML.replace("name: files", "name: ../files"), "'../files' is no name of a sink"),
         (YAML.replace("name: rates", "name: my rates"), "'my rates' is no name of a view"),
