@@ -62,8 +62,18 @@ def test_an_hour_is_a_time() -> None:
         (["outbox", "-d", "sqlite:///x", "--table", "t"], "a topic is needed"),
         (["outbox", "-d", "sqlite:///x", "--table", "t", "-t", "x", "--name", "public.orders"], "--name is 'public"),
         (["sql", "x.yaml", "--var", "day"], "--var is 'day'"),
-        (["audit", "a", "--against", ""], "a topic is needed"),
-        (["audit", "a", "--against-archive", ""], "a folder or s3a://… is needed"),
+        *(
+            ([*command.split(), ""], f"Invalid value for {command.split()[-1]}: '': give it a value, or leave it out")
+            for command in (
+                "audit a --against",
+                "audit a --against-archive",
+                "audit a --against b --against-namesrv",
+                "restore archive a --to",
+                "replay a --to",
+                "replay a --to a --to-namesrv",
+                "dlq --group g --resend --to",
+            )
+        ),
         (["replay", "a", "--to", "b", "--since", "20261121"], "write 2026-11-21 for the date"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

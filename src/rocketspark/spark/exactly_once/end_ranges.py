@@ -55,5 +55,8 @@ async def ask(
         raise NoRanges(f"{reply.address} ends half messages one by one")
     if reply.code != ResponseCode.SUCCESS:
         raise RocketSparkError(f"code {reply.code} from {reply.address}: {reply.remark}")
-    gone = half_ranges.decode_offsets(bytes(reply.body))
+    try:
+        gone = half_ranges.decode_offsets(bytes(reply.body))
+    except ValueError as e:
+        raise RocketSparkError(f"the answer of {reply.address} about half messages: {e}") from None
     return rows[np.isin(manifest.half_offsets[rows], gone)] if len(gone) else rows[:0]

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive, not_empty
 from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 _COMPARE = "Comparing two places"
@@ -29,11 +29,11 @@ class CompareOptions(NamedTuple):
     catalog: Catalog = ""
     table: TableName = ""
     against_namesrv: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="NameServers of --against, if it is elsewhere.", show_default=False, rich_help_panel=_COMPARE
         ),
-    ] = ""
+    ] = None
     by: Annotated[
         str,
         typer.Option(
@@ -48,10 +48,7 @@ class CompareOptions(NamedTuple):
 
     def check(self, topics: list[str], *, only_audit: bool) -> None:
         """Raise BadParameter for options that do not go together. `only_audit`: some are given that audits have."""
-        if self.against == "":
-            raise typer.BadParameter("'': a topic is needed", param_hint="--against")
-        if self.against_archive == "":
-            raise typer.BadParameter("'': a folder or s3a://… is needed", param_hint="--against-archive")
+        not_empty(against=self.against, against_archive=self.against_archive, against_namesrv=self.against_namesrv)
         if self.wanted and len(topics) > 1:
             raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")
         if self.wanted and only_audit:

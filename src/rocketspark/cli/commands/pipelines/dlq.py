@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, not_empty
 from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class ResendOptions(NamedTuple):
         False
     )
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="To this topic, rather than those they came from.", show_default=False, rich_help_panel=_RESEND
         ),
-    ] = ""
+    ] = None
     to_group: Annotated[
         bool,
         typer.Option(
@@ -134,6 +134,7 @@ def dlq(
 
     Example: `rocketspark pipeline dlq --group billing --tag refund --resend --dry-run`
     """
+    not_empty(to=again.to)
     if not again.resend and (again.to or again.to_group or again.rate or again.dry_run):
         raise typer.BadParameter("--to, --to-group, --rate and --dry-run need it", param_hint="--resend")
     if again.resend and not which.group:
@@ -163,7 +164,7 @@ def dlq(
             spark,
             where,
             choice,
-            to=again.to or None,
+            to=again.to,
             to_group=again.to_group,
             rate=again.rate,
             dry_run=again.dry_run,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive
+from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive, not_empty
 from rocketspark.cli.commands.pipelines.times import check_times, moment
 from rocketspark.cli.options import LeftOut
 
@@ -65,6 +65,7 @@ def restore(
 
     Example: `rocketspark pipeline restore /data/archive orders --to orders-again --since 2026-11-21T06 --rate 5000`
     """
+    not_empty(to=to)
     where = shared.connection()
     arguments = rows.arguments() | {"state": state}
     if to is not None and len(topics or ()) > 1:
@@ -91,7 +92,9 @@ def replay(
     topic: Annotated[str, typer.Argument(help="The topic whose past is sent.", show_default=False)],
     to: Annotated[str, typer.Option("-t", "--to", help="The target topic.", show_default=False)],
     state: Annotated[Path | None, typer.Option(help="Folder of the progress files; else .rocketspark/replays.")] = None,
-    to_namesrv: Annotated[str, typer.Option(help="NameServers of the target, if it is another cluster.")] = "",
+    to_namesrv: Annotated[
+        str | None, typer.Option(help="NameServers of the target, if it is another cluster.", show_default=False)
+    ] = None,
     *,
     rows: RowOptions,
     shared: SharedOptions,
@@ -102,6 +105,7 @@ def replay(
 
     Example: `rocketspark pipeline replay orders --to orders-test --since 2026-11-21T06 --until 2026-11-21T07`
     """
+    not_empty(to=to, to_namesrv=to_namesrv)
     where = shared.connection()
     arguments = rows.arguments() | {"state": state}
     target = where._replace(namesrv=to_namesrv) if to_namesrv else None

@@ -182,6 +182,14 @@ class SharedOptions(NamedTuple):
             raise typer.Exit(code)
 
 
+def not_empty(**options: str | None) -> None:
+    """Raise BadParameter for an option that is given without a value, as by a variable of the shell that is not set."""
+    for name, value in options.items():
+        if value is not None and not value.strip():
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(f"{value!r}: give it a value, or leave it out", param_hint=option)
+
+
 def check_archive(archive: Path | TablePlace | None) -> None:
     """Raise ConfigError, before Spark starts, for a folder that is no archive."""
     if isinstance(archive, Path):

@@ -152,6 +152,7 @@ def restore(
     .rocketspark/restores in the working folder. Raises ConfigError, RouteNotFound, RocketSparkError.
     """
     check_choice(since_ms, until_ms, rate, chunk_rows)
+    _check_target(to)
     folder = archive_at(folder)
     wanted = RowSelection(since_ms, until_ms, _tags(tags))
     progress = progress or Progress("restore")
@@ -225,10 +226,11 @@ def replay(
     Which offsets are sent is fixed when it first runs. state: by default .rocketspark/replays in the working folder.
     """
     check_choice(since_ms, until_ms, rate, chunk_rows)
+    _check_target(to)
     source = connection(where)
     job = _Job(
         spark,
-        connection(target) if target else source,
+        connection(target) if target is not None else source,
         (topic, to),
         RowSelection(since_ms, until_ms, _tags(tags)),
         Path(state) if state else REPLAYS,
@@ -246,6 +248,12 @@ def replay(
         if end > begin.get(queue, 0)
     ]
     return job.run(TopicSource(source, topic), [group] if group else [], rate, dry_run, create, chunk_rows)
+
+
+def _check_target(to: str | None) -> None:
+    """Raise ConfigError for a topic without a name: the one that the rows came from is not meant."""
+    if to is not None and not to.strip():
+        raise ConfigError(f"to is {to!r}: the target topic's name is needed")
 
 
 def check_choice(

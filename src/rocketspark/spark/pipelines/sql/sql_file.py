@@ -146,14 +146,15 @@ def _loader() -> Any:
         def made(loader: Any, node: Any) -> Any:
             try:
                 return read(loader, node)
-            except ValueError:
+            except (ValueError, KeyError):
                 return str(node.value)
 
         return made
 
     safe: Any = yaml.constructor.SafeConstructor
     Loader.add_constructor("tag:yaml.org,2002:timestamp", safe.construct_yaml_str)
-    for kind, read in (("int", safe.construct_yaml_int), ("float", safe.construct_yaml_float)):
+    own = {"int": safe.construct_yaml_int, "float": safe.construct_yaml_float, "bool": safe.construct_yaml_bool}
+    for kind, read in own.items():
         Loader.add_constructor(f"tag:yaml.org,2002:{kind}", number_or_text(read))
     return Loader
 

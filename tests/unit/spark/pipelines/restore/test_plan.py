@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.spark.pipelines.archive.manifest import ArchivedRange, ArchiveFile
+from rocketspark.errors import ConfigError
+from rocketspark.spark.pipelines.archive.manifest import ArchivedRange, ArchiveFile, open_archive
+from rocketspark.spark.pipelines.restore import pipeline
 from rocketspark.spark.pipelines.restore.plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
 
 A0, A1, B0, B1 = ("a", 0), ("a", 1), ("b", 0), ("b", 1)
@@ -74,3 +79,14 @@ def test_every_row_is_in_one_chunk_and_queues_ascend(
     assert reached == {**sent, **{queue: max(end, sent.get(queue, 0)) for queue, end in at.items()}}
     if not sent:
         assert sum(span.rows for chunk in todo for span in chunk) == sum(at.values())
+
+
+@pytest.mark.parametrize("to", ["", " "])
+def test_a_target_without_a_name_is_not_where_the_rows_came_from(to: str, tmp_path: Path) -> None:
+    with open_archive(tmp_path) as archive:
+        archive.commit([], offsets={})
+    spark: Any = None
+    with pytest.raises(ConfigError, match="the target topic's name is needed"):
+        pipeline.restore(spark, tmp_path, "127.0.0.1:1", "t", to)
+    with pytest.raises(ConfigError, match="the target topic's name is needed"):
+        pipeline.replay(spark, "127.0.0.1:1", "t", to)

@@ -244,6 +244,11 @@ def test_what_only_looks_like_a_time_or_number_of_yaml_is_text(time: str) -> Non
     assert (source.topic, source.options) == ("0b_", {"startingTimestamp": time})
 
 
+def test_what_is_called_a_truth_of_yaml_and_is_none_is_a_mistake_of_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"Expected `array`, got `str` - at `\$.sources`"):
+        parse_yaml("sources: !!bool maybe\nsinks: []", "x")
+
+
 def test_nesting_beyond_all_measure_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="nested too deeply"):
         parse_yaml("[" * 100_000, "x")
