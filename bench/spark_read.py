@@ -66,8 +66,8 @@ def timed(rows: int, act: Callable[[], int]) -> float:
 
 
 @contextmanager
-def session() -> Iterator[Any]:
-    """A Spark session on two cores."""
+def session(packages: str = "") -> Iterator[Any]:
+    """A Spark session on two cores. `packages`: Maven coordinates of jars that it fetches."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     java_home = Path(__file__).resolve().parents[1] / ".setup" / "java_home"
     if "JAVA_HOME" not in os.environ and java_home.exists():
@@ -82,6 +82,7 @@ def session() -> Iterator[Any]:
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.memory", "2g")
             .config("spark.sql.warehouse.dir", folder)
+            .config("spark.jars.packages", packages)
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("OFF")

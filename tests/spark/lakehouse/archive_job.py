@@ -1,9 +1,9 @@
 """Archives that are tables, for the tests, on the Spark whose Python runs it; each line of stdin is a step as JSON.
 
 The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures (of the rows), sql, call.
-Each tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …} and
-what it {"says": …} meanwhile; one with `stop_at` goes on until it has so many rows; one with `pause` tells that it is
-{"paused": …} before it first calls that method of an Iceberg table, and waits for a line of stdin.
+Each tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …}
+and what it {"says": …} meanwhile; one with `stop_at` goes on until it has so many rows; one with `pause` tells that it
+is {"paused": …} before it first calls that method of an Iceberg table, and waits for a line of stdin.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from tests.spark.lakehouse.drivers import driver, settings
+from tests.spark.lakehouse.fault_plan import sometimes
 from tests.spark.lakehouse.kills_on_s3a import KEYS
 from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, s3_store
-from tests.spark.lakehouse.test_table_archives import Scene, sometimes
+from tests.spark.lakehouse.test_table_archives import Scene
 from tests.spark.topics import bodies_of
 
 from rocketspark import Message, Producer
