@@ -52,7 +52,8 @@ def test_round_trip(table: Table, topic: str) -> None:
         F.create_map(F.lit("n"), F.col("id").cast("string")).alias("properties"),
         F.col("id").cast("int").alias("flag"),
     )
-    table.write(frame, topic)
+    # Some ten batches for each task.
+    table.write(frame, topic, maxBatchBytes=1 << 17)
     rows = table.read(topic)
     found = sorted((r.flag, bytes(r.body), r.tag, r["keys"], r.properties["n"]) for r in rows)
     assert found == [

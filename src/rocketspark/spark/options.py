@@ -326,7 +326,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         access=given.access(),
         topic=topic,
         group=group,
-        batch_bytes_max=min(given.number("maxBatchBytes", 256 << 10, 1, INT64_MAX) or 1, MESSAGE_BYTES_MAX),
+        batch_bytes_max=min(given.number("maxBatchBytes", 1 << 20, 1, INT64_MAX) or 1, MESSAGE_BYTES_MAX),
         batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1) or 1,
         timeout_ms=given.number("sendTimeoutMs", 10_000, 1) or 1,
         attempts_max=given.number("sendAttempts", 5, 1) or 1,

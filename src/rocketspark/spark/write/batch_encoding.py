@@ -7,6 +7,7 @@ Some 0.1 us per row of 128 bytes, where a loop over rows takes 2 us.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.errors import MessageIllegal
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.message import properties
+from rocketspark.protocol.message import batch, properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks, unique_ids
 from rocketspark.spark.write.rows import CheckedRows, offsets_of
 
@@ -26,8 +27,8 @@ _BINARY = pa.binary()
 _NOTHING = pa.scalar(b"", _BINARY)
 _BEFORE_ID = f"{properties.UNIQUE_ID}\x01".encode()
 _AFTER_ID = f"\x02{properties.WAIT}\x01true\x02".encode()
-# Two hex digits for each byte.
-_HEX = np.frombuffer(b"".join([b"%02X" % i for i in range(256)]), np.uint16)
+# Of the number at the end of a unique id.
+_NUMBER_DIGITS = 12
 
 
 class BatchItems:
@@ -71,14 +72,17 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
     pieces = [_labelled(name, column) for name, column in rows.texts.items()]
     if rows.pairs is not None:
         pieces.append(rows.pairs)
-    digits = _id_digits(ids, count)
-    before = np.frombuffer(_BEFORE_ID, np.uint8)
+    prefix, first = ids.take(count)
+    body_lengths = _lengths(rows.bodies)
+    if count and not pieces and rows.flags is None and (body_lengths == body_lengths[0]).all():
+        return BatchItems(_alike(rows.bodies, int(body_lengths[0]), prefix, first))
+    before = np.frombuffer(_BEFORE_ID + prefix.encode(), np.uint8)
     after = np.frombuffer(_AFTER_ID, np.uint8)
     # The length of the properties, and those that every row has.
-    ends = np.cumsum([2, len(before), digits.shape[1], len(after)])
+    ends = np.cumsum([2, len(before), _NUMBER_DIGITS, len(after)])
     middle = np.empty((count, ends[3]), np.uint8)
     middle[:, 2 : ends[1]] = before
-    middle[:, ends[1] : ends[2]] = digits
+    _write_digits(middle[:, ends[1] : ends[2]], first)
     middle[:, ends[2] :] = after
     lengths = np.full(count, ends[3] - 2, np.int64)
     for piece in pieces:
@@ -88,7 +92,6 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
             f"a row's properties, keys and tag take {longest} bytes; {properties.BYTES_MAX} are allowed"
         )
     middle[:, :2] = lengths.astype(">u2").view(np.uint8).reshape(count, 2)
-    body_lengths = _lengths(rows.bodies)
     heads = np.zeros((count, 5), ">i4")
     heads[:, 0] = _HEAD_BYTES + body_lengths + 2 + lengths
     if rows.flags is not None:
@@ -98,6 +101,21 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
     return BatchItems(
         pc.binary_join_element_wise(head, rows.bodies, _fixed(middle), *pieces, _NOTHING, null_handling="skip")
     )
+
+
+def _alike(bodies: pa.BinaryArray, body_bytes: int, prefix: str, first: int) -> pa.BinaryArray:
+    """Encode rows that have bodies of one length and nothing else: a third of the time of joining columns."""
+    count = len(bodies)
+    stored = _BEFORE_ID + prefix.encode() + bytes(_NUMBER_DIGITS) + _AFTER_ID
+    body_end = _HEAD_BYTES + body_bytes
+    item = batch.encode_item(0, bytes(body_bytes), stored)
+    rows = np.empty((count, len(item)), np.uint8)
+    rows[:] = np.frombuffer(item, np.uint8)
+    data = np.frombuffer(bodies.buffers()[2], np.uint8)[offsets_of(bodies)[0] :]
+    rows[:, _HEAD_BYTES:body_end] = data[: count * body_bytes].reshape(count, body_bytes)
+    at = body_end + 2 + len(_BEFORE_ID) + len(prefix)
+    _write_digits(rows[:, at : at + _NUMBER_DIGITS], first)
+    return _fixed(rows)
 
 
 def joined(pieces: Iterable[bytes | memoryview], topic: str) -> PreparedMessage:
@@ -124,11 +142,22 @@ def _fixed(rows: NDArray[np.uint8]) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(_BINARY, count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
-def _id_digits(ids: UniqueIdBlocks, count: int) -> NDArray[np.uint8]:
-    """Return the hex digits of `count` new unique ids, a row each."""
-    prefix, first = ids.take(count)
-    numbers = np.arange(first, first + count, dtype=np.int64).astype(">i8").view(np.uint8).reshape(count, 8)
-    digits = np.empty((count, len(prefix) + 12), np.uint8)
-    digits[:, : len(prefix)] = np.frombuffer(prefix.encode(), np.uint8)
-    digits[:, len(prefix) :] = _HEX[numbers[:, 2:]].view(np.uint8)
-    return digits
+def _write_digits(target: NDArray[np.uint8], first: int) -> None:
+    """Write the hex digits of numbers from `first` on, a row each."""
+    count = len(target)
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    last = first + count - 1
+    for at in range(0, _NUMBER_DIGITS, 4):
+        shift = 4 * (_NUMBER_DIGITS - 4 - at)
+        if first >> shift == last >> shift:
+            target[:, at : at + 4] = np.frombuffer(b"%04X" % (first >> shift & 0xFFFF), np.uint8)
+        else:
+            target[:, at : at + 4] = _hex4()[numbers >> shift & 0xFFFF]
+
+
+@cache
+def _hex4() -> NDArray[np.uint8]:
+    """Return the four hex digits of each number of 16 bits."""
+    digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+    numbers = np.arange(1 << 16)
+    return np.stack([digits[numbers >> shift & 15] for shift in (12, 8, 4, 0)], axis=1)

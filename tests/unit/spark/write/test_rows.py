@@ -52,6 +52,36 @@ def test_every_column_arrives() -> None:
     assert pairs2 == {"WAIT": "true"}
 
 
+class Ids(UniqueIdBlocks):
+    """Gives out numbers from `first` on."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self._next = first
+
+    def take(self, count: int) -> tuple[str, int]:
+        first, self._next = self._next, self._next + count
+        return "7F" * 10, first
+
+
+@pytest.mark.parametrize("first", [0, 0xFFFD, 0xFFFF_FFFD, 0x1234_5678_9ABC, (1 << 48) - 5])
+@pytest.mark.parametrize(
+    "bodies", [[b"abc", b"\0\1\2", b"xyz", b"123", b"end"], [b"abc", b"\0\1", b"xyz", b"1234", b"e"]]
+)
+@pytest.mark.parametrize("sliced", [0, 2])
+def test_rows_alike_are_encoded_as_others_are(bodies: list[bytes], first: int, sliced: int) -> None:
+    made = CheckedRows(pa.RecordBatch.from_pydict({"body": pa.array(bodies)}).slice(sliced), "t")
+    items = encode(made, Ids(first))
+    wanted = [
+        batch.encode_item(0, body, b"UNIQ_KEY\x01%b%012X\x02WAIT\x01true\x02" % (b"7F" * 10, first + n))
+        for n, body in enumerate(bodies[sliced:])
+    ]
+    assert bytes(items.data) == b"".join(wanted)
+    assert np.diff(items.starts).tolist() == [len(item) for item in wanted]
+    order = np.array([len(wanted) - 1, 0], np.int64)
+    assert bytes(items.take(order).data) == wanted[-1] + wanted[0]
+
+
 def test_keys_may_be_one_text() -> None:
     found = decoded(rows(body=["a"] * 4, keys=["k1 k2", " k1\t k2\u3000", " ", None]))
     assert [pairs.get("KEYS") for _, pairs, _ in found] == ["k1 k2", "k1 k2", None, None]
