@@ -16,9 +16,10 @@ import pyspark.sql.types as t
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.text import shown
+from rocketspark.spark.decode.options import COLUMNS_MAX
 
-# Fields that an inferred schema may have on its top level.
-COLUMNS_MAX = 2000
+# Fields that an inferred schema may have, those within others too.
+FIELDS_MAX = 2000
 DEPTH_MAX = 50
 
 
@@ -166,9 +167,12 @@ def _ddl(schema: Any) -> str:
 def of_json_schema(text: str) -> str:
     """Return the type of a JSON Schema. Raises ConfigError."""
     try:
-        return _ddl(json.loads(text))
+        found = _ddl(json.loads(text))
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise ConfigError("the registry's schema is no JSON Schema: give decodeSchema as DDL") from None
+    if found.count("`:") > COLUMNS_MAX:
+        raise ConfigError(f"the registry's schema has more than {COLUMNS_MAX} columns: give decodeSchema as DDL")
+    return found
 
 
 class JsonDecoder:
@@ -284,10 +288,10 @@ def infer(bodies: list[bytes]) -> str:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if isinstance(value, dict):
-            kind = _merged(kind, _kind_of(value))
-            if len(kind) > COLUMNS_MAX:
+            before, kind = kind, _merged(kind, _kind_of(value))
+            if kind != before and _field_count(kind) > FIELDS_MAX:
                 raise ConfigError(
-                    f"option decodeSchema is missing, and the bodies of the sample have more than {COLUMNS_MAX}"
+                    f"option decodeSchema is missing, and the bodies of the sample have more than {FIELDS_MAX}"
                     " different fields: give it as DDL"
                 )
     if not isinstance(kind, dict) or not kind:
@@ -315,6 +319,13 @@ def _kind_of(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return "double"
     return None if value is None else "string"
+
+
+def _field_count(kind: Any) -> int:
+    """Return how many fields a type has at any depth."""
+    if isinstance(kind, dict):
+        return len(kind) + sum(map(_field_count, kind.values()))
+    return _field_count(kind[0]) if isinstance(kind, list) else 0
 
 
 def _merged(a: Any, b: Any) -> Any:

@@ -214,13 +214,18 @@ def test_what_is_inferred() -> None:
     # SQL has no name without a letter, and what lies deep is text.
     deep = b'{"": 1, "a": ' + b"[" * 500 + b"]" * 500 + b"}"
     assert json_bodies.infer([deep]) == f"`a` {'array<' * 50}string{'>' * 50}"
-    with pytest.raises(ConfigError, match="more than 2000 different fields"):
-        json_bodies.infer([json.dumps({f"{i}-{n}": 1 for i in range(100)}).encode() for n in range(100)])
+    # Fields within others count too.
+    for text in (b"%b", b'{"a": %b}', b'{"a": [{"b": %b}]}'):
+        with pytest.raises(ConfigError, match="more than 2000 different fields"):
+            json_bodies.infer([text % json.dumps({f"{i}-{n}": 1 for i in range(100)}).encode() for n in range(100)])
 
 
 def test_schemas_of_json() -> None:
     schema = {"type": "object", "properties": {"a": {"type": ["null", "integer"]}, "b": {"type": "array", "items": {}}}}
     assert json_bodies.of_json_schema(json.dumps(schema)) == "struct<`a`:bigint,`b`:array<string>>"
+    many = {f"k{i}": {"type": "integer"} for i in range(10_001)}
+    with pytest.raises(ConfigError, match="more than 10000 columns"):
+        json_bodies.of_json_schema(json.dumps({"type": "object", "properties": many}))
     assert json_bodies.ddl_of(t.StructType([t.StructField("a", t.LongType())]).json()) == "struct<`a`:bigint>"
     with pytest.raises(ConfigError, match="is no schema"):
         json_bodies.ddl_of("{nope")
