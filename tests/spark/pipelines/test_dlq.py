@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.pipelines.scene import bury, stored
+from tests.spark.scrapes import scrape
 
 from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import AsyncProducer, Producer
@@ -17,9 +18,12 @@ from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.trace import Consumed, Received, encode
+from rocketspark.spark.client_access import Access
+from rocketspark.spark.metrics.of_pipelines import serve
 from rocketspark.spark.pipelines.dlq import pipeline as dlq
 from rocketspark.spark.pipelines.dlq import resend as dlq_resend
 from rocketspark.spark.pipelines.dlq.dead_letters import Choice
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import Cluster
 
 COUNT = 12
@@ -169,8 +173,13 @@ def test_to_the_group_alone(
     with pytest.raises(RouteNotFound, match="letters would go to topic 'not-there'"):
         dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]), to="not-there")
     choice = Choice(groups=[group], keys=["k5"])
-    for sent in (1, 0):
-        assert dlq_resend.run(spark, cluster.namesrv, choice, to_group=True).sent == sent
+    progress = Progress("dlq")
+    with serve(spark, cluster.namesrv, Access(), progress, 0) as listening:
+        for sent in (1, 0):
+            assert dlq_resend.run(spark, cluster.namesrv, choice, to_group=True, progress=progress).sent == sent
+        found = scrape(listening.url)
+    assert found.value("rocketspark_stream_batch_duration_seconds_count", query="dlq") == 1
+    assert found.value("rocketspark_stream_rows_total", query="dlq") == 1
     (again,) = stored(cluster, f"%RETRY%{group}", 1)
     assert (what(again), again.properties["RETRY_TOPIC"]) == (what(messages[5]), topic)
 
