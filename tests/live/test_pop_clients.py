@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.patience import LIMIT_S
 
-from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
+from rocketspark import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.hooks import Consuming, Hooks
@@ -176,3 +176,26 @@ def test_consumers_go_on_after_the_broker_was_killed(tmp_path: Path) -> None:
                 except RocketSparkError:
                     continue
                 bodies |= {m.body for m in more}
+
+
+def test_batches_that_are_stored_as_one_record_come_again_and_are_acknowledged() -> None:
+    """A topic of queue.type=BatchCQ: all messages of a batch have the receipt handle of their record."""
+    with run_cluster() as cluster:
+        with SyncOperations(cluster.namesrv) as operations:
+            operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
+        with (
+            Producer(cluster.namesrv, "p") as producer,
+            SimpleConsumer(cluster.namesrv, "g", consume_from="first", invisible_ms=1000) as consumer,
+        ):
+            consumer.subscribe("batches")
+            for batch in (b"a", b"b"):
+                producer.send_batch([Message(topic="batches", body=batch + b"%d" % i) for i in range(3)])
+            first = receive(consumer, 6)
+            assert [m.body for m in first] == [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"]
+            assert len({m.receipt_handle for m in first[:3]}) == len({m.receipt_handle for m in first[3:]}) == 1
+            consumer.ack(first[:3])
+            again = receive(consumer, 3)
+            assert [(m.body, m.reconsume_times, m.topic) for m in again] == [
+                (b"b%d" % i, 1, "batches") for i in range(3)
+            ]
+            consumer.ack(again)

@@ -106,6 +106,12 @@ def with_value(stored: bytes, name: bytes, value: bytes) -> bytes:
     return b"%b%b\x01%b\x02" % (without(stored, (name,)), name, value)
 
 
+def of_inner(inner: bytes, outer: bytes) -> bytes:
+    """Return the stored text of a message of a batch, with the receipt handle that its record was given out with."""
+    handle = find(outer, POP_HANDLE.encode())
+    return inner if handle is None else with_value(inner, POP_HANDLE.encode(), handle)
+
+
 def find(stored: bytes, name: bytes) -> bytes | None:
     """Return the value of one property in the stored bytes, without decoding the others; None if absent or empty.
 

@@ -353,7 +353,7 @@ def _unwrap(record: Record, outer: ReceivedMessage) -> Iterator[ReceivedMessage]
                 queue_offset=base + i,
                 flag=inner.flag,
                 body=inner.body,
-                properties=inner.properties,
+                properties=properties.of_inner(inner.properties, record.properties),
                 sys_flag=record.sys_flag & ~(sysflags.INNER_BATCH | sysflags.NEED_UNWRAP | sysflags.COMPRESSED),
             ),
             outer.broker_name,

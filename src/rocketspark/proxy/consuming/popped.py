@@ -99,7 +99,11 @@ def _inner(record: Record) -> list[Record]:
         body = inflate(body, record.sys_flag)
     return [
         record._replace(
-            queue_offset=base + i, flag=inner.flag, body=inner.body, properties=inner.properties, sys_flag=rest
+            queue_offset=base + i,
+            flag=inner.flag,
+            body=inner.body,
+            properties=properties.of_inner(inner.properties, record.properties),
+            sys_flag=rest,
         )
         for i, inner in enumerate(batch.decode(body))
     ]

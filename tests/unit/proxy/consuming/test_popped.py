@@ -76,6 +76,20 @@ def test_messages_of_a_stored_batch_come_one_by_one() -> None:
     ]
 
 
+def test_a_stored_batch_that_comes_again_gives_its_handle_to_each_message() -> None:
+    inner = batch.encode([batch.BatchItem(0, b"a", b"UNIQ_KEY\x01x\x02"), batch.BatchItem(0, b"b", b"POP_CK\x01x\x02")])
+    own = "4 1000 60000 3 1 broker-a 1 4"
+    whole = stored(
+        4, body=inner, sys_flag=sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
+        properties=b"INNER_BASE\x017\x02POP_CK\x01%b\x02" % own.encode(),
+    )  # fmt: skip
+    told = PopReply(
+        pop_time_ms=1000, invisible_time_ms=60_000, revive_queue_id=3, start_offsets="1 1 4", message_offsets="1 1 4"
+    )
+    found = popped(told, whole, "broker-a")
+    assert [(one.record.body, one.handle.encode()) for one in found] == [(b"a", f"{own} 400"), (b"b", f"{own} 400")]
+
+
 def test_what_does_not_inflate_is_delivered_as_it_is() -> None:
     (one,) = popped(TOLD, stored(body=b"no zlib", sys_flag=1), "broker-a")
     made = message_of(one.record, "T", one.pairs, 0)
