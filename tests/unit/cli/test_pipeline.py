@@ -90,6 +90,10 @@ def test_wrong_usage_ends_with_2(arguments: list[str], error: str, capsys: pytes
         (["restore", ""], "the archive's place is '': a folder or s3a://… is needed"),
         (["audit", "a", "--against-archive", "{}/none"], "{}/none is no archive"),
         (["archive", "a", "--to", ""], "the archive's place is ''"),
+        (["archive", ""], "option topic is missing"),
+        (["archive", "a", "--start", "{{"], "option startingOffsets"),
+        (["archive", "a", "-o", "startingoffset=latest"], "did you mean 'startingOffsets'"),
+        (["archive", "a", "-o", "endingOffsets=latest"], "option endingOffsets"),
         (["archive", "a", "--to", "--once"], "the archive's place is '--once'"),
     ],
 )

@@ -64,9 +64,10 @@ def archive(
             f"files that a {table_format} table merged stay until its own clean-up", param_hint="--keep-replaced"
         )
     writes = (target.place,) if isinstance(target, TablePlace) else ()
-    with shared.start("archive", writes=writes, archives=(target,)) as (spark, progress):
-        from rocketspark.spark.pipelines.archive import pipeline
+    from rocketspark.spark.pipelines.archive import pipeline
 
+    pipeline.options_of(where, topics or [])
+    with shared.start("archive", writes=writes, archives=(target,)) as (spark, progress):
         result = pipeline.run(
             spark,
             where,

@@ -19,7 +19,7 @@ from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for, read_table
-from rocketspark.spark.options import parse_read
+from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.archive import tasks
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
@@ -169,13 +169,18 @@ def _check_numbers(
             raise ConfigError(f"{name} is {count}: 1 or more are needed")
 
 
-def open_reader(where: Connection, topics: Sequence[str]) -> StreamReader:
-    """Return a reader of what is archived: as a stream has it."""
+def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
+    """Return how the topics are read. Raises ConfigError for wrong options, or none that name a topic."""
     # A body that does not inflate is kept as it is stored.
     options = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options()}
     if topics:
         options["topic"] = ",".join(topics)
-    return StreamReader(READ_SCHEMA, parse_read(options, streaming=True))
+    return parse_read(options, streaming=True)
+
+
+def open_reader(where: Connection, topics: Sequence[str]) -> StreamReader:
+    """Return a reader of what is archived: as a stream has it."""
+    return StreamReader(READ_SCHEMA, options_of(where, topics))
 
 
 class Target(Protocol):
