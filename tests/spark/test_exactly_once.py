@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -598,6 +599,30 @@ def test_rows_too_large_for_a_batch_go_alone(servers: Servers) -> None:
     wanted = [b"%d " % n + b"x" * (5000 if n % 50 < 2 else n % 40) for n in range(200)]
     exactly_once.commit([query.attempt(0, 0, wanted)], query.options, 0)
     assert query.visible() == Counter(wanted)
+
+
+def test_a_broker_that_takes_smaller_batches_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit of messages is below the size of batches: smaller ones are sent, and each row is stored once."""
+    monkeypatch.setattr(halves, "BATCH_ROWS_MAX", 1000)
+    monkeypatch.setattr(halves, "SMALL_BATCH_BYTES", 4000)
+    sent: list[int] = []
+    send = row_sender.RowSender.send
+
+    async def counted(self: Any, out: Any, *args: Any) -> Any:
+        sent.append(len(out.body))
+        return await send(self, out, *args)
+
+    monkeypatch.setattr(row_sender.RowSender, "send", counted)
+    servers = Servers("ours", tmp_path, dict(CONFIG) | {"maxMessageSize": "9000"})
+    with contextlib.closing(servers):
+        query = Query(servers, maxBatchBytes="30000")
+        query.plan()
+        wanted = [b"%d " % n + b"x" * (5000 if n == 40 else 100) for n in range(100)]
+        exactly_once.commit([query.attempt(0, 0, wanted)], query.options, 0)
+        assert query.visible() == Counter(wanted)
+    # One was refused at least; the rest are such as it takes, the large row alone.
+    assert max(sent) > 9000
+    assert sum(size > 4000 for size in sent if size <= 9000) == 1
 
 
 @pytest.mark.parametrize("lost", ["before the halves", "before the ends"])

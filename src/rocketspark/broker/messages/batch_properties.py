@@ -11,17 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.protocol.message.batch import Layout
+from rocketspark.store.commitlog.batch_append import rows_at_once
 from rocketspark.store.index.key_hashes import HASHED_BYTES_MAX, BatchKeys, hash_rows
 
 Pairs = Callable[[bytes], dict[bytes, bytes]]
 Bytes = NDArray[np.uint8]
+# Tags codes and keys for the index, of each message of a batch.
+Found = tuple[NDArray[np.int64], BatchKeys]
+# The place of each value in a text, by its name.
+Spans = dict[bytes, tuple[int, int]]
 # Texts of one length and shape are read together; for fewer, or of more kinds, that costs more than it saves.
 _ROWS_MIN = 8
 _KINDS_MAX = 24
 _SHAPES_MAX = 3
 # The characters of plain texts: neither a mark nor 0, and ASCII.
 _PLAIN_FIRST, _PLAIN_LAST = 3, 127
-_ID, _KEYS, _TAGS = b"UNIQ_KEY", b"KEYS", b"TAGS"
+ID, KEYS, TAGS = b"UNIQ_KEY", b"KEYS", b"TAGS"
 
 
 class Wanted:
@@ -37,6 +42,65 @@ class Wanted:
         self.alike: dict[bytes, list[tuple[NDArray[np.int64], Bytes]]] = {name: [] for name in names}
         self.single: list[tuple[int, dict[bytes, bytes]]] = []
         self.names: set[bytes] = set()
+
+
+class Pattern:
+    """The bytes that rows may have: at each place the lowest, and how many above it. At first those of a text alone."""
+
+    __slots__ = ("low", "more")
+
+    def __init__(self, text: bytes) -> None:
+        self.low = np.frombuffer(text, np.uint8).copy()
+        self.more = np.zeros(len(text), np.uint8)
+
+    @property
+    def width(self) -> int:
+        """The length of a row."""
+        return len(self.low)
+
+    def copy(self) -> Pattern:
+        """Return the same, to be changed."""
+        return Pattern.__new__(Pattern)._set(self.low.copy(), self.more)
+
+    def _set(self, low: Bytes, more: Bytes) -> Pattern:
+        self.low, self.more = low, more
+        return self
+
+    def plain(self, begin: int, end: int, *, is_word: bool = False) -> None:
+        """Allow a value of plain characters there; `is_word`: without blanks."""
+        first = ord(" ") + 1 if is_word else _PLAIN_FIRST
+        self.low[begin:end], self.more[begin:end] = first, _PLAIN_LAST - first
+
+    def any(self, begin: int, end: int) -> None:
+        """Allow any bytes there."""
+        self.low[begin:end], self.more[begin:end] = 0, 255
+
+    def exactly(self, begin: int, end: int, text: bytes) -> None:
+        """Allow the bytes of a text alone there."""
+        self.low[begin:end], self.more[begin:end] = np.frombuffer(text, np.uint8)[begin:end], 0
+
+    def holds(self, rows: Bytes) -> bool:
+        """Tell whether all rows are such. What is below the lowest wraps around to far above."""
+        count = min(len(rows), rows_at_once(self.width))
+        differences, odd = np.empty((count, self.width), np.uint8), np.empty((count, self.width), bool)
+        for at in range(0, len(rows), count):
+            part = rows[at : at + count]
+            here = slice(0, len(part))
+            np.subtract(part, self.low, out=differences[here])
+            if np.greater(differences[here], self.more, out=odd[here]).any():
+                return False
+        return True
+
+
+def found_at(texts: Bytes, spans: Spans) -> Found:
+    """Return the tags code of each message, and the keys for the index, where all have their values at these places."""
+    every, keys = np.arange(len(texts)), BatchKeys()
+    for name, found in ((ID, keys.ids), (KEYS, keys.words), (TAGS, keys.tags)):
+        if name in spans:
+            found.append((every, texts[:, slice(*spans[name])]))
+    if TAGS not in spans:
+        return np.zeros(len(texts), np.int64), keys
+    return hash_rows(np.zeros(len(texts), np.uint32), keys.tags[0][1]).view(np.int32).astype(np.int64), keys
 
 
 def read(
@@ -57,9 +121,9 @@ def read(
     for row in single.tolist():
         at = starts[row]
         pairs = pairs_of(layout.body[at : at + lengths[row]])
-        tags = pairs.get(_TAGS)
+        tags = pairs.get(TAGS)
         codes[row] = tag_code(tags)
-        keys.single.append((row, pairs.get(_ID), pairs.get(_KEYS), tags))
+        keys.single.append((row, pairs.get(ID), pairs.get(KEYS), tags))
         if wanted is not None:
             wanted.single.append((row, pairs))
             wanted.names.update(pairs)
@@ -92,7 +156,7 @@ def _read_alike(
     for _ in range(_SHAPES_MAX):
         if len(rows) < _ROWS_MIN:
             break
-        spans = _spans(texts[0].tobytes())
+        spans = spans_of(texts[0].tobytes())
         if spans is None:
             break
         # The lowest byte that may stand at each place, and how many above it: names and marks as in the first text, and
@@ -101,8 +165,8 @@ def _read_alike(
         for begin, end in spans.values():
             low[begin:end], more[begin:end] = _PLAIN_FIRST, _PLAIN_LAST - _PLAIN_FIRST
         odd = texts - low > more
-        if _KEYS in spans:
-            begin, end = spans[_KEYS]
+        if KEYS in spans:
+            begin, end = spans[KEYS]
             odd[:, begin:end] |= texts[:, begin:end] == ord(" ")
         if odd.any():
             is_odd = odd.any(axis=1)
@@ -113,7 +177,7 @@ def _read_alike(
         else:
             alike, like_rows = texts, rows
             texts, rows = texts[:0], rows[:0]
-        for name, found in ((_ID, keys.ids), (_KEYS, keys.words), (_TAGS, keys.tags)):
+        for name, found in ((ID, keys.ids), (KEYS, keys.words), (TAGS, keys.tags)):
             if name in spans:
                 begin, end = spans[name]
                 found.append((like_rows, alike[:, begin:end]))
@@ -123,16 +187,16 @@ def _read_alike(
             if name in spans:
                 begin, end = spans[name]
                 places.append((like_rows, alike[:, begin:end]))
-        if _TAGS in spans:
-            begin, end = spans[_TAGS]
+        if TAGS in spans:
+            begin, end = spans[TAGS]
             starts = np.zeros(len(like_rows), np.uint32)
             codes[like_rows] = hash_rows(starts, alike[:, begin:end]).view(np.int32)
     return rows
 
 
-def _spans(text: bytes) -> dict[bytes, tuple[int, int]] | None:
+def spans_of(text: bytes) -> Spans | None:
     """Return the place of each value of a stored text, by its name; None if the text is not in the plainest form."""
-    found: dict[bytes, tuple[int, int]] = {}
+    found: Spans = {}
     at = 0
     pieces = text.split(b"\x02")
     if pieces.pop():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+
+import numpy as np
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.half_messages import HalfMessages
@@ -23,6 +24,9 @@ from rocketspark.store.store import Store
 log = LimitedLog("rocketspark.broker")
 
 MARK_BYTES_MAX = 4096
+_TOGETHER_MIN = 32
+# The last three digits of numbers, and a comma.
+_LAST_DIGITS = np.frombuffer(b"".join([b"%03d," % number for number in range(1000)]), np.uint8).reshape(1000, 4)
 
 
 class OpMessages:
@@ -32,7 +36,8 @@ class OpMessages:
         self._store = store
         self._put_message = put_message
         self._half_messages = half_messages
-        self._marks: list[int] = []
+        # Ranges of offsets: those of a batch end together.
+        self._marks: list[range] = []
         # (offset in the op queue, highest half offset it marks).
         self._written: deque[tuple[int, int]] = deque()
 
@@ -60,16 +65,16 @@ class OpMessages:
 
     def add(self, queue_offset: int) -> None:
         """Note the end of a half message; it is written in the next turn of the loop."""
-        self.add_all((queue_offset,))
+        self.add_all(range(queue_offset, queue_offset + 1))
 
-    def add_all(self, queue_offsets: Iterable[int]) -> None:
+    def add_all(self, queue_offsets: range) -> None:
         """Note the ends of half messages; they are written in the next turn of the loop."""
         if not self._marks:
             try:
                 asyncio.get_running_loop().call_soon(self.write)
             except RuntimeError:
                 pass
-        self._marks.extend(queue_offsets)
+        self._marks.append(queue_offsets)
 
     def write(self) -> None:
         """Write which half messages ended: several at once, at most 4096 bytes in one."""
@@ -77,11 +82,12 @@ class OpMessages:
         if self._put_message.door is not None:
             # A slave writes none: the master finds the same in its log.
             return
-        every = "".join([f"{offset}," for offset in marks]).encode()
-        at = 0
-        while marks:
+        every = b"".join(map(_text, marks))
+        offsets = np.concatenate([np.arange(one.start, one.stop) for one in marks]) if marks else np.empty(0, np.int64)
+        at = done = 0
+        while done < len(offsets):
             text = every[at : every.rindex(b",", at, at + MARK_BYTES_MAX) + 1]
-            at, count = at + len(text), text.count(b",")
+            marked = offsets[done : done + text.count(b",")]
             # As a batch of one: RocketMQ's carries neither a unique id nor the broker's marks.
             item = BatchItem(0, text, b"WAIT\x01true\x02TAGS\x01d\x02")
             try:
@@ -94,17 +100,38 @@ class OpMessages:
                     born_host=self._store.store_host,
                 )
             except Exception as e:
-                log.error("the end of %d transactions could not be noted: %s; it will be", len(marks), e)
-                self._marks = marks + self._marks
+                left = offsets[done:].tolist()
+                log.error("the end of %d transactions could not be noted: %s; it will be", len(left), e)
+                self._marks = [range(offset, offset + 1) for offset in left] + self._marks
                 return
-            self._written.append((op_offset, max(marks[:count])))
-            marks = marks[count:]
+            self._written.append((op_offset, int(marked.max())))
+            at, done = at + len(text), done + len(marked)
 
     def progress(self, done: int) -> tuple[int, int]:
         """Return up to which offsets half queue and op queue are done; `done`: no half message before it is open."""
-        if self._marks:
-            done = min(done, *self._marks)
+        done = min(done, *(marks.start for marks in self._marks)) if self._marks else done
         op_done = self._store.stored_range(topic_names.OP_HALF_TOPIC, 0)[1]
         while self._written and self._written[0][1] < done:
             self._written.popleft()
         return done, self._written[0][0] if self._written else op_done
+
+
+def _text(offsets: range) -> bytes:
+    """Return each offset with a comma behind; many of them by thousands."""
+    if len(offsets) < _TOGETHER_MIN:
+        return b"".join([b"%d," % offset for offset in offsets])
+    pieces = []
+    at = offsets.start
+    while at < offsets.stop:
+        thousands, first = divmod(at, 1000)
+        count = min(1000 - first, offsets.stop - at)
+        before = np.frombuffer(b"%d" % thousands, np.uint8)
+        if thousands:
+            rows = np.empty((count, len(before) + 4), np.uint8)
+            rows[:, : len(before)] = before
+            rows[:, len(before) :] = _LAST_DIGITS[first : first + count]
+            pieces.append(rows.tobytes())
+        else:
+            pieces.append(b"".join([b"%d," % offset for offset in range(at, at + count)]))
+        at += count
+    return b"".join(pieces)

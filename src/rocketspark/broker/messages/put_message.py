@@ -28,7 +28,7 @@ from rocketspark.protocol.message import batch, properties, record_layout, sysfl
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.commitlog.append_message import BatchMessage, PlainMessage
-from rocketspark.store.commitlog.batch_append import Commits
+from rocketspark.store.commitlog.batch_append import Batch, Commits
 from rocketspark.store.commitlog.dispatch import tags_code
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
@@ -470,7 +470,7 @@ class PutMessage:
         self,
         topic: str,
         queue_id: int,
-        layout: batch.Layout,
+        layout: Batch,
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
@@ -479,7 +479,8 @@ class PutMessage:
     ) -> AcceptedBatch | None:
         """Store a batch as it is laid out, with the effect of `accept_items`; None if that has to take it.
 
-        `commits`: of half messages; `found`: what `batch_properties.read` finds, if that is known.
+        `commits`: of half messages; `found`: what `batch_properties.read` finds, if that is known, as it must be for
+        messages of one shape.
         """
         name = self.topic_bytes(topic)
         if len(born_host) != 8 or sys_flag & sysflags.TRANSACTION_PREPARED:
@@ -490,7 +491,10 @@ class PutMessage:
         try:
             if not self._store.takes_layouts(name, queue_id):
                 return None
-            codes, keys = found or batch_properties.read(layout, pairs_of, self.tag_code)
+            if found is None:
+                assert isinstance(layout, batch.Layout)
+                found = batch_properties.read(layout, pairs_of, self.tag_code)
+            codes, keys = found
             accepted = self._store.append_layout(
                 name, queue_id, layout, codes, keys, int(time() * 1000), sys_flag, born_time_ms, born_host, commits
             )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -267,10 +266,10 @@ class Transactions:
                         run.first + row, position, run.since_ms, run.immunity_ms, 0, before.group
                     )
             copies.sort()
-        if copies:
-            self._op_messages.add_all(copies)
+        for offset in copies:
+            self._op_messages.add(offset)
 
-    def note_ended(self, offsets: Iterable[int]) -> None:
+    def note_ended(self, offsets: range) -> None:
         """Note the ends of half messages that came in batches."""
         self._op_messages.add_all(offsets)
 

@@ -28,11 +28,12 @@ class NoRanges(RocketSparkError):
 
 def requests_of(manifest: HandleManifest, rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Yield the rows of each request, in order, and the topic that they are for."""
-    topics = np.array([topic for topic, _, _ in manifest.head.queues])[manifest.targets[rows]]
+    names = [topic for topic, _, _ in manifest.head.queues]
+    topics = np.array([names.index(topic) for topic in names], np.int32)[manifest.targets[rows]]
     breaks = np.flatnonzero(topics[1:] != topics[:-1]) + 1
     for part in np.split(np.arange(len(rows)), breaks):
         for at in range(0, len(part), ROWS_MAX):
-            yield str(topics[part[0]]), rows[part[at : at + ROWS_MAX]]
+            yield names[int(topics[part[0]])], rows[part[at : at + ROWS_MAX]]
 
 
 def body_of(manifest: HandleManifest, rows: Rows) -> bytes:

@@ -108,10 +108,13 @@ class EndTransactions:
             log.warning("half messages of a dead attempt are left to the broker's checks: %s", e)
 
     async def _end(self, manifest: HandleManifest, outcome: int) -> None:
-        brokers = np.array([broker for _, broker, _ in manifest.head.queues])
-        of_row = brokers[manifest.targets] if len(brokers) else brokers
-        names = list(dict.fromkeys(of_row.tolist()))
-        works = (self._end_on(name, manifest, np.flatnonzero(of_row == name), outcome) for name in names)
+        names = list(dict.fromkeys(broker for _, broker, _ in manifest.head.queues))
+        numbers = np.array([names.index(broker) for _, broker, _ in manifest.head.queues], np.int32)
+        of_row = numbers[manifest.targets] if len(numbers) else numbers
+        works = (
+            self._end_on(names[number], manifest, np.flatnonzero(of_row == number), outcome)
+            for number in np.unique(of_row).tolist()
+        )
         for result in await asyncio.gather(*works, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result

@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.results import SendResult
-from rocketspark.errors import MessageIllegal, RocketSparkError, ServerError
+from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties, sysflags
@@ -30,7 +29,7 @@ from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSender
-from rocketspark.spark.write.rows import CheckedRows, parts
+from rocketspark.spark.write.rows import CheckedRows, Text, parts
 from rocketspark.spark.write.sends_in_flight import SendsInFlight
 
 # No question about a half message for so long: a batch is ended, or its rows are known to its successor, before.
@@ -46,6 +45,8 @@ PREPARED = sysflags.TRANSACTION_PREPARED
 
 # Half messages of one batch: their places come back in one reply.
 BATCH_ROWS_MAX = 4096
+# Batches of this size are taken by a broker that takes no larger ones, for its limits of messages or files.
+SMALL_BATCH_BYTES = 256 << 10
 # Where half messages are stored: the numbers of their queues, their offsets in the half queue, physical offsets.
 Places = NDArray[np.int64]
 
@@ -64,6 +65,7 @@ class HalfMessageSender:
         self._queues: dict[MessageQueue, int] = {}
         self._ordered = False
         self._abilities = BrokerAbilities(log, options.timeout_ms)
+        self._bytes_max = options.batch_bytes_max
         # Handles that no manifest has yet.
         self._found: list[Places] = []
         self._found_count = 0
@@ -100,10 +102,10 @@ class HalfMessageSender:
             )
         numbers = pa.array(np.arange(self._rows, self._rows + rows.count)).cast(pa.string())
         rows.texts |= {
-            properties.TRANSACTION: _same("true", rows.count),
-            properties.PRODUCER_GROUP: _same(self._log.topic, rows.count),
-            properties.CHECK_IMMUNITY_S: _same(str(IMMUNITY_S), rows.count),
-            DEDUPE_KEY: pc.binary_join_element_wise(_same(self._prefix, rows.count), numbers, ""),
+            properties.TRANSACTION: Text("true"),
+            properties.PRODUCER_GROUP: Text(self._log.topic),
+            properties.CHECK_IMMUNITY_S: Text(str(IMMUNITY_S)),
+            DEDUPE_KEY: Text(self._prefix, numbers),
         }
         items = self._sender.encode(rows)
         found = await self._send_all(items, rows, await self._sender.targets(rows))
@@ -168,14 +170,14 @@ class HalfMessageSender:
 
     def _alone(self, items: BatchItems) -> NDArray[np.int64]:
         """Return the items that no batch may hold: they are large, or compressed."""
-        alone = np.diff(items.starts) > self._options.batch_bytes_max
+        alone = np.diff(items.starts) > self._bytes_max
         if self._options.compression:
             alone |= items.body_bytes() > self._options.compress_over_bytes
         return np.flatnonzero(alone)
 
     def _batch_end(self, items: BatchItems, alone: NDArray[np.int64], at: int) -> int:
         """Return the end of the batch that begins at an item; `at` if this one goes alone."""
-        end = int(np.searchsorted(items.starts, int(items.starts[at]) + self._options.batch_bytes_max, "right")) - 1
+        end = int(np.searchsorted(items.starts, int(items.starts[at]) + self._bytes_max, "right")) - 1
         end = min(end, at + BATCH_ROWS_MAX, items.count)
         next_alone = int(np.searchsorted(alone, at))
         return min(end, int(alone[next_alone])) if next_alone < len(alone) else end
@@ -189,16 +191,29 @@ class HalfMessageSender:
     ) -> Places:
         try:
             sent = safely_stored(await self._sender.send(out, target, queue))
-        except ServerError as e:
-            if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        except (SendFailed, ServerError) as e:
+            if e.code == ResponseCode.MESSAGE_ILLEGAL and len(out.body) > SMALL_BATCH_BYTES:
+                self._bytes_max = SMALL_BATCH_BYTES
+            elif e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                # Its topic needs them one by one, or a broker of another kind took over.
+                self._abilities.no_batches(queue)
+            else:
                 raise
+            one_by_one = e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         else:
             return self._places(sent, positions_of(sent.offset_message_id, end - at))
-        # Nothing of it is stored: its topic needs them one by one, or a broker of another kind took over.
-        self._abilities.no_batches(queue)
+        # Nothing of it is stored.
         found = []
-        for row in range(at, end):
-            found.append(await self._send_one(self._sender.message(items, row, target, PREPARED), target, queue))
+        alone = np.arange(at, end) if one_by_one else self._alone(items)
+        while at < end:
+            stop = min(self._batch_end(items, alone, at), end)
+            if stop > at:
+                part = self._sender.halves(items, at, stop, target)
+                found.append(await self._send_batch(part, items, at, stop, target, queue))
+            else:
+                stop = at + 1
+                found.append(await self._send_one(self._sender.message(items, at, target, PREPARED), target, queue))
+            at = stop
         return np.concatenate(found, axis=1)
 
     def _places(self, sent: SendResult, positions: Sequence[int] | NDArray[np.int64]) -> Places:
@@ -248,7 +263,3 @@ def positions_of(message_ids: str, count: int) -> NDArray[np.int64]:
         raise RocketSparkError(
             f"the broker says {message_ids[:80]!r} instead of the places of {count} half messages"
         ) from None
-
-
-def _same(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), count)

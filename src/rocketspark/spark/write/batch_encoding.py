@@ -19,7 +19,7 @@ from rocketspark.errors import MessageIllegal
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks, unique_ids
-from rocketspark.spark.write.rows import CheckedRows, offsets_of
+from rocketspark.spark.write.rows import CheckedRows, Text, offsets_of
 
 # size magic crc flag bodyLength, as in protocol.batch.
 _HEAD_BYTES = 20
@@ -69,9 +69,7 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
     long.
     """
     count = rows.count
-    pieces = [_labelled(name, column) for name, column in rows.texts.items()]
-    if rows.pairs is not None:
-        pieces.append(rows.pairs)
+    pieces = _pieces(rows)
     prefix, first = ids.take(count)
     body_lengths = _lengths(rows.bodies)
     if count and not pieces and rows.flags is None and (body_lengths == body_lengths[0]).all():
@@ -86,7 +84,7 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
     middle[:, ends[2] :] = after
     lengths = np.full(count, ends[3] - 2, np.int64)
     for piece in pieces:
-        lengths += _lengths(piece)
+        lengths += len(piece.as_py()) if isinstance(piece, pa.Scalar) else _lengths(piece)
     if count and (longest := int(lengths.max())) > properties.BYTES_MAX:
         raise MessageIllegal(
             f"a row's properties, keys and tag take {longest} bytes; {properties.BYTES_MAX} are allowed"
@@ -124,10 +122,29 @@ def joined(pieces: Iterable[bytes | memoryview], topic: str) -> PreparedMessage:
     return PreparedMessage(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
 
 
-def _labelled(name: str, column: pa.Array) -> pa.BinaryArray:
-    """Return the property of each row as stored, null where the row has none."""
-    label = pa.scalar(f"{name}\x01".encode(), _BINARY)
-    return pc.binary_join_element_wise(label, column.cast(_BINARY), pa.scalar(b"\x02", _BINARY), _NOTHING)
+def _pieces(rows: CheckedRows) -> list[pa.BinaryArray | pa.BinaryScalar]:
+    """Return the rows' properties as columns to be joined, and between them what is the same for all rows."""
+    pieces: list[pa.BinaryArray | pa.BinaryScalar] = []
+    same = b""
+    for name, given in rows.texts.items():
+        text = given if isinstance(given, Text) else Text("", given)
+        label = f"{name}\x01{text.before}".encode()
+        if text.column is None:
+            same += label + b"\x02"
+            continue
+        column = text.column.cast(_BINARY)
+        if column.null_count:
+            # Where a row has none, it has no label either.
+            ends = pa.scalar(label, _BINARY), column, pa.scalar(b"\x02", _BINARY)
+            pieces += [pa.scalar(same, _BINARY), pc.binary_join_element_wise(*ends, _NOTHING)]
+            same = b""
+        else:
+            pieces += [pa.scalar(same + label, _BINARY), column]
+            same = b"\x02"
+    pieces.append(pa.scalar(same, _BINARY))
+    if rows.pairs is not None:
+        pieces.append(rows.pairs)
+    return [piece for piece in pieces if not isinstance(piece, pa.Scalar) or piece.as_py()]
 
 
 def _lengths(column: pa.BinaryArray) -> NDArray[np.int32]:

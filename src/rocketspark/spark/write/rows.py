@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +54,13 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         at = end
 
 
+class Text(NamedTuple):
+    """The value of a property: a text that is the same for all rows, and behind it one of each row, if there is any."""
+
+    before: str
+    column: pa.Array | None = None
+
+
 class CheckedRows:
     """The rows of an Arrow batch, checked.
 
@@ -68,7 +76,7 @@ class CheckedRows:
         self.topic = None if topic is None else validators.check_target(topic)
         self.bodies = self._bodies()
         self.topics = self._topics() if topic is None else None
-        self.texts: dict[str, pa.Array] = {}
+        self.texts: dict[str, pa.Array | Text] = {}
         for name, stored in _TEXTS.items():
             if (column := self._text(name)) is not None:
                 self.texts[stored] = column

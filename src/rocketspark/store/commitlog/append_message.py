@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from rocketspark.errors import MessageIllegal, StoreError
 from rocketspark.protocol.message import record, record_crc, record_layout, sysflags
-from rocketspark.protocol.message.batch import Layout
 from rocketspark.protocol.message.properties import BYTES_MAX as PROPERTIES_BYTES_MAX
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,
@@ -399,7 +398,7 @@ class MessageAppender:
         self,
         topic: bytes,
         queue_id: int,
-        layout: Layout,
+        layout: batch_append.Batch,
         codes: NDArray[np.int64],
         keys: BatchKeys,
         now_ms: int,

@@ -6,17 +6,21 @@ import struct
 import zlib
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
-from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4
+from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, PROPERTIES_LENGTH_BYTES
 
 # A record's fixed part: 15 fields in 88 bytes, one element a record.
 _HEAD = record_layout.head_type(*record_layout.AT)
+# Records of one shape are put together in pieces of this size, which the processor's cache holds.
+PIECE_BYTES = 128 << 10
+Bytes = NDArray[np.uint8]
 
 
 class Commits(NamedTuple):
@@ -26,18 +30,63 @@ class Commits(NamedTuple):
     crcs: NDArray[np.uint32]
 
 
+class AlikeMessages(NamedTuple):
+    """Messages of one shape, as parts that lie side by side: a row for each message, or one that is the same for all.
+
+    `crcs`: of the bodies; `prepared`: of commits, the physical offsets of their half messages.
+    """
+
+    flags: NDArray[np.int32]
+    bodies: Bytes
+    properties: tuple[Bytes, ...]
+    crcs: NDArray[np.uint32]
+    prepared: NDArray[np.int64] | None = None
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return len(self.bodies)
+
+    @property
+    def body_bytes(self) -> NDArray[np.int64]:
+        """Return the length of the bodies, in an array of one."""
+        return np.array([self.bodies.shape[1]])
+
+    @property
+    def properties_bytes(self) -> NDArray[np.int64]:
+        """Return the length of the properties, in an array of one."""
+        return np.array([sum(part.shape[1] for part in self.properties)])
+
+
+Batch = Layout | AlikeMessages
+
+
+def rows_at_once(size: int) -> int:
+    """Return how many rows of a size are worked on together."""
+    return max(1, PIECE_BYTES // size)
+
+
+def crcs_of(rows: bytes | memoryview, count: int, at: int, size: int) -> NDArray[np.uint32]:
+    """Return the checksum of `size` bytes, from byte `at` on, of each of `count` rows of one length."""
+    split = _bodies(at, size, len(rows) // count - at - size)
+    return np.fromiter(map(zlib.crc32, map(itemgetter(0), split.iter_unpack(rows))), np.uint32, count)
+
+
 @lru_cache(maxsize=256)
 def _bodies(before: int, body: int, after: int) -> struct.Struct:
     return struct.Struct(f"{before}x{body}s{after}x")
 
 
-def sizes(layout: Layout, suffix_bytes: int) -> NDArray[np.int64]:
+def sizes(layout: Batch, suffix_bytes: int) -> NDArray[np.int64]:
     """Return the size of each record. `suffix_bytes`: of the topic and its length."""
+    if isinstance(layout, AlikeMessages):
+        variable = int(layout.body_bytes[0] + layout.properties_bytes[0])
+        return np.full(layout.message_count, FIXED_BYTES_V4 + suffix_bytes + PROPERTIES_LENGTH_BYTES + variable)
     return layout.sizes + (FIXED_BYTES_V4 - HEAD_BYTES + suffix_bytes)
 
 
 def records(
-    layout: Layout,
+    layout: Batch,
     suffix: bytes,
     head: bytes,
     positions: NDArray[np.int64],
@@ -47,8 +96,10 @@ def records(
     """Return the records, one after another.
 
     `suffix`: topic length and topic; `head`: the fixed part of a record, right in what is the same for all of them;
-    `commits`: of half messages.
+    `commits`: of half messages, where the layout does not say it.
     """
+    if isinstance(layout, AlikeMessages):
+        return _alike_records(layout, suffix, head, positions, first_offset)
     count, body = layout.message_count, layout.body
     crcs = None if commits is None else commits.crcs
     record_sizes = sizes(layout, len(suffix))
@@ -62,8 +113,7 @@ def records(
         target[:, end : end + len(suffix)] = np.frombuffer(suffix, np.uint8)
         target[:, end + len(suffix) :] = source[:, HEAD_BYTES + body_bytes :]
         if crcs is None:
-            split = _bodies(HEAD_BYTES, body_bytes, width - HEAD_BYTES - body_bytes)
-            crcs = np.array([zlib.crc32(one) for (one,) in split.iter_unpack(body)], np.uint32)
+            crcs = crcs_of(body, count, HEAD_BYTES, body_bytes)
         heads = np.ndarray((count,), _HEAD, target, 0, (size,))
         _fill(heads, layout, record_sizes, positions, first_offset, crcs, commits)
         return target.reshape(-1).data
@@ -106,3 +156,37 @@ def _fill(
     heads["body_bytes"] = layout.body_bytes
     if commits is not None:
         heads["prepared_position"] = commits.positions
+
+
+def _alike_records(
+    messages: AlikeMessages, suffix: bytes, head: bytes, positions: NDArray[np.int64], first_offset: int
+) -> memoryview:
+    """Return records of one shape."""
+    count, body_bytes = messages.bodies.shape
+    properties_bytes = int(messages.properties_bytes[0])
+    parts = [
+        np.frombuffer(head, np.uint8)[None, :],
+        messages.bodies,
+        np.frombuffer(suffix + properties_bytes.to_bytes(PROPERTIES_LENGTH_BYTES, "big"), np.uint8)[None, :],
+        *messages.properties,
+    ]
+    size = sum(part.shape[1] for part in parts)
+    columns: list[tuple[str, int | NDArray[Any]]] = [("size", size), ("body_bytes", body_bytes)]
+    columns += [("crc", messages.crcs & CRC_MASK), ("position", positions)]
+    columns.append(("queue_offset", np.arange(first_offset, first_offset + count)))
+    if messages.flags.any():
+        columns.append(("flag", messages.flags))
+    if messages.prepared is not None:
+        columns.append(("prepared_position", messages.prepared))
+    target = np.empty((count, size), np.uint8)
+    heads = np.ndarray((count,), _HEAD, target, 0, (size,))
+    step = rows_at_once(size)
+    for row in range(0, count, step):
+        rows = slice(row, row + step)
+        end = 0
+        for part in parts:
+            begin, end = end, end + part.shape[1]
+            target[rows, begin:end] = part[rows] if len(part) == count else part
+        for name, column in columns:
+            heads[name][rows] = column[rows] if isinstance(column, np.ndarray) else column
+    return target.reshape(-1).data

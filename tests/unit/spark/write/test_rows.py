@@ -20,7 +20,7 @@ from rocketspark.protocol.message import batch, properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
 from rocketspark.spark.write.batch_encoding import encode
-from rocketspark.spark.write.rows import PART_BYTES_MAX, PART_ROWS_MAX, CheckedRows, parts
+from rocketspark.spark.write.rows import PART_BYTES_MAX, PART_ROWS_MAX, CheckedRows, Text, parts
 
 
 def rows(**columns: Any) -> CheckedRows:
@@ -108,6 +108,19 @@ def test_what_asks_for_a_later_time() -> None:
     assert made.delayed is not None
     assert made.delayed.tolist() == [False, True, True, True, True]
     assert rows(delayLevel=[0]).delayed is None
+
+
+def test_texts_that_are_the_same_for_all_rows() -> None:
+    made = rows(body=["a", "b"], tag=["x", None], keys=["k", "l"])
+    made.texts |= {"P": Text("all"), "Q": Text("row ", pa.array(["1", "22"])), "R": Text("end")}
+    found = [pairs for _, pairs, _ in decoded(made)]
+    for pairs in found:
+        del pairs["UNIQ_KEY"], pairs["WAIT"]
+    # In this order.
+    assert [list(pairs.items()) for pairs in found] == [
+        [("TAGS", "x"), ("KEYS", "k"), ("P", "all"), ("Q", "row 1"), ("R", "end")],
+        [("KEYS", "l"), ("P", "all"), ("Q", "row 22"), ("R", "end")],
+    ]
 
 
 texts = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=12)

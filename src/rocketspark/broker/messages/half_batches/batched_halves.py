@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.half_batches import half_layouts
+from rocketspark.broker.messages.half_batches import half_layouts, half_shapes
+from rocketspark.broker.messages.half_batches.half_layouts import HalfForm, StoredHalves
 from rocketspark.broker.messages.half_batches.half_runs import (
     COMMITTED,
     COPIED,
@@ -24,6 +25,7 @@ from rocketspark.broker.messages.half_batches.half_runs import (
     HalfRun,
     HalfRuns,
 )
+from rocketspark.broker.messages.half_batches.half_shapes import HalfShape, Rest, StoredAlike
 from rocketspark.broker.messages.half_messages import immunity_ms_of
 from rocketspark.broker.messages.put_message import AcceptedBatch, PutMessage, pairs_of
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
@@ -32,13 +34,15 @@ from rocketspark.errors import ServerError
 from rocketspark.model.histogram import Histogram
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import batch, record_layout, sysflags
-from rocketspark.store.commitlog.batch_append import Commits
+from rocketspark.store.commitlog.batch_append import Batch, Commits
 from rocketspark.store.store import Store
 
 _HALF_TOPIC = topic_names.HALF_TOPIC.encode()
 _SUFFIX = record_layout.topic_field(_HALF_TOPIC)
 # Half messages of a batch, stored in one turn of the loop: some 1 us each.
 BATCH_MAX = 16_384
+# Shapes kept, of some KB each.
+SHAPES_MAX = 1024
 
 
 class Ended(NamedTuple):
@@ -80,6 +84,8 @@ class BatchedHalves:
         self._put_message = put_message
         self._stats = stats
         self.runs = HalfRuns()
+        # By topic and queue, that of the batch before.
+        self._shapes: dict[tuple[str, int], HalfShape] = {}
 
     def prepare(
         self, topic: str, queue_id: int, body: bytes, sys_flag: int, born_time_ms: int, born_host: bytes, now_ms: int
@@ -88,18 +94,22 @@ class BatchedHalves:
         layout = batch.scan(body)
         if layout is not None and layout.message_count > BATCH_MAX:
             raise too_many(layout.message_count, BATCH_MAX)
-        rules, name = self._put_message.rules, topic.encode()
-        target = {b"REAL_TOPIC": name, b"REAL_QID": b"%d" % queue_id}
+        target = {b"REAL_TOPIC": topic.encode(), b"REAL_QID": b"%d" % queue_id}
         if layout is None or topic_names.target_of(target) != (topic, queue_id):
             return None
-        form = half_layouts.half_form(
-            *(layout, pairs_of, self._put_message.tag_code, name, queue_id, rules.first_mark, rules.marks)
-        )
-        if form is None:
-            return None
+        form: HalfShape | HalfForm | None
+        shape = self._shape(layout, topic, queue_id) if layout.width else None
+        messages: Batch
+        if shape is not None and (alike := shape.halves(layout)) is not None:
+            form, (messages, found, ids) = shape, alike
+        else:
+            shape, form = None, self._form(layout, topic, queue_id)
+            if form is None:
+                return None
+            messages, found, ids = form.layout, form.found, form.ids
         flags = sys_flag & ~(sysflags.TRANSACTION_MASK | record_layout.HOST_FLAGS)
         accepted = self._put_message.accept_layout(
-            topic_names.HALF_TOPIC, 0, form.layout, flags, born_time_ms, born_host, found=form.found
+            topic_names.HALF_TOPIC, 0, messages, flags, born_time_ms, born_host, found=found
         )
         if accepted is None:
             return None
@@ -116,11 +126,12 @@ class BatchedHalves:
             immunity_ms=immunity_ms_of(None if form.immunity is None else form.immunity.decode()),
             cut=form.cut,
             after=form.after,
+            shape=shape,
             states=np.zeros(len(positions), np.uint8),
             open_count=len(positions),
-            digest=_digest(name, form.group, form.ids),
+            digest=_digest(topic.encode(), form.group, ids),
         )
-        return PreparedBatch(accepted, run, form.ids)
+        return PreparedBatch(accepted, run, ids)
 
     def add(self, run: HalfRun) -> tuple[list[int], bool]:
         """Add a run that was prepared.
@@ -137,6 +148,25 @@ class BatchedHalves:
             before.open_count = 0
             self.runs.note_ended(before)
         return (rows + before.first).tolist(), bool((before.states == ELSEWHERE).any())
+
+    def _shape(self, layout: batch.Layout, topic: str, queue_id: int) -> HalfShape | None:
+        """Return the shape of a batch's first message; None if it has none."""
+        rules = self._put_message.rules
+        rest = Rest(rules.first_mark, rules.marks, _SUFFIX)
+        shape = self._shapes.get((topic, queue_id))
+        if shape is None or not shape.fits(layout, rest):
+            shape = half_shapes.shape_of(layout, topic.encode(), queue_id, rest)
+            if shape is not None:
+                if len(self._shapes) >= SHAPES_MAX:
+                    self._shapes.clear()
+                self._shapes[topic, queue_id] = shape
+        return shape
+
+    def _form(self, layout: batch.Layout, topic: str, queue_id: int) -> HalfForm | None:
+        rules = self._put_message.rules
+        return half_layouts.half_form(
+            *(layout, pairs_of, self._put_message.tag_code, topic.encode(), queue_id, rules.first_mark, rules.marks)
+        )
 
     def end(
         self,
@@ -205,20 +235,24 @@ class BatchedHalves:
         stored = self._store.log.slice(int(positions[0]), end - int(positions[0]))
         if stored is None:
             return None
-        form = half_layouts.committed_form(stored, positions, run.first + at, end, _SUFFIX, run.cut, run.after)
+        form: StoredAlike | StoredHalves | None = None
+        if run.shape is not None:
+            form = run.shape.committed(stored, positions, run.first + at)
+        if form is None:
+            form = half_layouts.committed_form(stored, positions, run.first + at, end, _SUFFIX, run.cut, run.after)
         if form is None:
             return None
         flags = form.sys_flag & ~record_layout.HOST_FLAGS | sysflags.TRANSACTION_COMMIT
+        target = run.topic, run.queue_id
         try:
-            accepted = self._put_message.accept_layout(
-                run.topic,
-                run.queue_id,
-                form.layout,
-                flags,
-                form.born_time_ms,
-                form.born_host,
-                Commits(positions, form.crcs),
-            )
+            if isinstance(form, StoredAlike):
+                accepted = self._put_message.accept_layout(
+                    *target, form.messages, flags, form.born_time_ms, form.born_host, found=form.found
+                )
+            else:
+                accepted = self._put_message.accept_layout(
+                    *target, form.layout, flags, form.born_time_ms, form.born_host, Commits(positions, form.crcs)
+                )
         except ServerError as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise

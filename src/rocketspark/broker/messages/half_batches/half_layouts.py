@@ -15,19 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker.messages import batch_properties
-from rocketspark.broker.messages.batch_properties import Wanted
+from rocketspark.broker.messages.batch_properties import ID, Found, Wanted
 from rocketspark.broker.messages.timers.timer_rules import TIMER_PROPERTIES
 from rocketspark.protocol.message import properties, record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1
-from rocketspark.store.index.key_hashes import BatchKeys
 
 Pairs = Callable[[bytes], dict[bytes, bytes]]
 Bytes = NDArray[np.uint8]
-Found = tuple[NDArray[np.int64], BatchKeys]
-_GROUP, _IMMUNITY, _ID = b"PGROUP", b"CHECK_IMMUNITY_TIME_IN_SECONDS", b"UNIQ_KEY"
+GROUP, IMMUNITY = b"PGROUP", b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 # Messages with one of these are prepared one by one: the broker writes them itself, or they ask for a later time.
-_OWN = {
+OWN = {
     *(b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"__transactionId__", b"__CRC32#", b"TRANSACTION_CHECK_TIMES"),
     *TIMER_PROPERTIES,
 }
@@ -62,14 +60,14 @@ def half_form(
     marks: bytes,
 ) -> HalfForm | None:
     """Return a batch of messages for a queue as half messages; None if they must be prepared one by one."""
-    wanted = Wanted((_ID, _GROUP, _IMMUNITY))
+    wanted = Wanted((ID, GROUP, IMMUNITY))
     found = batch_properties.read(layout, pairs_of, tag_code, wanted)
-    if first_mark in wanted.names or not wanted.names.isdisjoint(_OWN):
+    if first_mark in wanted.names or not wanted.names.isdisjoint(OWN):
         return None
-    group = _common(wanted, _GROUP, layout.message_count)
-    immunity = _common(wanted, _IMMUNITY, layout.message_count)
+    group = _common(wanted, GROUP, layout.message_count)
+    immunity = _common(wanted, IMMUNITY, layout.message_count)
     ids = _ids(wanted, layout.message_count)
-    if not group or ids is None or (immunity is None and _IMMUNITY in wanted.names):
+    if not group or ids is None or (immunity is None and IMMUNITY in wanted.names):
         return None
     data = np.frombuffer(layout.body, np.uint8)
     if (data[layout.properties_at + layout.properties_bytes - 1] != 2).any():
@@ -99,8 +97,8 @@ def _common(wanted: Wanted, name: bytes, count: int) -> bytes | None:
 
 def _ids(wanted: Wanted, count: int) -> Bytes | None:
     """Return the unique id of each message; None if one lacks it, two have the same, or they are not equally long."""
-    kinds = wanted.alike[_ID]
-    singles = [(row, pairs.get(_ID, b"")) for row, pairs in wanted.single]
+    kinds = wanted.alike[ID]
+    singles = [(row, pairs.get(ID, b"")) for row, pairs in wanted.single]
     widths = {texts.shape[1] for _, texts in kinds} | {len(text) for _, text in singles}
     if len(widths) != 1 or 0 in widths or sum(len(rows) for rows, _ in kinds) + len(singles) != count:
         return None
@@ -109,11 +107,14 @@ def _ids(wanted: Wanted, count: int) -> Bytes | None:
         found[rows] = texts
     for row, text in singles:
         found[row] = np.frombuffer(text, np.uint8)
+    return found if all_differ(found) else None
+
+
+def all_differ(ids: Bytes) -> bool:
+    """Tell whether no two unique ids are the same."""
     # A producer's ids mostly rise.
-    texts = found.view(f"S{found.shape[1]}").ravel()
-    if not (texts[1:] > texts[:-1]).all() and len({row.tobytes() for row in found}) < count:
-        return None
-    return found
+    texts = ids.view(f"S{ids.shape[1]}").ravel()
+    return bool((texts[1:] > texts[:-1]).all()) or len({row.tobytes() for row in ids}) == len(ids)
 
 
 def _with_tails(layout: Layout, tails: Bytes) -> Layout:

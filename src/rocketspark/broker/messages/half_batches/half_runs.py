@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.broker.messages.half_batches.half_shapes import HalfShape
+
 # OPEN waits for its end; ELSEWHERE: it is one of `Transactions`' own again; COPIED: a newer run has it again.
 OPEN, COMMITTED, ROLLED_BACK, ELSEWHERE, COPIED = 0, 1, 2, 3, 4
 # Rows of runs without open ones that are kept, so that a repeated end finds its outcome: 9 bytes each.
@@ -23,7 +25,8 @@ class HalfRun(msgspec.Struct, eq=False):
     """Half messages of one queue, one behind another in the half queue and in the log.
 
     `first`: the half queue's offset of the first; `end`: the physical offset after the last; `cut`, `after`: as in
-    `half_layouts.HalfForm`; `states`: of each; `digest`: of topic, group and unique ids, which copies have in common.
+    `half_layouts.HalfForm`; `shape`: of all, if they have one; `states`: of each; `digest`: of topic, group and unique
+    ids, which copies have in common.
     """
 
     first: int
@@ -36,6 +39,7 @@ class HalfRun(msgspec.Struct, eq=False):
     immunity_ms: int
     cut: bytes
     after: int
+    shape: HalfShape | None
     states: NDArray[np.uint8]
     open_count: int
     digest: bytes
