@@ -147,3 +147,41 @@ def test_a_table_of_others_is_refused_and_left_alone(scene: Scene, tmp_path: Pat
     ]
     assert "cannot be used" in broken
     assert "\n" not in broken
+
+
+def written(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of each file in a folder and below."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_damaged_table_is_told_in_a_line_and_left_alone(scene: Scene, table_format: str, tmp_path: Path) -> None:
+    topic = f"damaged-{table_format}"
+    where = {"place": str(tmp_path)}
+    scene.send(topic, 0, 5)
+    assert scene.ask("archive", table_format, topic, **where).get("rows") == 5
+    scene.send(topic, 5, 8)
+    # The newest file of Delta's log becomes unreadable, that of Iceberg's metadata is gone.
+    log = "_delta_log/*.json" if table_format == "delta" else "rocketspark/archive/metadata/*.metadata.json"
+    newest = max(tmp_path.glob(log), key=lambda path: path.stat().st_mtime_ns)
+    whole = newest.read_bytes()
+    if table_format == "delta":
+        newest.write_bytes(b"{damaged")
+    else:
+        newest.unlink()
+    before = written(tmp_path)
+    for do in ("archive", "figures"):
+        told = scene.ask(do, table_format, topic, **where)["error"]
+        says = "of the table is gone or damaged: bring it back from a copy, or archive to another place"
+        assert told == f"RocketSparkError: {newest.name} {says}"
+        assert written(tmp_path) == before
+    newest.write_bytes(whole)
+    if table_format == "iceberg":
+        # Without its catalog the table is not begun anew beside the files that are there.
+        catalog = (tmp_path / "catalog.db").rename(tmp_path / "aside.db")
+        unknown = scene.ask("archive", table_format, topic, **where)["error"]
+        assert "holds the files of a table that the catalog" in unknown
+        catalog.replace(tmp_path / "catalog.db")
+    done = scene.ask("archive", table_format, topic, **where)
+    assert (done.get("rows"), done.get("total_rows")) == (3, 8), done

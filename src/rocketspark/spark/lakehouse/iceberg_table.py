@@ -118,6 +118,12 @@ class IcebergTable(ArchiveTable):
     def _make(self) -> None:
         namespace = self.place.name.rpartition(".")[0]
         properties = ", ".join(f"'{name}'='{value}'" for name, value in _PROPERTIES.items())
+        folder = f"{self.place.place}/{self.place.name.replace('.', '/')}"
+        if object_store.is_there(self.spark, f"{folder}/data"):
+            raise ConfigError(
+                f"{folder} holds the files of a table that the catalog {self.place.catalog} does not know: give the"
+                " catalog that does, or archive to another place"
+            )
         with self._asking():
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.catalog}.{namespace}")
             self.spark.sql(

@@ -283,6 +283,17 @@ def _look(spark: SparkSession, target: str, writes: bool) -> None:
         system.close()
 
 
+def is_there(spark: SparkSession, place: str) -> bool:
+    """Tell whether a file or folder is there. Over Spark Connect, which cannot tell, the answer is no."""
+    if not scheme_of(place):
+        return Path(place).exists()
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return False
+    path = jvm.org.apache.hadoop.fs.Path(uri(place))
+    return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))
+
+
 def write_text(spark: SparkSession, place: str | Path, text: str) -> None:
     """Write a file on an object store, whole or not at all. Raises ConfigError over Spark Connect, which cannot."""
     jvm: Any = getattr(spark, "_jvm", None)

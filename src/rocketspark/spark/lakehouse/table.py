@@ -221,6 +221,26 @@ def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: 
         raise ConfigError(f"{place} is no archive's table: it is not partitioned by topic and hour; name another place")
 
 
+# What a format says whose log, metadata or data are gone or cannot be read; and the file, where it is named.
+_DAMAGED = re.compile(
+    r"FAILED_READ_FILE\.(FILE_NOT_EXIST|PARQUET_|CANNOT_READ_FILE_FOOTER)|FAILED_READ_FILE[^\n]*/_delta_log/"
+    r"|is not a Parquet file|DELTA_(LOG_FILE_NOT_FOUND|TRUNCATED_TRANSACTION_LOG|VERSIONS_NOT_CONTIGUOUS"
+    r"|STATE_RECOVER_ERROR|FILE_NOT_FOUND|MISSING_PART_FILES|MISSING_FILES_UNEXPECTED|LOG_FILE_MALFORMED)"
+    r"|iceberg\.exceptions\.NotFoundException: (Failed to open|File does not exist)|InvalidAvroMagicException"
+    r"|Not an Avro data file|RuntimeIOException: Failed to read file"
+)
+_DAMAGED_FILE = re.compile(r"[^\s/'\",;:()]+\.(?:json|avro|parquet)\b")
+
+
+def damage_in(text: str) -> str:
+    """Return what a person needs of an error that says that files of a table are gone or damaged, else ""."""
+    if not _DAMAGED.search(text):
+        return ""
+    found = _DAMAGED_FILE.search(text)
+    name = f"{found[0]} of the table" if found else "a file of the table"
+    return f"{name} is gone or damaged: bring it back from a copy, or archive to another place"
+
+
 # ------------------------------------------------------------------ a table
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.lakehouse import object_store, packages
+from rocketspark.spark.lakehouse.table import damage_in
 from rocketspark.spark.this_python import prefer_this_python
 
 if TYPE_CHECKING:
@@ -215,9 +216,16 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except PySparkException as e:
-        raise RocketSparkError(one_line(str(e))) from e
+        raise RocketSparkError(_of_table(e) or one_line(str(e))) from e
     except Py4JError as e:
-        raise RocketSparkError(f"Spark: {one_line(str(getattr(e, 'java_exception', e)))}") from e
+        says = _of_table(e) or f"Spark: {one_line(str(getattr(e, 'java_exception', e)))}"
+        raise RocketSparkError(says) from e
+
+
+def _of_table(error: Exception) -> str:
+    """Return the line of an error that says that a table is damaged, else ""."""
+    text = f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+    return "" if _OURS.search(text) else object_store.hidden(damage_in(text))
 
 
 _OURS = re.compile(r"\brocketspark(?:\.\w+)+: (.+)$", re.M)

@@ -23,6 +23,7 @@ from rocketspark.spark.lakehouse.table import (
     archive_at,
     archive_for,
     check_columns,
+    damage_in,
     decode_state,
     offsets_of,
     table_place,
@@ -148,6 +149,40 @@ def test_a_commit_says_what_was_given_and_no_other_one_does() -> None:
 def test_forgotten_commits_are_made_good_by_the_rows() -> None:
     found = offsets_of({("t", "b", 1): 7, ("t", "b", 0): 3, ("u", "c", 0): 1})
     assert found == {"t": {"b": {"0": 3, "1": 7}}, "u": {"c": {"0": 1}}}
+
+
+LOG = "Encountered error while reading file file:///t/_delta_log/00000000000000000003.json.  SQLSTATE: KD001"
+METADATA = "Failed to open input stream for file: /t/metadata/00006-8af3.metadata.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        (f"[FAILED_READ_FILE.NO_HINT] {LOG}", "00000000000000000003.json"),
+        ("[FAILED_READ_FILE.FILE_NOT_EXIST] read file file:///t/topic=a/part-1.c000.snappy.parquet. File does",
+         "part-1.c000.snappy.parquet"),
+        ("[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions (0, 2) are not contiguous.", "a file"),
+        (f"o1.table : org.apache.iceberg.exceptions.NotFoundException: {METADATA}", "00006-8af3.metadata.json"),
+        ("Caused by: org.apache.iceberg.exceptions.NotFoundException: File does not exist: s3a://b/t/data/x.parquet",
+         "x.parquet"),
+    ],
+)  # fmt: skip
+def test_damage_of_a_table_names_the_file_and_what_to_do(text: str, file: str) -> None:
+    says = "of the table is gone or damaged: bring it back from a copy, or archive to another place"
+    assert damage_in(text) == f"{file} {says}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[TABLE_OR_VIEW_NOT_FOUND] The table cannot be found",
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3a://b/x.parquet. Connection reset",
+        "[PATH_NOT_FOUND] Path does not exist: file:/t/x.json",
+        "",
+    ],
+)
+def test_what_is_no_damage_is_not_called_so(text: str) -> None:
+    assert damage_in(text) == ""
 
 
 def test_a_table_of_others_is_refused() -> None:
