@@ -15,6 +15,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.hooks import Consuming, Hooks
 from rocketspark.errors import RocketSparkError
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing.cluster import run_cluster
 from rocketspark.testing.process import run_server_process
 
@@ -199,3 +200,37 @@ def test_batches_that_are_stored_as_one_record_come_again_and_are_acknowledged()
                 (b"b%d" % i, 1, "batches") for i in range(3)
             ]
             consumer.ack(again)
+
+
+def test_a_push_consumer_acknowledges_a_batch_when_all_its_messages_are_done() -> None:
+    """One record, one acknowledgement: told earlier, a consumer that dies would lose the rest."""
+    with run_cluster() as cluster:
+        with SyncOperations(cluster.namesrv) as operations:
+            operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
+            operations.put_group("g")
+            operations.set_request_mode("batches", "g", "POP")
+        with Producer(cluster.namesrv, "p") as producer:
+            producer.send_batch([Message(topic="batches", body=b"%d" % i) for i in range(3)])
+        seen, last, asked = Seen(), threading.Event(), threading.Event()
+
+        def listener(message: ReceivedMessage) -> None:
+            if message.body == b"2":
+                last.set()
+                asked.wait(LIMIT_S)
+
+        consumer = PushConsumer(cluster.namesrv, "g", pop=True, threads=1, consume_from="first", hooks=[seen])
+        consumer.subscribe("batches")
+        consumer.listen(listener)
+        with consumer:
+            assert last.wait(LIMIT_S)
+            popping = consumer._core._popping
+            assert popping is not None
+            (batch,) = popping._batches
+            end = time.monotonic() + LIMIT_S
+            while len(batch.pending) > 1:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert not popping._finishing, "nothing is told of the two that are done"
+            asked.set()
+        acks = (RequestCode.ACK_MESSAGE, RequestCode.BATCH_ACK_MESSAGE)
+        assert [code for code in seen.requests if code in acks] == [RequestCode.ACK_MESSAGE]

@@ -154,7 +154,7 @@ class PopReading:
             log.error("%s is not given to the listener, but set aside: %s", where, message.body_error)
             batch.counts.failed += 1
             batch.finish([message])
-            self._task(self._bury(message))
+            self._task(self._bury(batch, message))
         good = [m for m in messages if m.body_error is None] if spoiled else messages
         if good:
             self._deliver(batch, good)
@@ -167,7 +167,7 @@ class PopReading:
                 messages = [m for unit in units for m in _messages(unit)]
                 batch.counts.taken += len(messages)
                 batch.finish(messages)
-                acked += messages
+                acked += batch.to_acknowledge(messages)
         if acked:
             self._task(self._ack(acked))
         for unit in failed:
@@ -177,7 +177,7 @@ class PopReading:
                 batch.counts.failed += len(messages)
                 batch.finish(messages)
                 for message in messages:
-                    self._task(self._fail(message))
+                    self._task(self._fail(batch, message))
         return [u for u in done if not isinstance(u[0], PopBatch)], [
             u for u in failed if not isinstance(u[0], PopBatch)
         ]
@@ -203,11 +203,11 @@ class PopReading:
             return True
         return False
 
-    async def _fail(self, message: ReceivedMessage) -> None:
+    async def _fail(self, batch: PopBatch, message: ReceivedMessage) -> None:
         if self._is_late(message):
             return
         if 0 <= self._attempts_max <= message.reconsume_times:
-            await self._bury(message)
+            await self._bury(batch, message)
             return
         try:
             await self._calls.change_invisible_time(message, self._how.delay_ms(message.reconsume_times))
@@ -215,10 +215,10 @@ class PopReading:
             text = "group %s: message %s comes again when its invisible time is over: %s"
             log.warning(text, self._group, message.message_id, e)
 
-    async def _bury(self, message: ReceivedMessage) -> None:
+    async def _bury(self, batch: PopBatch, message: ReceivedMessage) -> None:
         try:
             await self._give_up(message)
-            await self._calls.ack([message])
+            await self._calls.ack(batch.to_acknowledge([message]))
         except Exception as e:
             text = "group %s: message %s is not taken as a dead letter, it comes again: %s"
             log.warning(text, self._group, message.message_id, e)

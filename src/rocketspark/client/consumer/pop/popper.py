@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -70,19 +71,33 @@ class PopBatch:
     `dropped`: calls that did not begin are left out. `counts`: as a puller's.
     """
 
-    __slots__ = ("_end_s", "_over", "_popper", "counts", "pending")
+    __slots__ = ("_end_s", "_over", "_popper", "_shared", "counts", "pending")
 
     def __init__(self, popper: Popper, messages: list[ReceivedMessage], end_s: float) -> None:
         self._popper = popper
         self._end_s = end_s
         self.counts = popper.counts
         self.pending = {id(m): m for m in messages}
+        # Of a batch that is stored as one record, how many messages with its handle are not done; None without any.
+        handles = Counter(m.receipt_handle for m in messages)
+        self._shared = handles if len(handles) < len(messages) else None
         self._over = asyncio.get_running_loop().call_later(max(end_s - time.monotonic(), 0), self._expire)
 
     @property
     def dropped(self) -> bool:
         """Tell whether the invisible time is over, so that the messages come again."""
         return time.monotonic() >= self._end_s
+
+    def to_acknowledge(self, done: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Return those of these messages by which brokers are told: of several with one handle the last to be done."""
+        if self._shared is None:
+            return done
+        last = []
+        for message in done:
+            self._shared[message.receipt_handle] -= 1
+            if not self._shared[message.receipt_handle]:
+                last.append(message)
+        return last
 
     def finish(self, messages: Iterable[ReceivedMessage]) -> None:
         """Count messages as finished: their fate is in other hands."""
