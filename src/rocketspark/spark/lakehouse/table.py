@@ -227,7 +227,7 @@ _DAMAGED = re.compile(
     r"|is not a Parquet file|DELTA_(LOG_FILE_NOT_FOUND|TRUNCATED_TRANSACTION_LOG|VERSIONS_NOT_CONTIGUOUS"
     r"|STATE_RECOVER_ERROR|FILE_NOT_FOUND|MISSING_PART_FILES|MISSING_FILES_UNEXPECTED|LOG_FILE_MALFORMED)"
     r"|iceberg\.exceptions\.NotFoundException: (Failed to open|File does not exist)|InvalidAvroMagicException"
-    r"|Not an Avro data file|RuntimeIOException: Failed to read file"
+    r"|Not an Avro data file|RuntimeIOException: Failed to (read|open) file"
 )
 _DAMAGED_FILE = re.compile(r"[^\s/'\",;:()]+\.(?:json|avro|parquet)\b")
 

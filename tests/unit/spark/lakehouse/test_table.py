@@ -165,6 +165,8 @@ METADATA = "Failed to open input stream for file: /t/metadata/00006-8af3.metadat
         (f"o1.table : org.apache.iceberg.exceptions.NotFoundException: {METADATA}", "00006-8af3.metadata.json"),
         ("Caused by: org.apache.iceberg.exceptions.NotFoundException: File does not exist: s3a://b/t/data/x.parquet",
          "x.parquet"),
+        (": org.apache.iceberg.exceptions.RuntimeIOException: Failed to open file: /t/metadata/snap-17-1-a.avro",
+         "snap-17-1-a.avro"),
     ],
 )  # fmt: skip
 def test_damage_of_a_table_names_the_file_and_what_to_do(text: str, file: str) -> None:
