@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-from tests.unit.proxy.conftest import RawClient, RunningProxy
+from tests.patience import LIMIT_S
+from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
 from rocketspark.proxy.call import Call
 from rocketspark.proxy.statuses import status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
+from rocketspark.testing.cluster import Cluster
 
 FORGED = {
     "rpc-remote-address": "198.51.100.1:1",
@@ -58,3 +61,25 @@ def test_the_inner_port_takes_no_calls(echo: RunningProxy) -> None:
     answer = client.call("SyncLiteSubscription", messages.SyncLiteSubscriptionRequest())
     client.close()
     assert answer.status.code == Code.UNAUTHORIZED
+
+
+def test_a_connection_without_calls_ends_after_its_time_and_pings_are_answered(cluster: Cluster) -> None:
+    """By the time that a client may be silent, here a second."""
+
+    def frame(kind: int, flags: int, payload: bytes = b"") -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + bytes(4) + payload
+
+    with running_proxy(cluster.namesrv, client_idle_ms=1000) as proxy:
+        host, _, port = proxy.address.rpartition(":")
+        with socket.create_connection((host, int(port)), LIMIT_S) as idle:
+            idle.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0) + frame(4, 1) + frame(6, 0, b"8 octets"))
+            kinds, answered = [], b""
+            received = idle.makefile("rb")
+            while head := received.read(9):
+                payload = received.read(int.from_bytes(head[:3], "big"))
+                kinds.append(head[3])
+                if head[3] == 6 and head[4] & 1:
+                    answered = payload
+            assert answered == b"8 octets"
+            # GOAWAY, and then the end.
+            assert 7 in kinds
