@@ -388,6 +388,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def populate_ahead(self) -> None:
         """Prepare blocks and pages for the next appends. For a thread. Raises StoreFull, StoreUnwritable."""
         self.log.populate_ahead()
+        if self.index_service is not None:
+            self.index_service.populate_ahead()
 
     def expire_steps(
         self, before_ms: int, count_max: int = 10, *, forced: bool = False

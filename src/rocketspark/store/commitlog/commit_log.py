@@ -32,6 +32,7 @@ _SIZE_MAGIC = record_layout.only("size", "magic")
 _HEAD = record_layout.only("size", "magic", "position")
 RESERVE_STEP_BYTES = 32 << 20
 POPULATE_BYTES_MIN = 1 << 20
+POPULATE_BYTES_MIN_BY_CALLS = 8 << 20
 POPULATE_BYTES_MAX = 32 << 20
 # So many bytes at once are written by a call: by the map each page of a new part of a file costs a fault, which takes
 # five times as long as the write.
@@ -74,7 +75,7 @@ class CommitLog:
         self._names_new = True
         self._populated = 0
         self._populate_from = 0
-        # Bytes that `put` wrote by a call: no page need be prepared for as many more.
+        # Bytes that `put` wrote by calls since pages were prepared last.
         self._called_bytes = 0
         self._room_lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -85,8 +86,7 @@ class CommitLog:
 
     def set_end(self, position: int) -> None:
         """Set the end of the log, as recovery found it; everything before counts as flushed."""
-        self.written = self.flushed = self._populated = position
-        self._populate_from = position - self._called_bytes
+        self.written = self.flushed = self._populated = self._populate_from = position
         self.limit = 0
 
     def make_room(self, size: int) -> None:
@@ -200,8 +200,7 @@ class CommitLog:
                 for at in range(max(position - start, 0), stop, _ZEROS_BYTES):
                     count = min(_ZEROS_BYTES, stop - at)
                     view[at : at + count] = bytes(count)
-            self.written = self._populated = position
-            self._populate_from = position - self._called_bytes
+            self.written = self._populated = self._populate_from = position
             self.flushed = min(self.flushed, position)
             self.damaged = tuple((a, min(b, position)) for a, b in self.damaged if a < position)
 
@@ -293,10 +292,11 @@ class CommitLog:
             if self.limit == 0 or self.failed is not None:
                 return
             view_map = self.mapped_files.get(start).map
-        # What `put` has written already may not be in the end of the log yet.
-        written = max(at - self._called_bytes - self._populate_from, 0)
-        self._populate_from += written
-        ahead = min(max(4 * written, POPULATE_BYTES_MIN), POPULATE_BYTES_MAX)
+        written = max(at - self._populate_from, 0)
+        by_calls, self._called_bytes = 2 * self._called_bytes > written, 0
+        self._populate_from = at
+        least = POPULATE_BYTES_MIN_BY_CALLS if by_calls else POPULATE_BYTES_MIN
+        ahead = min(max(4 * written, least), POPULATE_BYTES_MAX)
         file_end = start + self.file_bytes
         begin = max(at, self._populated if self._populated <= at + POPULATE_BYTES_MAX else at)
         end = min(at + ahead, file_end)
@@ -308,7 +308,7 @@ class CommitLog:
                 with self._room_lock:
                     if self.base == start and self.limit:
                         self.limit = max(self.limit, reserved - BLANK_BYTES_MIN)
-            self.files.populate(view_map, begin - start, end - start)
+            self.files.populate(view_map, begin - start, end - start, for_map=not by_calls)
             self._populated = end
         # The next file is made when three quarters of this one are used.
         if at - start > self.file_bytes * 3 // 4 and file_end not in self.mapped_files.starts:

@@ -16,7 +16,9 @@ from pathlib import Path
 from rocketspark.errors import StoreFull, StoreUnwritable
 
 PAGE = mmap.PAGESIZE
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+# Pages faulted in by one call: as long waits who wants to map memory.
+_POPULATE_BYTES = 2 << 20
 _MS_SYNC = 4
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -244,10 +246,17 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def populate(self, mapped: mmap.mmap, at: int, end: int) -> bool:
-        """Fault in pages [at, end) for writing, without the GIL. False where the kernel cannot (before 5.14)."""
+    def populate(self, mapped: mmap.mmap, at: int, end: int, *, for_map: bool = True) -> bool:
+        """Fault in pages [at, end), without the GIL. False where the kernel cannot (before 5.14).
+
+        `for_map`: for writing by the map; else they are in memory for a write by a call, which costs a fraction.
+        """
         if self._madvise is None or end <= at:
             return False
         at -= at % PAGE
         held = ctypes.c_char.from_buffer(mapped)
-        return bool(self._madvise(ctypes.addressof(held) + at, end - at, _MADV_POPULATE_WRITE) == 0)
+        begin, advice = ctypes.addressof(held), _MADV_POPULATE_WRITE if for_map else _MADV_POPULATE_READ
+        return all(
+            self._madvise(begin + piece, min(_POPULATE_BYTES, end - piece), advice) == 0
+            for piece in range(at, end, _POPULATE_BYTES)
+        )

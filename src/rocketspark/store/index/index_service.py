@@ -29,6 +29,8 @@ PENDING_MAX = 512
 # Keys of batches wait in columns, which cost less.
 READY_MAX = 8192
 RESERVE_STEP_BYTES = 1 << 20
+# Of entries ahead: fewer are not worth a call.
+POPULATE_BYTES_MIN, POPULATE_BYTES_MAX = 256 << 10, 8 << 20
 _SLOT = struct.Struct(">i")
 _ENTRIES = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _INT_MAX = 0x7FFFFFFF
@@ -59,6 +61,7 @@ class IndexFile:
             self.count = 1
         self.reserved = 0
         self.flushed_count = self.count
+        self._populated_count = self._populated_at = self.count
 
     @property
     def room(self) -> int:
@@ -73,6 +76,18 @@ class IndexFile:
             at = self.reserved if self.reserved else 0
             self.files.reserve(self.path, at, step - at)
             self.reserved = step
+
+    def populate_ahead(self) -> None:
+        """Bring pages into memory for four times the entries written since the last call. For another thread."""
+        count = self.count
+        ahead = min(4 * (count - self._populated_at) * ENTRY_BYTES, POPULATE_BYTES_MAX)
+        self._populated_at = count
+        begin = max(count, self._populated_count)
+        end = min(count + ahead // ENTRY_BYTES, self.entries)
+        if (end - begin) * ENTRY_BYTES >= POPULATE_BYTES_MIN:
+            at = self._entries_at
+            self.files.populate(self.map, at + begin * ENTRY_BYTES, at + end * ENTRY_BYTES, for_map=False)
+            self._populated_count = end
 
     def write(
         self,
@@ -323,6 +338,13 @@ class IndexService:
         with self._lock:
             self._make_ready()
             self._add_ready(hashed, positions[rows], np.full(len(rows), time_ms, np.int64))
+
+    def populate_ahead(self) -> None:
+        """Bring the pages that the next entries will touch into memory. For a thread beside the appends."""
+        with self._lock:
+            file = self._open.get(self._paths[-1]) if self._paths else None
+        if file is not None:
+            file.populate_ahead()
 
     def flush(self) -> None:
         """Write the pending keys and put the index files on the disk. Raises OSError, StoreFull or StoreUnwritable."""
