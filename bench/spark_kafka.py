@@ -25,6 +25,7 @@ from bench.__main__ import machine
 from bench.fill import BATCH_COUNT, create_topic, fill, queue_counts
 from bench.half_loop import half_loop
 from bench.kafka_broker import VERSION, kafka
+from bench.page_cache import fill_page_cache
 from bench.peers import Servers, apache, ours
 from bench.plan import Plan
 from bench.raw_pull import pull_all
@@ -444,8 +445,13 @@ def sides(alone: bool, folder: Path) -> Iterator[tuple[Side, Side | None]]:
         yield mine, theirs
 
 
-def run(plan: Plan, only: tuple[str, ...] = (), rows: int = 0, report: Path | None = None) -> list[Row]:
-    """The cases, all but the long one by default; `report`: a JSON file that holds what is found so far."""
+def run(
+    plan: Plan, only: tuple[str, ...] = (), rows: int = 0, report: Path | None = None, *, full_memory: bool = False
+) -> list[Row]:
+    """The cases, all but the long one by default; `report`: a JSON file that holds what is found so far.
+
+    `full_memory`: pages of files fill the memory before each case.
+    """
     rows = rows or plan.of(2_000_000, 400_000, 2_000)
     with (
         tempfile.TemporaryDirectory(prefix="rocketspark-bench-spark-") as temporary,
@@ -454,10 +460,14 @@ def run(plan: Plan, only: tuple[str, ...] = (), rows: int = 0, report: Path | No
         bench = Bench(plan, rows, Path(temporary), mine, theirs)
         bench.load()
         for name in only or [name for name in CASES if name not in ASKED_FOR and not (plan.alone and "java" in name)]:
+            if full_memory:
+                progress("filling the memory with pages of files")
+                fill_page_cache(Path(temporary))
             getattr(bench, name)()
             if report:
                 rows_found = [row._asdict() for row in bench.found]
                 whole = {"machine": machine(), "plan": plan._asdict(), "rows": rows_found, "us_a_row": bench.where}
+                whole["full_memory"] = full_memory
                 report.write_text(json.dumps(whole, indent=1) + "\n")
     return bench.found
 
@@ -475,6 +485,9 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="10 M messages too, and the memory they take")
     parser.add_argument("--alone", action="store_true", help="without Kafka")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is found there too")
+    parser.add_argument(
+        "--full-memory", action="store_true", help="fill the memory with pages of files first, as after days of work"
+    )
     a = parser.parse_args()
     unknown = [case for case in a.cases if case not in CASES]
     if unknown:
@@ -485,7 +498,13 @@ def main() -> None:
     plan = Plan("quick" if a.quick else "full", a.runs, a.alone)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        run(plan, (*cases, *(("long",) if a.long and "long" not in cases else ())), a.rows, a.json)
+        run(
+            plan,
+            (*cases, *(("long",) if a.long and "long" not in cases else ())),
+            a.rows,
+            a.json,
+            full_memory=a.full_memory,
+        )
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         sys.exit(130)
