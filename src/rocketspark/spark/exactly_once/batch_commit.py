@@ -33,6 +33,7 @@ from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.write.read_ahead import ReadAhead
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -94,48 +95,50 @@ def send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions, attem
 
     Raises SendFailed, MessageIllegal, ConfigError, RouteNotFound.
     """
-    with plain_errors(), asyncio.Runner() as runner:
-        commit_log = CommitTopic(options)
-        runner.run(_start(commit_log))
+    with plain_errors():
+        return asyncio.run(_send_attempt(batches, options, attempt))
+
+
+async def _send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions, attempt: TaskAttempt) -> SentAttempt:
+    checksum = 0
+    async with _opened(options) as commit_log:
+        await commit_log.find()
+        state = await commit_log.state()
+        if attempt.batch is not None:
+            verdict = state.judge(commit_log.name, attempt.query, attempt.batch)
+            if verdict is BatchVerdict.REPEAT:
+                rows = 0
+                for batch in batches:
+                    rows += batch.num_rows
+                    checksum += _checksum(batch)
+                return SentAttempt(attempt.query, None, rows, checksum % _CHECKSUM_END, (), state.end)
+        sender = HalfMessageSender(
+            commit_log,
+            options,
+            attempt=uuid.uuid4().hex,
+            query=attempt.query,
+            batch=-1 if attempt.batch is None else attempt.batch,
+            partition=attempt.partition,
+        )
+        ahead = ReadAhead(batches)
+        sender.in_flight.on_failure = ahead.fail
         try:
-            state = runner.run(commit_log.state())
-            if attempt.batch is not None:
-                verdict = state.judge(commit_log.name, attempt.query, attempt.batch)
-                if verdict is BatchVerdict.REPEAT:
-                    rows = checksum = 0
-                    for batch in batches:
-                        rows += batch.num_rows
-                        checksum += _checksum(batch)
-                    return SentAttempt(attempt.query, None, rows, checksum % _CHECKSUM_END, (), state.end)
-            sender = HalfMessageSender(
-                commit_log,
-                options,
-                attempt=uuid.uuid4().hex,
-                query=attempt.query,
-                batch=-1 if attempt.batch is None else attempt.batch,
-                partition=attempt.partition,
-            )
-            checksum = 0
-            for batch in batches:
-                runner.run(sender.send(batch))
+            async for batch in ahead:
+                await sender.send(batch)
                 checksum += _checksum(batch)
-            part = runner.run(sender.finish())
-            passing("task done")
-            queues = tuple((q.topic, q.broker_name, q.queue_id) for q in sender.queues)
-            return SentAttempt(attempt.query, part, part.rows, checksum % _CHECKSUM_END, queues, state.end)
+            part = await sender.finish()
         finally:
-            runner.run(commit_log.close())
+            ahead.close()
+            await sender.close()
+        passing("task done")
+        queues = tuple((q.topic, q.broker_name, q.queue_id) for q in sender.queues)
+        return SentAttempt(attempt.query, part, part.rows, checksum % _CHECKSUM_END, queues, state.end)
 
 
 def _checksum(batch: pa.RecordBatch) -> int:
     """Return the checksum of all bodies, in whatever order they come."""
     column = batch.column(batch.schema.get_field_index("body")).drop_null().cast(pa.binary())
     return sum(map(zlib.crc32, column.to_pylist()))
-
-
-async def _start(commit_log: CommitTopic) -> None:
-    await commit_log.start()
-    await commit_log.find()
 
 
 # -- the driver -----------------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class HalfMessageSender:
         self._rows = 0
         self._sequence = 0
         self._first, self._last = 0, -1
+        self.in_flight = SendsInFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -79,8 +80,7 @@ class HalfMessageSender:
         return tuple(self._queues)
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Send the rows; returns when all are stored as half messages."""
-        await asyncio.sleep(0)
+        """Send the rows; returns when as many as may be are in flight, and the rest is stored as half messages."""
         for part in parts(batch):
             await self._send_part(part)
             if self._found_count > transaction_handles.ROWS_MAX - part.num_rows:
@@ -108,65 +108,61 @@ class HalfMessageSender:
             DEDUPE_KEY: Text(self._prefix, numbers),
         }
         items = self._sender.encode(rows)
-        found = await self._send_all(items, rows, await self._sender.targets(rows))
-        self._found += found
+        await self._send_all(items, await self._sender.targets(rows))
         self._found_count += rows.count
         self._rows += rows.count
 
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.in_flight.end()
+
+    async def _submit(self, send: Awaitable[Places], size: int) -> None:
+        """Start a send that tells where its rows are stored, when there is room. Raises the error of an earlier one."""
+        number = len(self._found)
+        self._found.append(_NOWHERE)
+
+        async def run() -> None:
+            try:
+                self._found[number] = await send
+            except Exception as e:
+                self.in_flight.fail(e)
+            finally:
+                self.in_flight.leave(size)
+
+        if not self.in_flight.has_room(size):
+            await self.in_flight.room(size)
+        self.in_flight.start(size, run())
+
     async def _send_all(
-        self, items: BatchItems, rows: CheckedRows, groups: Sequence[tuple[QueueTarget, NDArray[np.int64] | None]]
-    ) -> list[Places]:
-        """Send all items to their targets; return where they are stored, those of a target in the order of its rows.
+        self, items: BatchItems, groups: Sequence[tuple[QueueTarget, NDArray[np.int64] | None]]
+    ) -> None:
+        """Send all items to their targets, and note where they are stored, those of a target in the order of its rows.
 
         Raises the error of one that failed.
         """
-        found: list[Places] = []
-        in_flight = SendsInFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
-
-        async def submit(send: Awaitable[Places], size: int) -> None:
-            number = len(found)
-            found.append(_NOWHERE)
-
-            async def run() -> None:
-                try:
-                    found[number] = await send
-                except Exception as e:
-                    in_flight.fail(e)
-                finally:
-                    in_flight.leave(size)
-
-            if not in_flight.has_room(size):
-                await in_flight.room(size)
-            in_flight.start(size, run())
-
-        try:
-            for target, group in groups:
-                if target.queue is not None:
-                    self._ordered = True
-                mine = items if group is None else items.take(group)
-                large = self._alone(mine)
-                at = 0
-                while at < mine.count:
-                    queue = await self._sender.queues.next(target)
-                    end = self._batch_end(mine, large, at)
-                    if queue is None or end == at or not (await self._abilities.of(queue)).batches:
-                        # One by one; the queue that was found for it is that of the first.
-                        end = max(end, at + 1)
-                        for row in range(at, end):
-                            if row > at or queue is None:
-                                queue = await self._sender.queues.next(target)
-                            out = self._sender.message(mine, row, target, PREPARED)
-                            await submit(self._send_one(out, target, queue), len(out.body))
-                    else:
-                        out = self._sender.halves(mine, at, end, target)
-                        await submit(self._send_batch(out, mine, at, end, target, queue), len(out.body))
-                    at = end
-            await asyncio.sleep(0)
-            passing("halves under way")
-            await in_flight.settle()
-        finally:
-            await in_flight.end()
-        return found
+        for target, group in groups:
+            if target.queue is not None:
+                self._ordered = True
+            mine = items if group is None else items.take(group)
+            large = self._alone(mine)
+            at = 0
+            while at < mine.count:
+                queue = await self._sender.queues.next(target)
+                end = self._batch_end(mine, large, at)
+                if queue is None or end == at or not (await self._abilities.of(queue)).batches:
+                    # One by one; the queue that was found for it is that of the first.
+                    end = max(end, at + 1)
+                    for row in range(at, end):
+                        if row > at or queue is None:
+                            queue = await self._sender.queues.next(target)
+                        out = self._sender.message(mine, row, target, PREPARED)
+                        await self._submit(self._send_one(out, target, queue), len(out.body))
+                else:
+                    out = self._sender.halves(mine, at, end, target)
+                    await self._submit(self._send_batch(out, mine, at, end, target, queue), len(out.body))
+                at = end
+        await asyncio.sleep(0)
+        passing("halves under way")
 
     def _alone(self, items: BatchItems) -> NDArray[np.int64]:
         """Return the items that no batch may hold: they are large, or compressed."""
@@ -224,6 +220,7 @@ class HalfMessageSender:
         )
 
     async def _write_manifest(self) -> None:
+        await self.in_flight.settle()
         if not self._found_count:
             return
         every = np.concatenate(self._found, axis=1)

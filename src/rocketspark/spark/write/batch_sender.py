@@ -21,6 +21,7 @@ from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.python_workers import settle
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.queue_choice import QueueTarget
+from rocketspark.spark.write.read_ahead import ReadAhead
 from rocketspark.spark.write.row_sender import RowSender
 from rocketspark.spark.write.rows import CheckedRows, offsets_of, parts
 from rocketspark.spark.write.sends_in_flight import SendsInFlight
@@ -38,24 +39,25 @@ def send_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> int:
 
     Raises SendFailed, MessageIllegal, ConfigError, RouteNotFound.
     """
-    with plain_errors(), asyncio.Runner() as runner:
-        rows = 0
-        sender = runner.run(_started(options))
-        try:
-            for batch in batches:
-                rows += batch.num_rows
-                runner.run(sender.send(batch))
-            runner.run(sender.finish())
-        finally:
-            runner.run(sender.close())
+    with plain_errors():
+        rows = asyncio.run(_send_rows(batches, options))
     settle()
     return rows
 
 
-async def _started(options: WriteOptions) -> Sender:
-    sender = Sender(options)
-    await sender.start()
-    return sender
+async def _send_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> int:
+    sender, ahead, rows = Sender(options), ReadAhead(batches), 0
+    sender.in_flight.on_failure = ahead.fail
+    try:
+        await sender.start()
+        async for batch in ahead:
+            rows += batch.num_rows
+            await sender.send(batch)
+        await sender.finish()
+    finally:
+        ahead.close()
+        await sender.close()
+    return rows
 
 
 class Sender:
@@ -77,7 +79,7 @@ class Sender:
         self._rows: dict[QueueTarget, int] = {}
         self._gathered_bytes = 0
         self._bytes_max = options.batch_bytes_max * options.batches_in_flight_max
-        self._in_flight = SendsInFlight(IN_FLIGHT_MAX, self._bytes_max)
+        self.in_flight = SendsInFlight(IN_FLIGHT_MAX, self._bytes_max)
         # The last send in order to each queue.
         self._last: dict[MessageQueue, asyncio.Task[None]] = {}
 
@@ -85,17 +87,11 @@ class Sender:
         await self._producer.start()
 
     async def close(self) -> None:
-        await self._in_flight.end()
+        await self.in_flight.end()
         await self._producer.close()
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Take the rows; return when they are stored, but for fewer than fill a batch.
-
-        Nothing is in flight after: this loop stands still while Spark makes the next rows, however long that takes.
-        """
-        # Connections that ended meanwhile are seen now: read, told, noted.
-        for _ in range(3):
-            await asyncio.sleep(0)
+        """Take the rows; return when as much of them is in flight as may be, and the rest is stored or gathered."""
         for part in parts(batch):
             rows = CheckedRows(part, self._options.topic)
             items = self._sender.encode(rows)
@@ -110,13 +106,12 @@ class Sender:
                 assert group is not None
                 await self._take(target, items, manners, at, at + len(group))
                 at += len(group)
-        await self._in_flight.settle()
 
     async def finish(self) -> None:
         """Send the rows gathered, and wait for all."""
         for target in list(self._gathered):
             await self._flush(target)
-        await self._in_flight.settle()
+        await self.in_flight.settle()
 
     def _manners(self, rows: CheckedRows, items: BatchItems) -> NDArray[np.int8] | None:
         """Return how each row is sent: in a batch, alone, or late; None if all go in batches."""
@@ -176,13 +171,13 @@ class Sender:
     async def _submit(self, target: QueueTarget, out: PreparedMessage, *, in_order: bool = True) -> None:
         """Send it, `in_order` behind earlier sends to the same queue; wait while too much is in flight."""
         size = len(out.body)
-        await self._in_flight.room(size)
+        await self.in_flight.room(size)
         queue = await self._sender.queues.next(target)
         if queue is None:
             await self._sender.send(out, target, None)
             return
         before = self._last.get(queue) if in_order else None
-        task = self._in_flight.start(size, self._deliver(before, out, target, queue))
+        task = self.in_flight.start(size, self._deliver(before, out, target, queue))
         if in_order:
             self._last[queue] = task
         await asyncio.sleep(0)
@@ -194,9 +189,9 @@ class Sender:
         try:
             if before is not None and not before.done():
                 await asyncio.wait([before])
-            if self._in_flight.failed is None:
+            if self.in_flight.failed is None:
                 await self._sender.send(out, target, queue)
         except Exception as e:
-            self._in_flight.fail(e)
+            self.in_flight.fail(e)
         finally:
-            self._in_flight.leave(len(out.body))
+            self.in_flight.leave(len(out.body))

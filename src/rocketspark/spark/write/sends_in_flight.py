@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -20,6 +20,8 @@ class SendsInFlight:
         self._count = self._bytes = 0
         self._one_ended = asyncio.Event()
         self.failed: Exception | None = None
+        # Called with the first failure.
+        self.on_failure: Callable[[Exception], None] = lambda error: None
 
     def has_room(self, size: int) -> bool:
         """Tell whether a send of so many bytes may start now; one that is larger than the bound goes alone."""
@@ -43,7 +45,9 @@ class SendsInFlight:
 
     def fail(self, error: Exception) -> None:
         """Note what a send failed with, before its task is done: what waits for that must know."""
-        self.failed = self.failed or error
+        if self.failed is None:
+            self.failed = error
+            self.on_failure(error)
 
     def leave(self, size: int) -> None:
         """Note the end of a send."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -280,14 +281,56 @@ def test_a_wrong_row_fails_before_its_part_leaves(producer: Producer) -> None:
     assert producer.sends == []
 
 
-def test_nothing_is_in_flight_while_spark_makes_the_next_rows(producer: Producer) -> None:
-    """So nothing times out then, and a slow broker stops the reading."""
-    seen: list[tuple[int, int]] = []
+def test_spark_makes_the_next_rows_while_those_before_are_sent(producer: Producer) -> None:
+    """One batch ahead, no more, so that a slow broker stops the reading."""
+    made: list[int] = []
+    seen_at_send: list[int] = []
+    fourth = threading.Event()
 
     def source() -> Iterator[pa.RecordBatch]:
-        for first in (0, 100, 200):
-            seen.append((producer.in_flight, len(producer.bodies)))
-            yield rows(100, first)
+        for number in range(6):
+            made.append(number)
+            if number == 3:
+                fourth.set()
+            yield rows(10, 10 * number)
 
-    batch_sender.send_rows(source(), options(maxBatchBytes=10 * ITEM_BYTES))
-    assert seen == [(0, 0), (0, 90), (0, 190)]
+    async def linger(queue: MessageQueue | None, bodies: list[bytes]) -> None:
+        # The first send ends only when the fourth batch was made.
+        while not fourth.is_set():
+            await asyncio.sleep(0.001)
+        seen_at_send.append(len(made))
+
+    producer.obstacle = linger
+    batch_sender.send_rows(source(), options(maxBatchBytes=10 * ITEM_BYTES, maxBatchesInFlight=1))
+    assert numbers(producer.bodies) == list(range(60))
+    # One is in flight, one waits for room, one is gathered, one is taken ahead.
+    assert seen_at_send[0] == 4
+
+
+def test_a_send_that_fails_ends_a_task_whose_rows_take_long(producer: Producer) -> None:
+    released = threading.Event()
+
+    def source() -> Iterator[pa.RecordBatch]:
+        yield rows(20)
+        released.wait(60)
+
+    async def refuse(queue: MessageQueue | None, bodies: list[bytes]) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        raise NotSent("no room")
+
+    producer.obstacle = refuse
+    try:
+        with pytest.raises(NotSent, match="no room"):
+            batch_sender.send_rows(source(), options(maxBatchBytes=10 * ITEM_BYTES, sendAttempts=1))
+    finally:
+        released.set()
+
+
+def test_what_the_source_raises_ends_the_task(producer: Producer) -> None:
+    def source() -> Iterator[pa.RecordBatch]:
+        yield rows(10)
+        raise OSError("no more rows")
+
+    with pytest.raises(OSError, match="no more rows"):
+        batch_sender.send_rows(source(), options(maxBatchBytes=10 * ITEM_BYTES))
