@@ -160,7 +160,8 @@ def test_a_java_slave_has_the_same_bytes(java_tools: None, tmp_path: Path) -> No
                 await until(lambda: bytes(server.store.log_bytes(0, end)) == begin_of(log, end))
                 queues = [(TOPIC, 0), (TOPIC, 1), (topic_names.HALF_TOPIC, 0), (topic_names.OP_HALF_TOPIC, 0)]
                 assert sum(server.store.queue_range(*queue)[1] for queue in queues[:2]) == 4 * ROWS
-                for queue in queues:
+                # Each task begins at a queue of its own choice: all may have chosen one.
+                for queue in (queue for queue in queues if server.store.queue_range(*queue)[1]):
                     units = server.store.queue_units(*queue, 0, server.store.queue_range(*queue)[1])
                     expected = b"".join(struct.pack(">qiq", *unit) for unit in units)
                     path = tmp_path / "s" / "consumequeue" / queue[0] / str(queue[1]) / f"{0:020}"
