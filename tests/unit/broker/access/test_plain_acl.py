@@ -125,6 +125,7 @@ WRONG = {
     "globalWhiteRemoteAddresses: [300.1.1.1]": "globalWhiteRemoteAddresses: '300.1.1.1' is no address",
     "dataVersion: [{counter: -}]": "dataVersion",
     "a: 1\n---\nb: 2": "more than one document",
+    "[" * 9: "nested deeper than 8",
     "[" * 100_000: "nested deeper than",
     "&a [*a]": "is not known there",
     "a: *nothing": "is not known there",

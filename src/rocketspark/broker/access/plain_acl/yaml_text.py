@@ -15,6 +15,7 @@ FILE_BYTES_MAX = 1 << 20
 DEPTH_MAX = 8
 ALIASES_MAX = 50
 _NULLS = ("", "~", "null", "Null", "NULL")
+_TOO_DEEP = f"it is nested deeper than {DEPTH_MAX}"
 _NO_YAML = "the rules of access control 1.0 are YAML, which needs PyYAML: pip install 'rocketspark[acl]'"
 
 
@@ -29,6 +30,9 @@ def parse(data: bytes) -> Any:
     except ConfigError:
         raise
     except yaml.YAMLError as e:
+        # libyaml 0.2.6 has a bound of its own, which it may reach before it gives us an event.
+        if "nesting depth" in str(getattr(e, "problem", "")):
+            raise ConfigError(_TOO_DEEP) from None
         raise ConfigError(f"it is no YAML: {_reason(e)}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as e:
         raise ConfigError(f"it is no YAML: {type(e).__name__}") from None
@@ -101,7 +105,7 @@ class _Builder:
 
     def _begin(self, value: Any, anchor: str | None) -> None:
         if len(self._open) >= DEPTH_MAX:
-            raise ConfigError(f"it is nested deeper than {DEPTH_MAX}")
+            raise ConfigError(_TOO_DEEP)
         self._put(value, anchor)
         self._open.append(value)
         self._keys.append(_NO_KEY)
