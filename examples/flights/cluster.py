@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.java_gateway import JavaGateway
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -66,25 +67,26 @@ def spark_session(folder: Path, interrupts: Interrupts) -> Iterator[SparkSession
         .config("spark.driver.host", os.environ.get("SPARK_DRIVER_HOST", "127.0.0.1"))
         .config("spark.driver.bindAddress", "0.0.0.0" if "SPARK_DRIVER_HOST" in os.environ else "127.0.0.1")
     )
-    jvm: subprocess.Popen[bytes] | None = None
+    gateway: JavaGateway | None = None
     try:
         with interrupts.held(), stderr_to(folder / "spark.log"):
             spark = builder.getOrCreate()
             gateway = spark.sparkContext._gateway
-            assert gateway is not None
-            jvm = gateway.proc
         yield spark
         spark.stop()
     except PySparkException as e:
         # Here, for its text comes from the JVM, which is about to end.
         raise RocketSparkError(f"Spark: {gist(str(e))}; the rest is in {folder / 'spark.log'}") from None
     finally:
-        if jvm is not None:
-            _end(jvm)
+        if gateway is not None:
+            _end(gateway)
 
 
-def _end(jvm: subprocess.Popen[bytes]) -> None:
+def _end(gateway: JavaGateway) -> None:
+    # Else Python tells the JVM of each object it frees, and logs a traceback where that is just ending.
+    gateway.shutdown()
     # The JVM ends, and its Python workers with it, when its stdin is closed.
+    jvm: subprocess.Popen[bytes] = gateway.proc
     assert jvm.stdin is not None
     jvm.stdin.close()
     try:
