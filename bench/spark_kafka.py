@@ -466,8 +466,8 @@ def run(
             getattr(bench, name)()
             if report:
                 rows_found = [row._asdict() for row in bench.found]
-                whole = {"machine": machine(), "plan": plan._asdict(), "rows": rows_found, "us_a_row": bench.where}
-                whole["full_memory"] = full_memory
+                whole = {"machine": machine(), "plan": plan._asdict(), "full_memory": full_memory}
+                whole |= {"rows": rows_found, "us_a_row": bench.where}
                 report.write_text(json.dumps(whole, indent=1) + "\n")
     return bench.found
 

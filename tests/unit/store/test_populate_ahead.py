@@ -82,6 +82,24 @@ def test_after_messages_one_by_one_it_is_in_memory_for_the_map(make_store: Any, 
     assert files.noted[1:] == ([Populated(begin, now + 4 * (now - (begin - 8 * MIB)), True)])
 
 
+def test_a_batch_that_is_not_in_the_end_of_the_log_yet_still_counts_as_written_by_a_call(
+    make_store: Any, files: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(log_file_bytes=64 * MIB, index_enabled=False)
+    put = store.log.put
+
+    def put_and_look(position: int, records: memoryview) -> None:
+        put(position, records)
+        store.populate_ahead()
+
+    monkeypatch.setattr(store.log, "put", put_and_look)
+    send_batch(store)
+    assert files.noted == []
+    store.populate_ahead()
+    end = store.written_position
+    assert files.noted == [Populated(end, end + 8 * MIB, for_map=False)]
+
+
 def test_what_is_ahead_stays_zero_and_the_log_ends_where_it_did(make_store: Any, files: Noting) -> None:
     store = make_store(log_file_bytes=16 * MIB)
     send_batch(store)

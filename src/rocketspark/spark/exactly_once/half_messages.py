@@ -129,8 +129,7 @@ class HalfMessageSender:
             finally:
                 self.in_flight.leave(size)
 
-        if not self.in_flight.has_room(size):
-            await self.in_flight.room(size)
+        await self.in_flight.room(size)
         self.in_flight.start(size, run())
 
     async def _send_all(

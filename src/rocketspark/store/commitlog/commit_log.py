@@ -293,8 +293,9 @@ class CommitLog:
                 return
             view_map = self.mapped_files.get(start).map
         written = max(at - self._populate_from, 0)
-        by_calls, self._called_bytes = 2 * self._called_bytes > written, 0
-        self._populate_from = at
+        by_calls = 2 * self._called_bytes > written
+        if written:  # Else a batch may be under way, which is in the end of the log by the next call.
+            self._called_bytes, self._populate_from = 0, at
         least = POPULATE_BYTES_MIN_BY_CALLS if by_calls else POPULATE_BYTES_MIN
         ahead = min(max(4 * written, least), POPULATE_BYTES_MAX)
         file_end = start + self.file_bytes

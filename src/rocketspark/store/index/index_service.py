@@ -61,7 +61,7 @@ class IndexFile:
             self.count = 1
         self.reserved = 0
         self.flushed_count = self.count
-        self._populated_count = self._populated_at = self.count
+        self._populated = self._populate_from = self.count
 
     @property
     def room(self) -> int:
@@ -80,14 +80,14 @@ class IndexFile:
     def populate_ahead(self) -> None:
         """Bring pages into memory for four times the entries written since the last call. For another thread."""
         count = self.count
-        ahead = min(4 * (count - self._populated_at) * ENTRY_BYTES, POPULATE_BYTES_MAX)
-        self._populated_at = count
-        begin = max(count, self._populated_count)
+        ahead = min(4 * (count - self._populate_from) * ENTRY_BYTES, POPULATE_BYTES_MAX)
+        self._populate_from = count
+        begin = max(count, self._populated)
         end = min(count + ahead // ENTRY_BYTES, self.entries)
         if (end - begin) * ENTRY_BYTES >= POPULATE_BYTES_MIN:
             at = self._entries_at
             self.files.populate(self.map, at + begin * ENTRY_BYTES, at + end * ENTRY_BYTES, for_map=False)
-            self._populated_count = end
+            self._populated = end
 
     def write(
         self,
