@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.golden_stores import STORES, unpack
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
@@ -17,7 +17,6 @@ from rocketspark.store import Store, StoreSettings
 from rocketspark.store.clock import ManualClock
 from rocketspark.store.files.system_calls import OsFiles
 
-VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "store"
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 HOST = bytes.fromhex("7f00000100002a9f")
@@ -33,16 +32,13 @@ class Golden(NamedTuple):
 def golden(tmp_path: Path) -> Callable[[str], Golden]:
     """Unpacks store, store_unclean or store_ext; its manifest, and the settings it was written with."""
 
-    def unpack(name: str) -> Golden:
-        with tarfile.open(VECTORS / f"{name}.tar.gz") as tar:
-            # The timer wheel is 38 MB of nearly nothing and none of the store's business.
-            wanted = [m for m in tar.getmembers() if not m.name.endswith("timerwheel")]
-            tar.extractall(tmp_path, members=wanted, filter="data")
-        manifest = json.loads((VECTORS / f"manifest{'_store_ext' * (name == 'store_ext')}.json").read_text())
-        root = tmp_path / "store"
+    def unpacked(name: str) -> Golden:
+        # The timer wheel is 38 MB of nearly nothing and none of the store's business.
+        root = unpack(name, tmp_path, lambda file: not file.endswith("timerwheel"))
+        manifest = json.loads((STORES / f"manifest{'_store_ext' * (name == 'store_ext')}.json").read_text())
         return Golden(root, manifest, golden_settings(root))
 
-    return unpack
+    return unpacked
 
 
 def golden_settings(root: Path) -> StoreSettings:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stand_ins import like
 
 from rocketspark.errors import StoreFull
 from rocketspark.protocol.message import record
 from rocketspark.store import store
-from rocketspark.store.files import reserved_blocks
+from rocketspark.store.files import reserved_blocks, system_calls
 from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks
 from rocketspark.store.files.system_calls import OsFiles
 
@@ -55,7 +56,7 @@ def test_a_spare_that_there_is_no_room_for_leaves_nothing(
     def full(fd: int, at: int, count: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(system_calls, "os", like(os, posix_fallocate=full))
     ReservedBlocks(str(tmp_path), OsFiles()).keep()
     assert os.listdir(tmp_path) == []
 

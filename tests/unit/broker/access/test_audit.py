@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stand_ins import like
 
 from rocketspark.access.decisions import Check, Decision
 from rocketspark.broker.access.audit import audit_file
@@ -328,7 +329,7 @@ def test_a_full_disk_costs_lines_that_are_counted_and_tears_none(
             raise OSError(errno.ENOSPC, "no space")
         return write(descriptor, data)
 
-    monkeypatch.setattr(audit_file.os, "write", limited)
+    monkeypatch.setattr(audit_file, "os", like(os, write=limited))
     audit = made(path)
     for _ in range(3):
         audit.decided(DENIED)
@@ -354,7 +355,7 @@ def test_a_disk_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monk
         released.wait(60)
         return write(descriptor, data)
 
-    monkeypatch.setattr(audit_file.os, "write", hangs)
+    monkeypatch.setattr(audit_file, "os", like(os, write=hangs))
     audit = made(tmp_path / "audit.log")
     try:
         audit.decided(DENIED)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stand_ins import like
 
 from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
 from rocketspark.access.resources import Pattern, Resource, is_in, parse_network, parse_resource
@@ -210,7 +211,7 @@ def test_a_kill_or_an_error_between_writes_leaves_the_old_or_the_new_table(
         raise OSError(5, "broken")
 
     if step == "replace":
-        monkeypatch.setattr(os, "replace", fails)
+        monkeypatch.setattr(config_files, "os", like(os, replace=fails))
     else:
         monkeypatch.setattr(config_files.OsFiles, step, fails)
     with pytest.raises(StoreError) as error:

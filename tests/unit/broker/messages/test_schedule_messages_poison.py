@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.stand_ins import like
 from tests.unit.broker.messages.test_schedule_messages import BORN, LEVELS_MS, NOW, Rig
 from tests.unit.broker.offline import quarantine_in
 
@@ -240,7 +242,7 @@ def test_a_level_is_looked_at_every_second_whatever_its_delay(
         def call_later(self, delay_s: float, *args: Any) -> None:
             armed.append(delay_s)
 
-    monkeypatch.setattr(delays_module.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(delays_module, "asyncio", like(asyncio, get_running_loop=Loop))
     rig = Broker(tmp_path, now)
     rig.delays._deliver = rig.deliver
     rig.park("A", 2)
@@ -261,7 +263,7 @@ def test_an_error_nobody_thought_of_ends_no_level(
         def call_later(self, delay_s: float, *args: Any) -> None:
             armed.append(delay_s)
 
-    monkeypatch.setattr(delays_module.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(delays_module, "asyncio", like(asyncio, get_running_loop=Loop))
     rig = Broker(tmp_path, now)
     rig.delays._deliver = rig.deliver
     rig.park("A", 1)

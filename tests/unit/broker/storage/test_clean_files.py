@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stand_ins import like
 
 from rocketspark.broker.settings import BrokerSettings, settings_from
+from rocketspark.broker.storage import clean_files
 from rocketspark.broker.storage.clean_files import MANUAL_ROUNDS, CleaningPlan, FileCleaning, decide, disk_used_percent
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store import GetStatus, Store
@@ -63,7 +65,7 @@ def test_hours_that_are_none(hours: str) -> None:
 def test_how_full_a_disk_is(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1000 blocks, 251 used, 100 kept for root: 251 of 900 is 27.9 %.
     found = os.statvfs_result((4096, 4096, 1000, 749, 649, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    monkeypatch.setattr(clean_files, "os", like(os, statvfs=lambda path: found))
     assert disk_used_percent("/") == 28
 
 

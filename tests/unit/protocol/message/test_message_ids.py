@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stand_ins import like
 from tests.unit.protocol.golden import hashes
 
 from rocketspark.errors import UsageError
@@ -93,7 +94,7 @@ def test_body_crc(sample: dict[str, Any]) -> None:
 
 def test_ids_by_the_block_are_unique_and_say_when(monkeypatch: pytest.MonkeyPatch) -> None:
     now = datetime(2026, 2, 3, 4, 5, 6).timestamp()
-    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(message_ids, "time", like(time, time=lambda: now))
     ids = UniqueIdBlocks()
     since_month_ms = ((2 * 24 + 4) * 3600 + 5 * 60 + 6) * 1000
     prefix, first = ids.take(3)

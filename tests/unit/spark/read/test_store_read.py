@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
+from tests.golden_stores import STORES, unpack
 
 from rocketspark.arrow.columns import COLUMNS
 from rocketspark.arrow.row_by_row import VALUES
@@ -21,7 +21,6 @@ from rocketspark.spark.options import parse_read
 from rocketspark.spark.read.batch_read import BatchReader
 from rocketspark.store import Store, StoreSettings
 
-VECTORS = Path(__file__).resolve().parents[3] / "vectors" / "store"
 BATCH_TOPIC = "S_Bcq"
 
 
@@ -29,9 +28,7 @@ BATCH_TOPIC = "S_Bcq"
 def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the official broker after a clean stop."""
     folder = tmp_path_factory.mktemp("official")
-    with tarfile.open(VECTORS / "store.tar.gz") as tar:
-        tar.extractall(folder, [m for m in tar.getmembers() if not m.name.endswith("timerwheel")], filter="data")
-    return folder / "store"
+    return unpack("store", folder, lambda name: not name.endswith("timerwheel"))
 
 
 def read(root: Path, schema: StructType = READ_SCHEMA, **options: str) -> list[dict[str, Any]]:
@@ -45,7 +42,7 @@ def reader_of(root: Path, schema: StructType = READ_SCHEMA, **options: str) -> B
 
 
 def test_all_columns_are_those_of_the_row_decoder(official: Path, tmp_path: Path) -> None:
-    manifest = json.loads((VECTORS / "manifest.json").read_text())
+    manifest = json.loads((STORES / "manifest.json").read_text())
     topics = sorted({m["topic"] for m in manifest["messages"] if m["sysFlag"] & 4 == 0})
     rows = read(official, topic=",".join(topics), brokerName="broker-a")
     copy = tmp_path / "copy"

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stand_ins import like
 from tests.unit.store.conftest import NOW_MS, expire
 
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.store import Store
+from rocketspark.store.consumequeue import consume_queue_store
 
 
 def filled(make_store: Any, send: Any) -> Path:
@@ -89,7 +91,7 @@ def test_a_deletion_that_cannot_be_finished_does_not_refuse_the_start(
     def fail(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(shutil, "rmtree", fail)
+    monkeypatch.setattr(consume_queue_store, "shutil", like(shutil, rmtree=fail))
     with pytest.raises(StoreUnwritable):
         store.delete_topic("t")
     store.close()

@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import struct
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.golden_stores import STORES, unpack
 
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store.files.system_calls import OsFiles
@@ -20,22 +20,17 @@ from rocketspark.store.timers.timer_files import TimerCheckpoint, TimerFiles, re
 from rocketspark.store.timers.timer_log import DELETE, NORMAL, ROLL, TimerLogUnit
 from rocketspark.store.timers.timer_wheel import SLOT_COUNT, TimerWheelSlot
 
-GOLDEN = Path(__file__).parents[3] / "vectors" / "store"
 LOG_BYTES = 104_000
 NOW = 1_795_214_512_000
 
 
 def unpacked(name: str, where: Path) -> Path:
     """The timer files of a golden store, in a root of their own."""
-    with tarfile.open(GOLDEN / name) as tar:
-        for member in tar.getmembers():
-            if "timer" in member.name and "consumequeue" not in member.name:
-                tar.extract(member, where, filter="data")
-    return where / "store"
+    return unpack(name, where, lambda file: "timer" in file and "consumequeue" not in file)
 
 
 def manifest(name: str) -> Any:
-    return json.loads((GOLDEN / name).read_text())
+    return json.loads((STORES / name).read_text())
 
 
 def files_in(root: Path, **changes: Any) -> TimerFiles:
@@ -49,7 +44,7 @@ def opened(root: Path, **changes: Any) -> TimerFiles:
     return made
 
 
-@pytest.mark.parametrize("name", ["store.tar.gz", "store_unclean.tar.gz"])
+@pytest.mark.parametrize("name", ["store", "store_unclean"])
 def test_golden_files_are_read(tmp_path: Path, name: str) -> None:
     root = unpacked(name, tmp_path)
     expected = manifest("manifest.json")
@@ -82,7 +77,7 @@ def test_golden_files_are_read(tmp_path: Path, name: str) -> None:
     # All but the hour-long one are done.
     assert files.pending() == [1_795_218_112_000] == times[-1:]
     assert files.positions(1_795_214_532_000).tolist() == [104, 156]
-    if name == "store.tar.gz":
+    if name == "store":
         check = expected["timercheck"]
         assert files.checkpoint[:4] == tuple(
             check[k]
@@ -92,7 +87,7 @@ def test_golden_files_are_read(tmp_path: Path, name: str) -> None:
 
 
 def test_the_same_messages_give_the_same_bytes(tmp_path: Path) -> None:
-    theirs = unpacked("store.tar.gz", tmp_path / "theirs")
+    theirs = unpacked("store", tmp_path / "theirs")
     ours = tmp_path / "ours"
     files = opened(ours)
     for row in manifest("manifest.json")["timerlog_units"]:
@@ -272,7 +267,7 @@ def test_a_damaged_unit_at_a_file_s_end_keeps_no_file_and_loses_none(tmp_path: P
 
 
 def test_files_of_other_sizes_are_named(tmp_path: Path) -> None:
-    unpacked("store.tar.gz", tmp_path)
+    unpacked("store", tmp_path)
     with pytest.raises(ConfigError, match="set mappedFileSizeTimerLog=104000"):
         opened(tmp_path / "store", log_file_bytes=4096)
     (tmp_path / "timerwheel").write_bytes(bytes(32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.certificates import Issuer
 from tests.live.support import run, until
 from tests.raw_tls import ECHO, place, raw_tls, serving, settings
+from tests.stand_ins import like
 
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
@@ -139,7 +141,7 @@ def test_work_on_handshakes_leaves_time_for_others_and_all_come_through(
 
     run(main())
     # The rule itself, on a clock of its own: a step of 10 ms is followed by 30 ms without.
-    monkeypatch.setattr(handshakes_module.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(handshakes_module, "time", like(time, monotonic=lambda: clock["now"]))
 
     class Step:
         def shake(self) -> None:

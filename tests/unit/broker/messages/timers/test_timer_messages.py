@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import subprocess
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.golden_stores import unpack
 from tests.unit.broker.offline import quarantine_in, rules_in
 
 from rocketspark.broker import topic_names
@@ -31,7 +31,6 @@ from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.timers.timer_files import TimerFiles, read_checkpoint
 
-GOLDEN = Path(__file__).parents[4] / "vectors" / "store"
 NOW = 1_795_214_512_000
 DAY_MS = 86_400_000
 BORN = bytes.fromhex("7f0000010000c001")
@@ -449,10 +448,7 @@ def test_what_is_no_timer_message_is_passed_over(rig: Callable[..., Rig]) -> Non
 
 
 def golden(name: str, where: Path, *without: str) -> Path:
-    with tarfile.open(GOLDEN / f"{name}.tar.gz") as tar:
-        wanted = [m for m in tar.getmembers() if not any(part in m.name for part in without)]
-        tar.extractall(where, wanted, filter="data")
-    return where / "store"
+    return unpack(name, where, lambda file: not any(part in file for part in without))
 
 
 @pytest.mark.parametrize(
