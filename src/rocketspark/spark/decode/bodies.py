@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -22,7 +23,7 @@ from rocketspark.spark.decode.arrow_values import check_depth, to_arrow
 from rocketspark.spark.decode.avro_bodies import AvroDecoder
 from rocketspark.spark.decode.options import AVRO, CONFLUENT, JSON, PROTOBUF, DecodeOptions
 from rocketspark.spark.decode.protobuf_bodies import Messages, ProtobufDecoder, file_set, place_of
-from rocketspark.spark.decode.registry import RegisteredSchema, Registry, registry_of
+from rocketspark.spark.decode.registry import UNKNOWN_S, RegisteredSchema, Registry, registry_of
 from rocketspark.spark.spark_features import arrow_schema
 
 # Decoders of writers' schemas that a process keeps.
@@ -118,6 +119,8 @@ class BodyDecoder:
         column = t.StructType([t.StructField("value", self._kind)])
         self.arrow_type: pa.DataType = arrow_schema(column).field(0).type
         self._by_id: OrderedDict[int, Any] = OrderedDict()
+        # Ids whose schemas are of no use: until when that holds, and why.
+        self._useless: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._registry = None if options.registry is None else registry_of(options.registry)
         self._of_reader: Decode = self._make()
         self._lock = threading.Lock()
@@ -213,19 +216,27 @@ class BodyDecoder:
         """Return what decodes an id's bodies, made once. Raises ValueError for an id that has none."""
         if (found := self._by_id.get(schema_id)) is not None:
             return found
+        until_s, why = self._useless.get(schema_id, (0.0, ""))
+        if time.monotonic() < until_s:
+            raise ValueError(why)
         try:
             found = make(schema_id)
         except (RegistryAway, RegistryRefused):
             raise
         except SchemaUnknown as e:
             raise ValueError(str(e)) from None
-        except (RocketSparkError, ValueError) as e:
-            raise ValueError(f"schema id {schema_id}: {e}") from None
-        with self._lock:
-            self._by_id[schema_id] = found
-            while len(self._by_id) > DECODERS_MAX:
-                self._by_id.popitem(last=False)
+        except (RocketSparkError, ValueError, *_ODD) as e:
+            why = f"schema id {schema_id}: {' '.join(str(e).split()) or type(e).__name__}"
+            self._keep(self._useless, schema_id, (time.monotonic() + UNKNOWN_S, why))
+            raise ValueError(why) from None
+        self._keep(self._by_id, schema_id, found)
         return found
+
+    def _keep(self, kept: OrderedDict[int, Any], schema_id: int, value: Any) -> None:
+        with self._lock:
+            kept[schema_id] = value
+            while len(kept) > DECODERS_MAX:
+                kept.popitem(last=False)
 
 
 @lru_cache(maxsize=16)

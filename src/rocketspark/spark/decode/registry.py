@@ -1,5 +1,5 @@
 """A schema registry, asked over HTTP (Confluent's REST interface). Rule: what an id means never changes, so it is asked
-for once per process; no error shows a credential.
+for once per process, and ids that nobody knows are asked for a bounded number of times; no error shows a credential.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from rocketspark.errors import ConfigError, RegistryAway, RegistryFailed, RegistryRefused, SchemaUnknown
-from rocketspark.model.text import shown
+from rocketspark.model.text import shown, whole_number
 from rocketspark.transport.tls.client_tls import ClientTls
 
 SCHEMAS_MAX = 1000
@@ -30,6 +30,9 @@ REFERENCES_MAX = 200
 REFERENCES_DEPTH_MAX = 50
 # An id that is not there is asked for again after so long: a registry may learn of it late.
 UNKNOWN_S = 30.0
+# Bodies of anything else have ids too, each another: so many unknown ones are asked for at once, then so many a second,
+# and as if each second that the answers took were so many more.
+UNKNOWN_MAX, UNKNOWN_PER_S, UNKNOWN_PER_ANSWER_S = 100, 5.0, 50.0
 # After a registry was given up, it is asked again after so long.
 AWAY_S = 10.0
 REQUEST_S = 10.0
@@ -77,15 +80,18 @@ class Registry:
     ) -> None:
         self._options, self._clock_s, self._pause = options, clock_s, pause
         self._schemas: OrderedDict[str, RegisteredSchema] = OrderedDict()
-        # Path -> when it was found unknown, and why; "" for a registry that is away.
-        self._failures: OrderedDict[str, tuple[float, RegistryFailed]] = OrderedDict()
+        # Path -> when it was found unknown, and why; "" for a registry that is away. Texts: an error that is raised
+        # again and again keeps what it went through each time.
+        self._failures: OrderedDict[str, tuple[float, type[RegistryFailed], str]] = OrderedDict()
+        self._allowance = _Allowance(clock_s)
         self._lock = threading.Lock()
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id; Protobuf as a serialized descriptor. Raises SchemaUnknown, RegistryRefused,
         RegistryAway.
         """
-        return self._kept(f"/schemas/ids/{schema_id}?format=serialized", f"schema id {schema_id}")
+        path = f"/schemas/ids/{schema_id}?format=serialized"
+        return self._kept(path, f"schema id {schema_id}", self._allowance)
 
     def by_version(self, subject: str, version: int) -> RegisteredSchema:
         """Return a version of a subject, which never changes either. Raises as `by_id`."""
@@ -120,19 +126,28 @@ class Registry:
 
         yield from walk(schema.references, frozenset())
 
-    def _kept(self, path: str, name: str) -> RegisteredSchema:
+    def _kept(self, path: str, name: str, allowance: _Allowance | None = None) -> RegisteredSchema:
         with self._lock:
             if (found := self._schemas.get(path)) is not None:
                 self._schemas.move_to_end(path)
                 return found
             for key, keep_s in ((path, UNKNOWN_S), ("", AWAY_S)):
-                at, error = self._failures.get(key, (0.0, None))
-                if error is not None and self._clock_s() - at < keep_s:
-                    raise error
+                at, kind, why = self._failures.get(key, (0.0, None, ""))
+                if kind is not None and self._clock_s() - at < keep_s:
+                    raise kind(why)
+            if allowance is not None and not allowance.is_left():
+                raise SchemaUnknown(
+                    f"schema registry: {name} was not asked for, as too many others are unknown: are these bodies in"
+                    " the wire format? If so, read them again"
+                )
+            began_s = self._clock_s()
             try:
                 found = self._ask(path, name)
             except RegistryFailed as e:
-                self._failures["" if isinstance(e, RegistryAway) else path] = (self._clock_s(), e)
+                now_s = self._clock_s()
+                if allowance is not None and not isinstance(e, RegistryAway):
+                    allowance.spend(1 + (now_s - began_s) * UNKNOWN_PER_ANSWER_S)
+                self._failures["" if isinstance(e, RegistryAway) else path] = now_s, type(e), str(e)
                 while len(self._failures) > SCHEMAS_MAX:
                     self._failures.popitem(last=False)
                 raise
@@ -146,7 +161,7 @@ class Registry:
         end = self._clock_s() + self._options.timeout_ms / 1000
         attempt = 0
         while True:
-            why, advice, may_pass = "", "", False
+            why, advice, may_pass, wanted_s = "", "", False, 0.0
             for url in self._options.urls:
                 left_s = max(0.05, end - self._clock_s())
                 try:
@@ -154,15 +169,37 @@ class Registry:
                 except (OSError, http.client.HTTPException, _Busy) as e:
                     why, advice = f"{url}: {shown(_reason(e))}", _advice(e, url)
                     may_pass |= not _is_final(e)
-            pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
+                    wanted_s = max(wanted_s, e.after_s if isinstance(e, _Busy) else 0.0)
+            pause_s = max(wanted_s, PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
             attempt += 1
             if not may_pass or self._clock_s() + pause_s >= end:
                 raise RegistryAway(f"schema registry {why}: no answer about {name}; {advice}")
             self._pause(pause_s)
 
 
+class _Allowance:
+    """How many unknown ids may be asked for: UNKNOWN_MAX at once, then UNKNOWN_PER_S."""
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._left, self._at_s = float(UNKNOWN_MAX), clock_s()
+
+    def is_left(self) -> bool:
+        now_s = self._clock_s()
+        self._left = min(UNKNOWN_MAX, self._left + (now_s - self._at_s) * UNKNOWN_PER_S)
+        self._at_s = now_s
+        return self._left >= 1
+
+    def spend(self, count: float) -> None:
+        self._left -= count
+
+
 class _Busy(Exception):
-    """The server says that it cannot answer now."""
+    """The server says that it cannot answer now; `after_s`: when it wants to be asked again, if it tells."""
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
 
 
 def _reason(error: Exception) -> str:
@@ -256,14 +293,40 @@ def _get(url: str, path: str, options: RegistryOptions, timeout_s: float) -> tup
         if watch.is_over:
             raise TimeoutError("timed out")
         if answer.status == 429 or answer.status >= 500:
-            raise _Busy(f"it answers {answer.status}")
+            raise _Busy(f"it answers {answer.status}", whole_number(answer.headers.get("Retry-After")) or 0)
+        if answer.status in (301, 302, 303, 307, 308):
+            # Credentials go to no other address than the one that was given.
+            raise RegistryRefused(
+                f"schema registry {url} answers {answer.status}: it is at {_place(answer.headers.get('Location'))};"
+                " give that as schemaRegistry"
+            )
         return answer.status, body
     finally:
         connection.close()
 
 
+def _place(location: str | None) -> str:
+    """Return where an answer sends us to, without what may be secret in it."""
+    try:
+        parts = urlsplit(location or "")
+        port = f":{parts.port}" if parts.port is not None else ""
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    except ValueError:
+        return "another address"
+    return shown(f"{parts.scheme}://{host}{port}") if host else "another path of it"
+
+
+def _is_error(body: bytes) -> bool:
+    """Tell whether it is what a schema registry says of something that it does not have."""
+    try:
+        return isinstance(json.loads(body).get("error_code"), int)
+    except (ValueError, AttributeError, RecursionError):
+        return False
+
+
 def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema:
-    if status == 404:
+    # An id of more than 31 bits, or of a body that only looks framed, is none that it could have.
+    if status == 404 or (status in (400, 410, 422) and _is_error(body)):
         raise SchemaUnknown(f"schema registry {url} has no {name}: check it, and that this is the right registry")
     if status in (401, 403):
         raise RegistryRefused(

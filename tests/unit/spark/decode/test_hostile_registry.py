@@ -106,6 +106,16 @@ def test_an_answer_that_is_cut_is_asked_for_again() -> None:
         assert Registry(RegistryOptions(urls=(url,))).by_id(1).text == V1
 
 
+def test_a_registry_is_asked_again_when_it_wants_to_be() -> None:
+    busy = b"HTTP/1.1 429 Too Many\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n"
+    answers = iter([busy % b"7", busy % b"Fri, 01 Jan 2100 00:00:00 GMT", json_answer({"schema": V1})])
+    pauses: list[float] = []
+    with peer(lambda connection: connection.sendall(next(answers))) as url:
+        asking = Registry(RegistryOptions(urls=(url,)), clock_s=lambda: 0.0, pause=pauses.append)
+        assert asking.by_id(1).text == V1
+    assert pauses == [7, 0.3]
+
+
 def _deeper() -> Answer:
     counts = itertools.count(1)
 
@@ -120,7 +130,15 @@ def _deeper() -> Answer:
     ("answer", "said"),
     [
         (lambda c: c.sendall(b"SSH-2.0-x\r\n\r\n"), "SSH-2.0-x: no answer"),
-        (lambda c: c.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n"), "answers 302"),
+        (
+            lambda c: c.sendall(b"HTTP/1.1 302 Found\r\nLocation: https://u:p@h:1/x\r\nContent-Length: 0\r\n\r\n"),
+            "answers 302: it is at https://h:1; give that as schemaRegistry$",
+        ),
+        (
+            lambda c: c.sendall(b"HTTP/1.1 308 X\r\nLocation: /login?token=s\r\nContent-Length: 0\r\n\r\n"),
+            "at another path of it;",
+        ),
+        (lambda c: c.sendall(b"HTTP/1.1 429 X\r\nRetry-After: 60\r\nContent-Length: 0\r\n\r\n"), "it answers 429"),
         (
             lambda c: c.sendall(json_answer({"schema": V1, "references": [{"name": "a"}]})),
             "none of a schema registry's",

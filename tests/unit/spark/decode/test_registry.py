@@ -77,6 +77,104 @@ def test_an_unknown_id_is_asked_for_again_after_a_while() -> None:
         assert asking.by_id(5).text == V1
 
 
+def test_a_flood_of_unknown_ids_costs_few_requests() -> None:
+    clock = Clock()
+    with registry_server() as server:
+        asking = client(server, clock)
+        known = server.add("orders", V1, schema_id=7)
+
+        def ask(first: int, count: int) -> int:
+            before = len(server.paths)
+            for number in range(first, first + count):
+                with pytest.raises(SchemaUnknown):
+                    asking.by_id(number)
+            return len(server.paths) - before
+
+        assert ask(1000, 5000) == module.UNKNOWN_MAX
+        with pytest.raises(SchemaUnknown, match="schema id 7 was not asked for, as too many others are unknown"):
+            asking.by_id(known)
+        # What was refused so is not kept: it is asked for as soon as there is room.
+        clock.now_s += 2 / module.UNKNOWN_PER_S
+        assert asking.by_id(known).text == V1
+        assert ask(10_000, 100) == 2
+        clock.now_s += 3600
+        assert ask(20_000, 5000) == module.UNKNOWN_MAX
+        assert asking.by_id(known).text == V1
+        assert len(asking._failures) <= module.SCHEMAS_MAX
+
+
+def test_slow_answers_about_unknown_ids_do_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    with registry_server() as server:
+        answer = server.answer
+
+        def slowly(path: str, authorization: str | None) -> tuple[int, Any]:
+            clock.now_s += 5
+            return answer(path, authorization)
+
+        monkeypatch.setattr(server, "answer", slowly)
+        asking = client(server, clock)
+        for number in range(1000):
+            with pytest.raises(SchemaUnknown):
+                asking.by_id(number)
+        assert len(server.paths) == 1
+
+
+def test_bodies_of_anything_are_bad_rows_between_good_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNKNOWN_PER_S", 0.0)
+    order = {"id": 1, "fruit": "fig", "price": 2.0}
+    with registry_server() as server:
+        number = server.add("orders", V1)
+        given = {"decode": "avro", "schemaRegistry": server.url, "schemaRegistrySubject": "orders"}
+        decoder = BodyDecoder(resolve(parse_decode_options(given)))
+        good = join(number, avro(order))
+        bodies = [good, *(join(1000 + n, b"x") for n in range(2000)), good]
+        values, reasons = decoder.decode(bodies)
+    assert (reasons[0], reasons[-1]) == (None, None)
+    assert all(reason is not None and "schema id" in reason for reason in reasons[1:-1])
+    assert values[0].as_py() == values[-1].as_py() == order
+    assert 2 < len(server.paths) <= 2 + module.UNKNOWN_MAX
+
+
+def test_an_error_that_is_told_again_is_a_new_one() -> None:
+    with registry_server() as server:
+        asking = client(server, Clock())
+        told = []
+        for _ in range(3):
+            with pytest.raises(SchemaUnknown) as e:
+                asking.by_id(5)
+            told.append(e.value)
+    assert len({id(error) for error in told}) == 3
+    assert len({str(error) for error in told}) == 1
+
+
+def test_a_schema_that_is_of_no_use_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with registry_server() as server:
+        server.add("orders", V1)
+        number = server.add("wrong", json.dumps({"type": "record", "name": "x"}))
+        given = {"decode": "avro", "schemaRegistry": server.url, "schemaRegistrySubject": "orders"}
+        decoder = BodyDecoder(resolve(parse_decode_options(given)))
+        made: list[int] = []
+        monkeypatch.setattr(decoder, "_avro_writer", lambda id_: made.append(id_) or original(id_))  # type: ignore[func-returns-value]
+        original = type(decoder)._avro_writer.__get__(decoder)
+        _, reasons = decoder.decode([join(number, b"x")] * 3)
+    assert made == [number]
+    assert len(set(reasons)) == 1
+    assert reasons[0] is not None
+    assert reasons[0].startswith(f"schema id {number}: ")
+
+
+@pytest.mark.parametrize("status", [400, 410, 422])
+def test_an_id_that_it_calls_wrong_costs_its_row(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with registry_server() as server:
+        monkeypatch.setattr(server, "answer", lambda *_: (status, {"error_code": 42202, "message": "no id"}))
+        with pytest.raises(SchemaUnknown, match="has no schema id 4294967295"):
+            client(server, Clock()).by_id(2**32 - 1)
+        monkeypatch.setattr(server, "answer", lambda *_: (status, b"<html>"))
+        with pytest.raises(RegistryRefused, match=f"answers {status}"):
+            client(server, Clock()).by_id(1)
+
+
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
     with registry_server() as server:
