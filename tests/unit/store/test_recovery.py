@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store import GetStatus, Store, recovery
 from rocketspark.store.files import checkpoint as checkpoints
@@ -90,6 +91,41 @@ def test_after_a_kill_everything_is_there(make_store: Any, send: Any, tmp_path: 
     last = make_store(copy)
     assert last.recovered.replayed == 1
     assert len(assert_agrees(last)) == 300
+
+
+@pytest.mark.parametrize("count", [1, 2, 70])
+def test_a_start_that_comes_to_nothing_loses_no_key(
+    count: int, make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken entries out of the index by then, of a single message all."""
+    store = make_store()
+    fill(store, send, count)
+    store.close()
+
+    def fails(*_: Any) -> None:
+        raise StoreUnwritable("no disk")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(recovery, "_put_unit", fails)
+        with pytest.raises(StoreUnwritable, match="no disk"):
+            make_store()
+    again = make_store()
+    assert len(assert_agrees(again)) == count
+    assert again.recovered.replayed == 1 + (count > 1)
+
+
+def test_index_entries_that_a_start_puts_in_the_place_of_others_are_synced(
+    make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are as many then as before."""
+    store = make_store()
+    fill(store, send, 9)
+    store.close()
+    synced: list[Any] = []
+    monkeypatch.setattr(files, "sync_map", lambda mapped, at, end: synced.append(mapped))
+    again = make_store()
+    (file,) = again.index_service._open.values()
+    assert any(mapped is file.map for mapped in synced)
 
 
 @pytest.mark.parametrize("lost", ["consumequeue", "index", "checkpoint"])

@@ -181,7 +181,10 @@ class IndexFile:
         if count == self.count:
             return
         self.count = count
-        self.end_position = ENTRY.unpack_from(self.map, self._entries_at + (count - 1) * ENTRY_BYTES)[1]
+        # Without entries: all before `position` are in the files before this one.
+        last = ENTRY.unpack_from(self.map, self._entries_at + (count - 1) * ENTRY_BYTES)
+        self.end_position = last[1] if count > 1 else position
+        self.flushed_count = -1  # Others may come in their place.
         if not whole:
             self._remake_slots()
         self.write_header()
@@ -277,7 +280,8 @@ class IndexService:
         while self._paths:
             last = self._file(self._paths[-1])
             last.drop_from(position)
-            if last.count > 1:
+            # The last one stays, if empty: it says from where on keys lack, should this start come to nothing.
+            if last.count > 1 or len(self._paths) == 1:
                 return
             self._remove(self._paths[-1])
 
