@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import struct
-import uuid
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
+from rocketspark.spark.decode import avro_logical
 from rocketspark.spark.decode.avro_schema import NAMED, PRIMITIVES, Names, Schema, full_name, is_recursive, widened
 
 # Records within each other in one body, where the schema sets no end: fastavro has no bound of its own.
@@ -26,10 +24,11 @@ class AvroDecoder:
         import fastavro
 
         self._read = fastavro.schemaless_reader
-        self._writer = fastavro.parse_schema(writer)
-        self._reader = None if reader is None or reader == writer else fastavro.parse_schema(reader)
+        is_resolved = reader is not None and reader != writer
+        self._writer = fastavro.parse_schema(avro_logical.marking(writer))
+        self._reader = fastavro.parse_schema(avro_logical.marking(reader)) if is_resolved else None
         wanted = writer if reader is None else reader
-        self._convert = _Converters(wanted).of(wanted, "", ())
+        self._convert = _Converters(wanted, has_defaults=is_resolved).of(wanted, "", ())
         self._nesting = _Nesting(writer) if is_recursive(writer) else None
 
     def decode(self, body: bytes) -> Any:
@@ -46,35 +45,34 @@ class AvroDecoder:
         except Exception as e:
             # Bytes of another schema make fastavro fail in many ways.
             text = " ".join(str(e).split())
+            if type(e).__name__ == "SchemaResolutionError":
+                raise ValueError(f"the writer's schema does not resolve to the reader's: {text}"[:300]) from None
             raise ValueError(f"the body is no Avro of the schema: {type(e).__name__} {text}"[:300].rstrip()) from None
         if left := len(body) - stream.tell():
             raise ValueError(f"{left} bytes are left behind the value: the schema is another one")
         return value if self._convert is None else self._convert(value)
 
 
-def _of_time_ms(value: Any) -> Any:
-    return None if value is None else _of_time_us(value) // 1000
-
-
-def _of_time_us(value: Any) -> Any:
-    if not isinstance(value, datetime.time):
-        return value
-    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
-
-
-def _of_uuid(value: Any) -> Any:
-    return None if value is None else str(value)
-
-
 def _of_named(value: Any) -> Any:
     return value[1] if type(value) is tuple else value
 
 
-class _Converters:
-    """What makes of fastavro's values what Arrow takes; None where they are that already."""
+class _Branch(NamedTuple):
+    """A branch of a union: its type, its logical type, its full name and the names of a record's fields."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._names = Names(schema)
+    kind: str
+    logical: str = ""
+    name: str = ""
+    fields: frozenset[str] = frozenset()
+
+
+class _Converters:
+    """What makes of fastavro's values what Arrow takes; None where they are that already. `has_defaults`: values may
+    be those of fields that the writer lacked, as their JSON, and the same object each time.
+    """
+
+    def __init__(self, schema: Schema, *, has_defaults: bool) -> None:
+        self._names, self._has_defaults = Names(schema), has_defaults
         self._made: dict[str, list[Convert | None]] = {}
 
     def of(self, schema: Schema, space: str, above: tuple[str, ...]) -> Convert | None:
@@ -82,10 +80,8 @@ class _Converters:
             return self._union(schema, space, above)
         if isinstance(schema, str):
             found = None if schema in PRIMITIVES else self._names.of(schema, space)
-            return None if found is None else self.of(*found, above)
-        kind, logical = schema["type"], schema.get("logicalType")
-        if kind != "fixed" and logical in _LOGICAL:
-            return _LOGICAL[logical]
+            return self._scalar({"type": schema}) if found is None else self.of(*found, above)
+        kind = schema["type"]
         if kind in ("record", "error"):
             return self._record(schema, full_name(schema, space), above)
         if kind == "array":
@@ -94,9 +90,11 @@ class _Converters:
         if kind == "map":
             one = self.of(schema["values"], space, above)
             return lambda values: [(k, v if one is None else one(v)) for k, v in values.items()]
-        if isinstance(kind, str):
-            return None
-        return self.of(kind, space, above)
+        return self._scalar(schema) if isinstance(kind, str) else self.of(kind, space, above)
+
+    def _scalar(self, schema: Mapping[str, Any]) -> Convert | None:
+        found = avro_logical.converter(schema)
+        return found if self._has_defaults or "logicalType" in schema else None
 
     def _record(self, schema: Mapping[str, Any], name: str, above: tuple[str, ...]) -> Convert | None:
         if name in self._made:
@@ -115,8 +113,8 @@ class _Converters:
                 value[field] = act(value[field])
             return value
 
-        cell[0] = convert
-        return convert
+        cell[0] = (lambda value: convert(dict(value))) if self._has_defaults else convert
+        return cell[0]
 
     def _union(self, branches: list[Schema], space: str, above: tuple[str, ...]) -> Convert | None:
         real = [one for one in branches if one != "null"]
@@ -126,7 +124,7 @@ class _Converters:
         named = [self._resolved(one, space) for one in real]
         if len(real) == 1 or widened(branches) is not None:
             act = acts[0]
-            if act is None and named[0][0] not in NAMED:
+            if act is None and named[0].kind not in NAMED:
                 return None
             return lambda value: _plain(act, value)
 
@@ -140,18 +138,18 @@ class _Converters:
 
         return convert
 
-    def _resolved(self, schema: Schema, space: str) -> tuple[str, str, str]:
-        """Return a branch's type, its logical type and its full name."""
+    def _resolved(self, schema: Schema, space: str) -> _Branch:
         while True:
             if isinstance(schema, str):
                 found = None if schema in PRIMITIVES else self._names.of(schema, space)
                 if found is None:
-                    return schema, "", ""
+                    return _Branch(schema)
                 schema, space = found
             kind = schema["type"]
             if isinstance(kind, str) and (kind in NAMED or kind in PRIMITIVES or kind in ("array", "map")):
                 name = full_name(schema, space) if kind in NAMED else ""
-                return kind, str(schema.get("logicalType", "")), name
+                fields = frozenset(field["name"] for field in schema.get("fields", ()))
+                return _Branch(kind, str(schema.get("logicalType", "")), name, fields)
             schema = kind
 
 
@@ -162,8 +160,6 @@ def _plain(act: Convert | None, value: Any) -> Any:
     return value if act is None else act(value)
 
 
-_LOGICAL: dict[str, Convert] = {"time-millis": _of_time_ms, "time-micros": _of_time_us, "uuid": _of_uuid}
-
 _KINDS: dict[type, tuple[tuple[str, str], ...]] = {
     bool: (("boolean", ""),),
     int: (("long", ""), ("int", "")),
@@ -172,29 +168,32 @@ _KINDS: dict[type, tuple[tuple[str, str], ...]] = {
     bytes: (("bytes", ""),),
     list: (("array", ""),),
     dict: (("map", ""),),
-    Decimal: (("bytes", "decimal"),),
-    uuid.UUID: (("string", "uuid"),),
-    datetime.date: (("int", "date"),),
-    datetime.time: (("int", "time-millis"), ("long", "time-micros")),
-    datetime.datetime: (
-        *(("long", "timestamp-micros"), ("long", "timestamp-millis")),
-        *(("long", "local-timestamp-micros"), ("long", "local-timestamp-millis")),
-    ),
 }
+_NAMED_KINDS: dict[type, str] = {str: "enum", bytes: "fixed", dict: "record"}
 
 
-def _branch(branches: list[tuple[str, str, str]], value: Any) -> int:
+def _branch(branches: list[_Branch], value: Any) -> int:
     """Return the branch that a value is of: the first of its kind that holds it."""
     if type(value) is tuple:
-        for i, (_, _, name) in enumerate(branches):
-            if name == value[0]:
+        for i, branch in enumerate(branches):
+            if branch.name == value[0]:
                 return i
+        value = value[1]
     kinds = _KINDS.get(type(value), ())
-    for i, (kind, logical, _) in enumerate(branches):
-        if (kind, logical) in kinds and _holds(kind, value):
+    if isinstance(value, avro_logical.Marked):
+        same = [i for i, branch in enumerate(branches) if branch.kind == value.kind[0]]
+        if same:
+            return next((i for i in same if branches[i].logical == value.kind[1]), same[0])
+        kinds = _KINDS[int if isinstance(value, int) else bytes]
+    for i, branch in enumerate(branches):
+        if (branch.kind, branch.logical) in kinds and _holds(branch.kind, value):
             return i
-    for i, (kind, _, _) in enumerate(branches):
-        if kind in {one for one, _ in kinds}:
+    for i, branch in enumerate(branches):
+        if branch.kind in {kind for kind, _ in kinds}:
+            return i
+    # Of a writer without the union, or a default: it comes without its name.
+    for i, branch in enumerate(branches):
+        if branch.kind == _NAMED_KINDS.get(type(value)) and (not branch.fields or branch.fields == value.keys()):
             return i
     raise ValueError(f"no branch of the union is of the value's type, {type(value).__name__}")
 

@@ -93,6 +93,96 @@ def test_an_older_and_a_newer_writer() -> None:
     assert AvroDecoder(new, old).decode(avro(order | {"note": "n"}, V2)) == order
 
 
+def fields(*more: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, *more]}
+
+
+def default(kind: Any, value: Any) -> tuple[Any, Any, Any]:
+    """A writer without a field, and a reader whose default for it is `value`."""
+    return fields(), fields({"name": "x", "type": kind, "default": value}), {"a": 1}
+
+
+def named(kind: dict[str, Any], name: str, **more: Any) -> dict[str, Any]:
+    return kind | {"name": name, **more}
+
+
+MS, US = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
+INNER = named(record(z="int"), "Z")
+SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+MAPS = named(record(m={"type": "map", "values": "int"}), "M")
+EVOLVED: list[tuple[Any, Any, Any, Any]] = [
+    # Logical types that one side has alone, or in another unit.
+    (record(x="long"), record(x=MS), {"x": 1000}, SECOND),
+    (record(x=MS), record(x="long"), {"x": 1000}, 1000),
+    (record(x=MS), record(x=US), {"x": SECOND}, SECOND),
+    (record(x="int"), record(x=logical("int", "time-millis")), {"x": 5}, 5),
+    (record(x=MS), record(x=["null", "string", "long"]), {"x": 1000}, {"member0": None, "member1": 1000}),
+    (record(x="long"), record(x=["null", "string", MS]), {"x": 1000}, {"member0": None, "member1": SECOND}),
+    (record(x="bytes"), record(x=logical("bytes", "decimal", precision=4, scale=2)), {"x": b"\x7d"}, Decimal("1.25")),
+    (record(x=logical("bytes", "decimal", precision=4, scale=2)), record(x="bytes"), {"x": Decimal("1.25")}, b"\x7d"),
+    # Defaults are JSON of their types.
+    (*default("bytes", "\u00ff"), b"\xff"),
+    (*default({"type": "fixed", "name": "F", "size": 2}, "\u0000\u00ff"), b"\0\xff"),
+    (*default(MS, 1000), SECOND),
+    (*default(logical("int", "date"), 1), datetime.date(1970, 1, 2)),
+    (*default(logical("int", "time-millis"), 5), 5),
+    (*default(logical("bytes", "decimal", precision=4, scale=2), "\u007d"), Decimal("1.25")),
+    (*default([INNER, "string"], {"z": 3}), {"member0": {"z": 3}, "member1": None}),
+    (*default(MAPS, {"m": {"k": 1}}), {"m": [("k", 1)]}),
+    # A writer without the reader's union.
+    (record(x=INNER), record(x=["null", "string", INNER]), {"x": {"z": 1}}, {"member0": None, "member1": {"z": 1}}),
+    (record(x="int"), record(x=["null", "string", "long"]), {"x": 1}, {"member0": None, "member1": 1}),
+    # Names that changed.
+    (record(old="int"), fields() | {"fields": [{"name": "x", "type": "int", "aliases": ["old"]}]}, {"old": 5}, 5),
+    (
+        record(x=["string", INNER]),
+        record(x=["string", named(INNER, "Y", aliases=["Z"])]),
+        {"x": {"z": 1}},
+        {"member0": None, "member1": {"z": 1}},
+    ),
+    (
+        record(x={"type": "enum", "name": "E", "symbols": ["A", "B"]}),
+        record(x={"type": "enum", "name": "E", "symbols": ["A"], "default": "A"}),
+        {"x": "B"},
+        "A",
+    ),
+]
+
+
+@pytest.mark.parametrize(("writer", "reader", "value", "wanted"), EVOLVED)
+def test_schemas_that_evolved(writer: Any, reader: Any, value: Any, wanted: Any) -> None:
+    with registry_server() as server:
+        number = server.add("x", json.dumps(writer))
+        given = {"decode": "avro", "decodeSchema": json.dumps(reader), "schemaRegistry": server.url}
+        # Twice: a default is one object for all.
+        values, reasons = decoder(**given).decode([join(number, avro(value, json.dumps(writer)))] * 2)
+    assert reasons == [None, None]
+    assert [row["x"] for row in values.to_pylist()] == [wanted, wanted]
+
+
+def test_what_a_writer_lacks_without_a_default_is_told() -> None:
+    body = avro({"a": 1}, json.dumps(fields()))
+    with pytest.raises(ValueError, match="schema does not resolve to the reader's: No default value for field x"):
+        AvroDecoder(fields(), fields({"name": "x", "type": "int"})).decode(body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        # 4 MB of digits would take hours.
+        (logical("bytes", "decimal", precision=38, scale=2), b"\x80\x89\x7a" + b"\x7f" * 1_000_000, "1000000 bytes"),
+        (MS, b"\xfe" + b"\xff" * 8 + b"\1", "outside of the years 1 to 9999"),
+        (US, b"\xff" * 9 + b"\1", "outside of the years 1 to 9999"),
+        (logical("int", "date"), b"\xfe\xff\xff\xff\x0f", "outside of the years 1 to 9999"),
+    ],
+)
+def test_values_that_no_column_holds_cost_their_row(kind: Any, body: bytes, said: str) -> None:
+    values, reasons = decoder(decode="avro", decodeSchema=json.dumps(record(x=kind))).decode([body])
+    assert values.to_pylist() == [None]
+    assert reasons[0] is not None
+    assert said in reasons[0]
+
+
 # Each record holds the one before twice.
 BOMB = record(
     f0=record(x="int") | {"name": "R0"},
