@@ -12,8 +12,10 @@ from typing import NamedTuple
 from rocketspark.errors import StoreFull
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record import Record
+from rocketspark.protocol.message.record_layout import RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.commitlog.dispatch import DispatchRequest, dispatch_request, enters_index, enters_queue
+from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.files.checkpoint import Checkpoint
@@ -184,6 +186,7 @@ def _replay(
             break
         # Before data is given up: bytes within a body may look like a record; a file's start cannot deceive.
         verify_from = file_start
+    replay.finish(sum(stop - begin for begin, stop in log.skipped))
     if not opened:
         _open_at(queues, index, min(safe, end), thorough=thorough)
     if safe > log.min_position:
@@ -226,7 +229,11 @@ def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
 
 
 class Replay:
-    """Puts records into queues and index, as their appends would have."""
+    """Puts records into queues and index, as their appends would have.
+
+    Of a record nothing covers its queue offset. Where one leaves offsets out, as the log lacks records, the next of its
+    queue shows whether it is right: until then it waits, in a `live` replay only if that are many.
+    """
 
     def __init__(
         self,
@@ -236,6 +243,7 @@ class Replay:
         deleted: Mapping[bytes, int],
         *,
         from_start: bool,
+        live: bool = False,
     ) -> None:
         """`safe`: queues not read yet are read up to this physical offset; None: as far as they are written."""
         self._queues = queues
@@ -243,7 +251,10 @@ class Replay:
         self._index = index
         self._safe = safe
         self._from_start = from_start
+        self._live = live
         self._reborn: dict[ConsumeQueue, Record] = {}
+        # Records that leave offsets out, each with its queue's end.
+        self._ahead: dict[ConsumeQueue, tuple[int, Record]] = {}
         self.unnamed = 0
 
     def put(self, found: Record) -> None:
@@ -295,13 +306,54 @@ class Replay:
             return False
         if not self._from_start:
             raise _QueueHole
-        if queue.next == 0 and not queue.mapped_files.starts:
-            queue.start_at(offset)
+        end, ahead = self._ahead.pop(queue, (-1, found))
+        if end == queue.next and ahead.queue_offset < offset:
+            self._put_after_gap(queue, ahead)
+            if offset <= queue.next:
+                return offset == queue.next
+        if self._live and (_is_new(queue) or offset - queue.next <= _gap_max(queue)):
+            _leave_out(queue, offset)
             return True
-        if offset - queue.next > queue.mapped_files.size // UNIT_BYTES:
-            return False
+        last = queue.unit(queue.next - 1)[0] if queue.next > queue.min else 0
+        if _is_new(queue) or offset - queue.next <= _messages_max(queue, found.position - last):
+            self._ahead[queue] = queue.next, found
+        return False
+
+    def finish(self, lost_bytes: int) -> None:
+        """Put the records that still wait where they say, unless fewer can be lost. `lost_bytes`: of the log."""
+        for queue, (end, found) in self._ahead.items():
+            gap_max = max(_gap_max(queue), _messages_max(queue, lost_bytes))
+            is_there = self._queues.by_bytes.get((queue.topic, queue.queue_id)) is queue and queue.next == end
+            if is_there and (_is_new(queue) or found.queue_offset - end <= gap_max):
+                self._put_after_gap(queue, found)
+        self._ahead.clear()
+
+    @staticmethod
+    def _put_after_gap(queue: ConsumeQueue, found: Record) -> None:
+        _leave_out(queue, found.queue_offset)
+        _put_unit(queue, found, dispatch_request(found.sys_flag, found.properties))
+
+
+def _is_new(queue: ConsumeQueue) -> bool:
+    return queue.next == 0 and not queue.mapped_files.starts
+
+
+def _gap_max(queue: ConsumeQueue) -> int:
+    """Return how many messages may be left out without a record after them that says so, too: those of a file."""
+    return queue.mapped_files.size // UNIT_BYTES
+
+
+def _messages_max(queue: ConsumeQueue, log_bytes: int) -> int:
+    """Return how many messages of the queue so many bytes of the log can hold."""
+    return log_bytes // RECORD_BYTES_MIN * (INNER_COUNT_MAX if queue.is_batch else 1)
+
+
+def _leave_out(queue: ConsumeQueue, offset: int) -> None:
+    """Make `offset` the next of a queue."""
+    if _is_new(queue):
+        queue.start_at(offset)
+    else:
         queue.fill_to(offset)
-        return True
 
 
 def _write_keys(index: IndexService) -> None:

@@ -110,13 +110,18 @@ class ReplicaReceiver:
         self._held_back = b""
         self._arrived: dict[ConsumeQueue, None] = {}
         self._tag_codes: dict[bytes, int] = {}
-        self._replay = Replay(self.consume_queues, self.index_service, None, self._deletions.positions, from_start=True)
+        self._replay = self._new_replay()
+
+    def _new_replay(self) -> Replay:
+        deleted = self._deletions.positions
+        return Replay(self.consume_queues, self.index_service, None, deleted, from_start=True, live=True)
 
     def become_master(self) -> None:
         """Take messages: what was received of a record that is not whole is given up, the rest is readable."""
         if not self.log.is_replica:
             return
         self.dispatch_received()
+        self._replay.finish(self.log.written)
         whole = self.cut_partial_record()
         if self._dirty_end > whole:
             # Behind a shorter record of its own they might look like another one.
@@ -431,6 +436,7 @@ class ReplicaReceiver:
                 if found.topic == topic:
                     replay.put(found)
             position += len(data)
+        replay.finish(log.written)
 
     # -- taking back
 
@@ -464,7 +470,7 @@ class ReplicaReceiver:
             index.cut(position)
         last = self._last_before(position)
         self._last_time_ms = last if last >= 0 else 0
-        self._replay = Replay(self.consume_queues, index, None, self._deletions.positions, from_start=True)
+        self._replay = self._new_replay()
         self.cut_happened()
 
     def _prepare_to_cut(self, position: int) -> None:

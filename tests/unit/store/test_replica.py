@@ -361,6 +361,26 @@ def test_damage_of_the_master_is_passed_over(make_store: Any, tmp_path: Path, se
     assert slave.queue_range("t", 0) == (0, 6)
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_more_damage_of_the_master_than_a_queue_file_holds_hides_no_later_message(
+    after: int, make_store: Any, tmp_path: Path, send: Any
+) -> None:
+    """The first message after it is put into the queue when a second one comes, or with the promotion."""
+    master, slave = make_store(tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    places = [send(master, "t", 0, b"%d" % i) for i in range(90 + after)]
+    data = bytearray(master.log_bytes(0, 1 << 20))
+    for position, _, _ in places[2:90]:
+        data[position : position + 8] = bytes(8)
+    slave.append_raw(0, bytes(data))
+    slave.dispatch_received()
+    assert slave.queue_range("t", 0) == (0, 2 if after == 1 else 92)
+    slave.become_master()
+    assert slave.queue_range("t", 0) == (0, 90 + after)
+    assert slave.read("t", 0, 2, 9, 1 << 20).next_offset == 90
+    assert slave.read("t", 0, 90, 9, 1 << 20).count == after
+    assert send(slave, "t", 0, b"on")[1] == 90 + after
+
+
 def test_a_full_disk_loses_nothing(make_store: Any, files: Any, tmp_path: Path) -> None:
     rng = random.Random(4)
     master, slave = new_master(make_store, tmp_path / "m"), new_slave(make_store, tmp_path / "s")
