@@ -18,7 +18,7 @@ import pyspark.sql.types as t
 
 from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, RocketSparkError, SchemaUnknown
 from rocketspark.model.text import shown
-from rocketspark.spark.decode import avro_schema, json_bodies, wire_format
+from rocketspark.spark.decode import avro_schema, json_bodies, protobuf_text, wire_format
 from rocketspark.spark.decode.arrow_values import check_depth, to_arrow
 from rocketspark.spark.decode.avro_bodies import AvroDecoder
 from rocketspark.spark.decode.options import AVRO, CONFLUENT, JSON, PROTOBUF, DecodeOptions
@@ -56,13 +56,22 @@ def resolve(options: DecodeOptions) -> DecodeOptions:
         return dataclasses.replace(options, schema=json.dumps(schema), value_type=kind.json())
     if options.format == PROTOBUF:
         messages = Messages(options.descriptor)
-        message = messages.find(options.message) if options.message else messages.at((0,))
+        message = messages.find(options.message) if options.message else _first(messages)
         kind = ProtobufDecoder(message, options.recursion_max).kind
         check_depth(kind)
         return dataclasses.replace(options, message=message.full_name, value_type=kind.json())
     if options.schema:
         return dataclasses.replace(options, schema=json_bodies.ddl_of(options.schema))
     return options
+
+
+def _first(messages: Messages) -> Any:
+    try:
+        return messages.at((0,))
+    except ValueError:
+        raise ConfigError(
+            "option decodeMessage: the registry's schema has no message of its own: give another"
+        ) from None
 
 
 def _check_installed(format_: str) -> None:
@@ -98,8 +107,8 @@ def _avro_of(registry: Registry, found: RegisteredSchema, name: str) -> Any:
 
 
 def _files_of(registry: Registry, found: RegisteredSchema) -> bytes:
-    files = [(ref.name, one.text) for ref, one in registry.referenced(found)]
-    return file_set([*files, ("", found.text)])
+    files = [*((ref.name, one.text) for ref, one in registry.referenced(found)), ("", found.text)]
+    return protobuf_text.compiled(files) if protobuf_text.is_text(found.text) else file_set(files)
 
 
 def value_type(options: DecodeOptions) -> t.DataType:

@@ -140,9 +140,7 @@ def file_set(files: Iterable[tuple[str, str]]) -> bytes:
             file = found.file.add()
             file.ParseFromString(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError, DecodeError):
-            raise ValueError(
-                "the registry gives Protobuf only as text: give decodeDescriptorFile and decodeMessage"
-            ) from None
+            raise ValueError("a file that it refers to is no descriptor in base64") from None
         file.name = name or file.name or "schema.proto"
         if name == "" and file.name == "default":
             file.name = "schema.proto"
@@ -158,12 +156,18 @@ class ProtobufDecoder:
 
         self._parse = message_factory.GetMessageClass(message).FromString
         self._errors = DecodeError
-        self.kind, self._convert = _Types(recursion_max).top(message)
+        types = _Types(recursion_max)
+        self.kind, self._convert = types.top(message)
+        self._has_required = types.has_required
 
     def decode(self, body: bytes) -> Any:
         """Return a value as Arrow takes it. Raises ValueError saying what is wrong."""
         try:
-            return self._convert(self._parse(body))
+            message = self._parse(body)
+            if self._has_required and not message.IsInitialized():
+                lacking = ", ".join(message.FindInitializationErrors())
+                raise ValueError(f"the body is no message of the schema: it lacks what is required: {lacking}"[:300])
+            return self._convert(message)
         except self._errors as e:
             raise ValueError(f"the body is no message of the schema: {' '.join(str(e).split())}"[:300]) from None
         except (RecursionError, OverflowError, UnicodeDecodeError) as e:
@@ -176,6 +180,7 @@ class _Types:
     def __init__(self, recursion_max: int) -> None:
         self._recursion_max = recursion_max
         self._count = 0
+        self.has_required = False
 
     def top(self, message: Descriptor) -> tuple[t.DataType, Convert]:
         found = self._message(message, ())
@@ -206,6 +211,7 @@ class _Types:
         columns = []
         for field in message.fields:
             self._count += 1
+            self.has_required |= _is_required(field)
             if self._count > COLUMNS_MAX:
                 raise ConfigError(
                     f"option decodeMessage: the message has more than {COLUMNS_MAX} columns: give a lower"
@@ -257,6 +263,11 @@ def _is_repeated(field: Descriptor) -> bool:
     # Newer packages have `is_repeated`; they warn of `label`.
     found = getattr(field, "is_repeated", None)
     return bool(found) if found is not None else field.label == field.LABEL_REPEATED
+
+
+def _is_required(field: Descriptor) -> bool:
+    found = getattr(field, "is_required", None)
+    return bool(found) if found is not None else field.label == field.LABEL_REQUIRED
 
 
 def _scalar(field: Descriptor) -> tuple[t.DataType, Convert | None]:

@@ -361,9 +361,6 @@ def test_protobuf_of_a_registry() -> None:
         assert value_type(resolve(parse_decode_options(given))).simpleString() == "struct<x:int>"
         with pytest.raises(ConfigError, match="subject 'other' has a schema of type AVRO"):
             decoder(**given | {"schemaRegistrySubject": "other"})
-        server.add("text", 'syntax = "proto3";', "PROTOBUF")
-        with pytest.raises(ConfigError, match="only as text: give decodeDescriptorFile"):
-            decoder(**given | {"schemaRegistrySubject": "text"})
 
 
 def test_protobuf_files(tmp_path: Path) -> None:
