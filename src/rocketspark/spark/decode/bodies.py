@@ -18,9 +18,10 @@ import pyspark.sql.types as t
 
 from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, RocketSparkError, SchemaUnknown
 from rocketspark.model.text import shown
-from rocketspark.spark.decode import avro_schema, json_bodies, protobuf_text, wire_format
+from rocketspark.spark.decode import json_bodies, protobuf_text, wire_format
 from rocketspark.spark.decode.arrow_values import check_depth, to_arrow
-from rocketspark.spark.decode.avro_bodies import AvroDecoder
+from rocketspark.spark.decode.avro import schema as avro_schema
+from rocketspark.spark.decode.avro.bodies import AvroDecoder
 from rocketspark.spark.decode.options import AVRO, CONFLUENT, JSON, PROTOBUF, DecodeOptions
 from rocketspark.spark.decode.protobuf_bodies import Messages, ProtobufDecoder, file_set, place_of
 from rocketspark.spark.decode.registry import UNKNOWN_S, RegisteredSchema, Registry, registry_of

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from rocketspark.spark.decode import avro_logical
-from rocketspark.spark.decode.avro_schema import NAMED, PRIMITIVES, Names, Schema, full_name, is_recursive, widened
+from rocketspark.spark.decode.avro import logical
+from rocketspark.spark.decode.avro.schema import NAMED, PRIMITIVES, Names, Schema, full_name, is_recursive, widened
 
 # Records within each other in one body, where the schema sets no end: fastavro has no bound of its own.
 NESTING_MAX = 64
@@ -25,8 +25,8 @@ class AvroDecoder:
 
         self._read = fastavro.schemaless_reader
         is_resolved = reader is not None and reader != writer
-        self._writer = fastavro.parse_schema(avro_logical.marking(writer))
-        self._reader = fastavro.parse_schema(avro_logical.marking(reader)) if is_resolved else None
+        self._writer = fastavro.parse_schema(logical.marking(writer))
+        self._reader = fastavro.parse_schema(logical.marking(reader)) if is_resolved else None
         wanted = writer if reader is None else reader
         self._convert = _Converters(wanted, has_defaults=is_resolved).of(wanted, "", ())
         self._nesting = _Nesting(writer) if is_recursive(writer) else None
@@ -93,7 +93,7 @@ class _Converters:
         return self._scalar(schema) if isinstance(kind, str) else self.of(kind, space, above)
 
     def _scalar(self, schema: Mapping[str, Any]) -> Convert | None:
-        found = avro_logical.converter(schema)
+        found = logical.converter(schema)
         return found if self._has_defaults or "logicalType" in schema else None
 
     def _record(self, schema: Mapping[str, Any], name: str, above: tuple[str, ...]) -> Convert | None:
@@ -180,7 +180,7 @@ def _branch(branches: list[_Branch], value: Any) -> int:
                 return i
         value = value[1]
     kinds = _KINDS.get(type(value), ())
-    if isinstance(value, avro_logical.Marked):
+    if isinstance(value, logical.Marked):
         same = [i for i, branch in enumerate(branches) if branch.kind == value.kind[0]]
         if same:
             return next((i for i in same if branches[i].logical == value.kind[1]), same[0])
