@@ -87,6 +87,8 @@ setup_python() {
   say "Installing RocketSpark and what it needs into .venv (Spark alone is about 450 MB; a few minutes)"
   .venv/bin/python -m pip install --disable-pip-version-check -e '.[demo,dev]' >&2 ||
     stop "installing the Python packages failed, see above. Once the cause is gone, run make setup again."
+  # As pip compiles a package; with PYTHONDONTWRITEBYTECODE each process that tests start would compile it anew.
+  .venv/bin/python -m compileall -q src >&2 || stop "compiling src failed, see above."
   printf '%s\n' "$PWD" > .setup/place
   printf '%s\n' "$key" > .setup/python
 }
