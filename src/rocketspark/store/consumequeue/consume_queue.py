@@ -72,6 +72,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_active",
+        "_ahead",
         "_early",
         "_early_stored",
         "at",
@@ -136,6 +137,8 @@ class ConsumeQueue:
         self.proven = (0, 0)
         self.flushed = 0
         self._early: bytearray | None = None
+        # How many bytes have blocks in files that the units of a batch will reach.
+        self._ahead: dict[int, int] = {}
         self._early_stored = 0
         # For `take_stored`: the message up to which all are counted, and bytes of records since.
         self.counted = 0
@@ -331,11 +334,15 @@ class ConsumeQueue:
         step = self._step()
         if self.at >= mapped_files.size or not mapped_files.starts:
             start = self.start + (self.at if self.at >= mapped_files.size else 0)
-            if start in mapped_files.starts:
-                reserved = mapped_files.reserve(start, step) - start
-            else:
+            ahead, self._ahead = self._ahead, {}
+            if start not in mapped_files.starts:
                 mapped_files.add(start, step)
                 reserved = min(step, mapped_files.size)
+            elif start in ahead:
+                # Within a batch, where nothing may fail any more.
+                reserved, self._ahead = ahead.pop(start), ahead
+            else:
+                reserved = mapped_files.reserve(start, step) - start
             self.start, self.at, self.reserved = start, 0, reserved
             self.limit = 0
         elif self.at >= self.reserved:
@@ -389,10 +396,13 @@ class ConsumeQueue:
             self.reserved = self.mapped_files.reserve(self.start + self.at, min(end, size) - self.at) - self.start
             self.limit = self.reserved - self.reserved % self.unit_bytes
         following = self.start + size
+        self._ahead = {}
         while following < self.start + end:
             if following not in self.mapped_files.starts:
                 self.mapped_files.add(following, RESERVE_STEP_BYTES_MAX)
-            self.mapped_files.reserve(following, min(size, self.start + end - following))
+            reserved = self.mapped_files.reserve(following, min(size, self.start + end - following)) - following
+            self.mapped_files.get(following)
+            self._ahead[following] = reserved
             following += size
 
     def release(self) -> None:
@@ -402,6 +412,7 @@ class ConsumeQueue:
                 self._early = None
         self.limit = 0
         self.map = _NO_MAP
+        self._ahead = {}
 
     def unit_code(self, tags_code: int, time_ms: int) -> int:
         """Return the code for the unit of a message of this time: of its tags; in the schedule topic when it is due."""

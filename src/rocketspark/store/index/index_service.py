@@ -365,11 +365,12 @@ class IndexService:
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, *, tag: bool = False) -> Iterator[int]:
         """Return positions of messages that may have that key, newest first. Hashes collide: look at the message."""
+        wanted = key_hash(f"{topic}#T#{key}" if tag else f"{topic}#{key}")
         try:
             self.write_pending()
         except StoreError:
-            pass  # A full disk: what is pending is not found, the rest is.
-        wanted = key_hash(f"{topic}#T#{key}" if tag else f"{topic}#{key}")
+            # A full disk. Whoever asks whether a message was stored must not hear "no" of one just stored.
+            yield from self._unwritten(wanted, begin_ms, end_ms)
         for path in reversed(list(self._paths)):
             file = self._file(path)
             if file.count <= 1 or file.begin_time_ms > end_ms or file.end_time_ms < begin_ms:
@@ -377,6 +378,16 @@ class IndexService:
             for position, about_ms in file.chain(wanted):
                 if about_ms <= end_ms and about_ms + 1000 >= begin_ms:
                     yield position
+
+    def _unwritten(self, wanted: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return positions of messages with a key's hash that is not in a file yet, newest first."""
+        with self._lock:
+            ready = list(self._ready)
+        found: list[int] = []
+        for keys, positions, times in reversed(ready):
+            rows = (keys == wanted) & (times <= end_ms) & (times + 1000 >= begin_ms)
+            found += positions[rows][::-1].tolist()
+        return found
 
     def _writable(self) -> IndexFile:
         """Return the last file, or a new one if it is full or there is none."""
