@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from rocketspark.admin.cluster_client import ClusterClient
+from rocketspark.admin.states import BrokerState
 from rocketspark.client.connection import access_api
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model.text import shown
 from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rocketspark.transport.peer import Peer
-
-if TYPE_CHECKING:
-    from rocketspark.admin.operations import BrokerState
 
 NAME_CHARACTERS_MAX = 255
 USER_TYPES = ("Super", "Normal")
@@ -83,19 +82,11 @@ _RULES = _Kind[AclInfo](
 )
 
 
-class AccessOperations:
+class AccessOperations(ClusterClient):
     """The part of Operations that is about users and rules.
 
     `brokers`: names, or "host:port" of any broker, also of a slave; by default all masters, or those of `cluster`.
     """
-
-    _timeout_ms: float
-
-    async def _broker(self, address: str) -> Peer:
-        raise NotImplementedError
-
-    async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
-        raise NotImplementedError
 
     # -- users ---------------------------------------------------------------------------------------------------
 
@@ -343,8 +334,6 @@ class AccessOperations:
     # -- where ---------------------------------------------------------------------------------------------------
 
     async def _targets(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
-        from rocketspark.admin.operations import BrokerState
-
         if brokers is None:
             return await self._masters(cluster, None)
         wanted = list(dict.fromkeys(brokers))

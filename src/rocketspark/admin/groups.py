@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from rocketspark.admin.cluster_client import ClusterClient
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import UsageError
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
-from rocketspark.transport.peer import Peer
-
-if TYPE_CHECKING:
-    from rocketspark.admin.operations import BrokerState
 
 MODES = ("PULL", "POP")
 TIMES_MAX = 2**31 - 1
@@ -91,16 +88,8 @@ def _attribute_changes(text: str) -> dict[str, str]:
     return found
 
 
-class GroupOperations:
+class GroupOperations(ClusterClient):
     """The operations on groups, a part of Operations."""
-
-    _timeout_ms: float
-
-    async def _broker(self, address: str) -> Peer:
-        raise NotImplementedError
-
-    async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
-        raise NotImplementedError
 
     async def put_group(
         self,

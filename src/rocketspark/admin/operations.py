@@ -7,102 +7,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any, Unpack, cast
+from typing import Any
 
 import msgspec
 
 from rocketspark.admin.access import AccessOperations
 from rocketspark.admin.groups import GroupOperations
+from rocketspark.admin.states import Aside, BrokerState, QueueProgress, QueueState, TopicState
 from rocketspark.client import validators
-from rocketspark.client.base import AsyncClient
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.facade import Facade, arguments_of, blocking
-from rocketspark.client.options import AccessOptions, ClientOptions
 from rocketspark.errors import RouteNotFound, UsageError
-from rocketspark.model import MessageQueue, TopicRoute
-from rocketspark.transport.peer import Peer
+from rocketspark.model import MessageQueue
 
 ROUTE_WAIT_S = 3.0
 MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 
 
-class QueueState(msgspec.Struct, frozen=True):
-    """A queue and the offsets it holds: `min_offset` the oldest message's, `max_offset` the next one's."""
-
-    queue: MessageQueue
-    min_offset: int
-    max_offset: int
-
-    @property
-    def message_count(self) -> int:
-        """Messages in the queue, transaction and delay marks not counted."""
-        return self.max_offset - self.min_offset
-
-
-class TopicState(msgspec.Struct, frozen=True):
-    """A topic: its route and, of each queue that can be read, the offsets."""
-
-    topic: str
-    route: TopicRoute
-    queues: tuple[QueueState, ...]
-    # message.type: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, …; "" where it is not set.
-    message_type: str = ""
-
-    @property
-    def message_count(self) -> int:
-        """Messages in all queues."""
-        return sum(q.message_count for q in self.queues)
-
-
-class QueueProgress(msgspec.Struct, frozen=True):
-    """A group's progress in a queue; `committed` None: it never committed there."""
-
-    queue: MessageQueue
-    min_offset: int
-    max_offset: int
-    committed: int | None
-
-    @property
-    def lag(self) -> int:
-        """Messages that are there and not consumed yet."""
-        return max(0, self.max_offset - max(self.committed or 0, self.min_offset))
-
-
-class BrokerState(msgspec.Struct, frozen=True, order=True):
-    """One broker process; `broker_id` 0 is the master of its name."""
-
-    cluster: str
-    broker_name: str
-    broker_id: int
-    address: str
-
-
-class Aside(msgspec.Struct, frozen=True):
-    """A message that a broker set aside: `kind` delay, timer or half; its place, the reason, since when, attempts.
-
-    `queue_offset` -1: not known.
-    """
-
-    broker_name: str
-    name: str
-    kind: str
-    topic: str
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    reason: str
-    first_seen_ms: int
-    attempts: int
-
-    def place(self) -> dict[str, Any]:
-        """Return all but the broker's name, for scripts."""
-        found: dict[str, Any] = msgspec.structs.asdict(self)
-        del found["broker_name"]
-        return found
-
-
-class Operations(AccessOperations, GroupOperations, AsyncClient):
+class Operations(AccessOperations, GroupOperations):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -111,39 +34,6 @@ class Operations(AccessOperations, GroupOperations, AsyncClient):
     >>> async with Operations("127.0.0.1:9876") as operations:
     ...     print(await operations.list_topics())
     """
-
-    kind = "operations object"
-
-    def __init__(
-        self,
-        namesrv: str | None = None,
-        *,
-        timeout_ms: float = client_api.TIMEOUT_MS,
-        **access: Unpack[AccessOptions],
-    ) -> None:
-        super().__init__(namesrv, cast(ClientOptions, {"timeout_ms": timeout_ms, **access}))
-        self._timeout_ms = timeout_ms
-        self._routes = self._instance.routes
-
-    async def start(self) -> None:
-        """Begin. Raises NotSent if no NameServer answers."""
-        self._begin()
-        await self._instance.start()
-        try:
-            await self._instance.check_namesrv()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """Close the connections. May be called again."""
-        if self._state == "started":
-            await self._instance.close()
-        self._state = "closed"
-
-    async def _broker(self, address: str) -> Peer:
-        self._check_started()
-        return await self._instance.broker(address)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -218,20 +108,6 @@ class Operations(AccessOperations, GroupOperations, AsyncClient):
             )
         await self._await_route(topic, {t.broker_name for t in targets})
         return targets
-
-    async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
-        masters = [b for b in await self.cluster_info() if b.broker_id == 0]
-        names = {b.broker_name for b in masters}
-        clusters = {b.cluster for b in masters}
-        wanted = names if brokers is None else set(brokers)
-        if wanted - names:
-            missing = ", ".join(sorted(wanted - names))
-            raise UsageError(f"no broker {missing}: these are up: {', '.join(sorted(names)) or 'none'}")
-        if cluster is not None and cluster not in clusters:
-            raise UsageError(f"no cluster {cluster!r}: these are up: {', '.join(sorted(clusters)) or 'none'}")
-        if not masters:
-            raise UsageError("no broker is up: start one that names this NameServer")
-        return [b for b in masters if b.broker_name in wanted and cluster in (None, b.cluster)]
 
     async def _await_route(self, topic: str, names: set[str]) -> None:
         # Brokers tell the NameServer at once, but not before they answer.
@@ -314,19 +190,6 @@ class Operations(AccessOperations, GroupOperations, AsyncClient):
         await admin_api.end_quarantine(peer, name, retry=retry, timeout_ms=self._timeout_ms)
         return where[0]
 
-    # -- brokers -------------------------------------------------------------------------------------------------
-
-    async def cluster_info(self) -> list[BrokerState]:
-        """Return every broker the NameServer knows, ordered by cluster, name and id."""
-        info = await self._routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self._timeout_ms))
-        return sorted(
-            BrokerState(cluster, name, number, address)
-            for cluster, names in info.cluster_addr_table.items()
-            for name in names
-            if name in info.broker_addr_table
-            for number, address in info.broker_addr_table[name].broker_addrs.items()
-        )
-
 
 class SyncOperations(Facade[Operations]):
     """The same operations without asyncio. Arguments and rules: those of Operations."""
@@ -362,4 +225,4 @@ class SyncOperations(Facade[Operations]):
     copy_acls = blocking(Operations.copy_acls)
 
 
-__all__ = ["Aside", "BrokerState", "Operations", "QueueProgress", "QueueState", "SyncOperations", "TopicState"]
+__all__ = ["Operations", "SyncOperations"]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rocketspark.admin.operations import BrokerState
+from rocketspark.admin.states import BrokerState
 from rocketspark.cli import main
 from rocketspark.cli.commands.consume import _where
 from rocketspark.cli.commands.topic import users_topics
