@@ -1,6 +1,6 @@
 """Archives that are tables, for the tests, on the Spark whose Python runs it; each line of stdin is a step as JSON.
 
-The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures (of the rows), sql, call.
+The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures and rows (of it), sql, call.
 Each tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …}
 and what it {"says": …} meanwhile; one with `stop_at` goes on until it has so many rows; one with `pause` tells that it
 is {"paused": …} before it first calls that method of an Iceberg table, and waits for a line of stdin.
@@ -23,12 +23,14 @@ from tests.spark.scrapes import scrape_until
 
 from rocketspark.errors import ConnectionLost, RocketSparkError
 from rocketspark.spark.client_access import Access
+from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, set_catalog
 from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for, table_place
 from rocketspark.spark.metrics.of_pipelines import serve
 from rocketspark.spark.pipelines import compare
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.archive import table_archive
+from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.report import plain
 from rocketspark.spark.pipelines.restore import pipeline as restore
@@ -109,7 +111,7 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
     try:
         done = archive.run(
             spark,
-            step["namesrv"],
+            Connection(step["namesrv"], options=step.get("options", {})),
             step["topics"],
             archive_for(step["format"], step["place"], step.get("catalog", ""), step.get("table", "")),
             once="stop_at" not in step,
@@ -161,6 +163,17 @@ def figures(spark: SparkSession, step: dict[str, Any]) -> Any:
     return found.asDict() | {"columns": rows.columns}
 
 
+def run_rows(spark: SparkSession, step: dict[str, Any]) -> Any:
+    """Expressions over the rows in the order of the first one, and the types of the decoded columns."""
+    rows = archive.read(spark, archive_at(step["place"], step.get("catalog", ""), step.get("table", "")))
+    own = {*READ_SCHEMA.names, "hour"}
+    found = rows.selectExpr(*step["select"])
+    return {
+        "types": {field.name: field.dataType.simpleString() for field in rows.schema.fields if field.name not in own},
+        "rows": [[*row.asDict(recursive=True).values()] for row in found.orderBy(found.columns[0]).collect()],
+    }
+
+
 def run_sql(spark: SparkSession, step: dict[str, Any]) -> Any:
     if "catalog" in step:
         set_catalog(spark, table_place("iceberg", step["place"], step["catalog"]))
@@ -178,6 +191,7 @@ STEPS = {
     "restore": run_restore,
     "compare": run_compare,
     "figures": figures,
+    "rows": run_rows,
     "sql": run_sql,
     "call": run_call,
 }

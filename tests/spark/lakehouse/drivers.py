@@ -14,8 +14,10 @@ from typing import Any
 
 from tests.java.driver import java_home
 from tests.official import SHORT_LIVED
+from tests.ports import free_ports
 from tests.spark.kills import end_tree
 from tests.spark.lakehouse.s3 import REGION, Store
+from tests.spark.standalone import until
 
 ROOT = Path(__file__).parents[3]
 # By hand another Spark may be taken, with the jars that fit it.
@@ -62,14 +64,11 @@ class JobDriver:
     def __init__(self, spec: dict[str, Any], log: Path, variables: dict[str, str], job: str = "s3a_job") -> None:
         self.log = log
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        here = {"PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": str(PYTHON), "SPARK_LOCAL_IP": "127.0.0.1"}
-        if home := java_home():
-            here["JAVA_HOME"] = str(home)
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [str(PYTHON), "-m", f"tests.spark.lakehouse.{job}"],
                 cwd=ROOT,
-                env=os.environ | here | variables,
+                env=os.environ | _variables() | variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -135,3 +134,60 @@ def driver(spec: dict[str, Any], log: Path, variables: dict[str, str], job: str 
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+@contextlib.contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server with both formats, on Spark 4.0; yields its address, sc://…"""
+    port = free_ports()
+    conf = local_settings() | {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.sql.session.timeZone": "UTC",
+    }
+    spark = Path(
+        subprocess.check_output([PYTHON, "-c", "import pyspark; print(pyspark.__path__[0])"], text=True).strip()
+    )
+    with (folder / "connect.log").open("w") as log:
+        process = subprocess.Popen(
+            [spark / "bin" / "spark-submit", "--master", "local[2]"]
+            + [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+            + ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"],
+            env=os.environ | _variables() | {"SPARK_HOME": str(spark)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        until(
+            lambda: "Spark Connect server started" in (folder / "connect.log").read_text(),
+            lambda: (folder / "connect.log").read_text()[-3000:],
+        )
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        end_tree(process.pid)
+        process.wait(120)
+
+
+def command(*arguments: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """A whole run of our command on Spark 4.0."""
+    return subprocess.run(
+        [
+            str(PYTHON),
+            "-c",
+            "import sys; from rocketspark.cli import main; sys.exit(main.run(sys.argv[1:]))",
+            *arguments,
+        ],
+        env=os.environ | _variables(),
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+
+
+def _variables() -> dict[str, str]:
+    here = {"PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": str(PYTHON), "SPARK_LOCAL_IP": "127.0.0.1"}
+    home = java_home()
+    return here | ({"JAVA_HOME": str(home)} if home else {})

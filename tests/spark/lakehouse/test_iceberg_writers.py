@@ -195,3 +195,55 @@ def test_rows_that_were_taken_back_meanwhile_are_archived_again(scene: Scene, tm
     again = scene.job.ask(**scene.step("archive", topic, **where))
     assert (again.get("rows"), again.get("total_rows")) == (15, 15), again
     scene.whole(topic, 15, **where)
+
+
+def test_a_writer_who_stands_while_all_commits_expire_doubles_nothing(scene: Scene, tmp_path: Path) -> None:
+    topic, where = "all-expired", {"place": str(tmp_path / "lake")}
+
+    def sql(text: str) -> Any:
+        return scene.other.ask(**scene.step("sql", topic, sql=text, **where))
+
+    def merge() -> str:
+        """Have merged files count, so that no archive's commit is the newest; returns since when."""
+        found = scene.other.ask(**scene.step("archive", topic, later=True, **where))
+        assert found["hours_compacted"] >= 1, found
+        newest, *_ = sql(f"SELECT string(max(made_current_at)) AS at FROM rocketspark.{scene.table(topic)}.history")
+        return str(newest["at"])
+
+    def expire(older: str) -> None:
+        arguments = f"table => '{scene.table(topic)}', older_than => TIMESTAMP '{older}', retain_last => 1"
+        found = sql(f"CALL rocketspark.system.expire_snapshots({arguments})")
+        assert isinstance(found, list), found
+        assert found[0]["deleted_manifest_lists_count"] > 0
+
+    for _ in range(2):
+        scene.send(topic, 10)
+        assert scene.other.ask(**scene.step("archive", topic, **where)).get("rows") == 10
+    # What the first has staged is newer than all that expires; the other one begins from the rows.
+    merged = merge()
+    scene.send(topic, 5)
+    scene.paused(topic, "_publish", **where)
+    expire(merged)
+    again = scene.other.ask(**scene.step("archive", topic, **where))
+    assert (again.get("rows"), again.get("total_rows")) == (5, 25), again
+    assert scene.go_on()["error"].startswith(TAKEN)
+    scene.whole(topic, 25, **where)
+
+    # Both began from the rows, before either staged.
+    scene.send(topic, 10)
+    assert scene.other.ask(**scene.step("archive", topic, **where)).get("rows") == 10
+    expire(merge())
+    scene.send(topic, 5)
+    scene.paused(topic, "append", **where)
+    scene.other.tell(json.dumps(scene.step("archive", topic, pause="_publish", **where)))
+    scene.other.until("paused")
+    error = scene.go_on()["error"]
+    assert error.startswith("ConfigError: the table ")
+    assert "has staged commits of another number: see that no other process writes it, then CALL" in error
+    scene.other.tell("go on")
+    done = scene.other.until("told")["told"]
+    assert (done.get("rows"), done.get("total_rows")) == (5, 40), done
+    scene.whole(topic, 40, **where)
+    scene.send(topic, 3)
+    assert scene.job.ask(**scene.step("archive", topic, **where)).get("total_rows") == 43
+    scene.whole(topic, 43, **where)

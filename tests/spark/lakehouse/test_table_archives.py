@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.decode.orders import V1, V2, avro
+from tests.spark.decode.registry_server import registry_server
 from tests.spark.lakehouse.drivers import JobDriver, driver, local_settings, settings
 from tests.spark.lakehouse.fault_plan import sometimes
 from tests.spark.lakehouse.kills_on_s3a import KEYS
@@ -14,6 +17,7 @@ from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, Store, s3_store
 
 from rocketspark import Message, Producer
 from rocketspark.admin.operations import SyncOperations
+from rocketspark.spark.decode.wire_format import join
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.official
@@ -37,6 +41,14 @@ class Scene:
                     topic=topic, body=body or b"x", tag="AB"[n % 2], keys=f"k{n}", properties={"n": str(n)}
                 )
                 producer.send(message)
+
+    def send_bodies(self, topic: str, first: int, bodies: Sequence[bytes]) -> None:
+        """Send bodies, numbered in the property n."""
+        with SyncOperations(self.cluster.namesrv) as operations:
+            operations.create_topic(topic, queue_count=3)
+        with Producer(self.cluster.namesrv, group="tables") as producer:
+            for n, body in enumerate(bodies, first):
+                producer.send(Message(topic=topic, body=body, properties={"n": str(n)}))
 
     def ask(self, do: str, table_format: str, topic: str, **more: Any) -> Any:
         step = {"namesrv": self.cluster.namesrv, "format": table_format}
@@ -155,33 +167,200 @@ def written(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
+# Which file, the n-th of a pattern, and what becomes of its bytes: None, and it is gone.
+Damage = tuple[str, int, Callable[[bytes], bytes | None]]
+DAMAGES: dict[str, list[Damage]] = {
+    "delta": [
+        ("_delta_log/*.json", -1, lambda whole: b"{damaged"),
+        ("_delta_log/*.json", -1, lambda whole: b""),
+        ("_delta_log/*.json", -1, lambda whole: whole[: whole.rindex(b'{"add"')]),
+        ("_delta_log/*.json", 1, lambda whole: b""),
+        ("_delta_log/*.json", 1, lambda whole: None),
+    ],
+    "iceberg": [
+        ("rocketspark/archive/metadata/*.metadata.json", -1, lambda whole: None),
+        ("rocketspark/archive/metadata/snap-*.avro", -1, lambda whole: None),
+        ("rocketspark/archive/metadata/snap-*.avro", -1, lambda whole: b""),
+        ("rocketspark/archive/metadata/*-m0.avro", -1, lambda whole: None),
+        ("rocketspark/archive/metadata/*-m0.avro", 0, lambda whole: whole[:-50]),
+    ],
+}
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_damaged_table_is_told_in_a_line_and_left_alone(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"damaged-{table_format}"
-    where = {"place": str(tmp_path)}
-    scene.send(topic, 0, 5)
-    assert scene.ask("archive", table_format, topic, **where).get("rows") == 5
+    where = {"place": str(tmp_path / "table")}
+    for first, end in ((0, 3), (3, 5)):
+        scene.send(topic, first, end)
+        assert scene.ask("archive", table_format, topic, **where).get("rows") == end - first
     scene.send(topic, 5, 8)
-    # The newest file of Delta's log becomes unreadable, that of Iceberg's metadata is gone.
-    log = "_delta_log/*.json" if table_format == "delta" else "rocketspark/archive/metadata/*.metadata.json"
-    newest = max(tmp_path.glob(log), key=lambda path: path.stat().st_mtime_ns)
-    whole = newest.read_bytes()
-    if table_format == "delta":
-        newest.write_bytes(b"{damaged")
-    else:
-        newest.unlink()
-    before = written(tmp_path)
-    for do in ("archive", "figures"):
-        told = scene.ask(do, table_format, topic, **where)["error"]
-        says = "of the table is gone or damaged: bring it back from a copy, or archive to another place"
-        assert told == f"RocketSparkError: {newest.name} {says}"
-        assert written(tmp_path) == before
-    newest.write_bytes(whole)
+    for pattern, which, spoil in DAMAGES[table_format]:
+        files = sorted((tmp_path / "table").glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+        file = files[which]
+        kept, sums = tmp_path / "kept", file.with_name(f".{file.name}.crc")
+        shutil.copy2(file, kept)
+        spoiled = spoil(kept.read_bytes())
+        sums.unlink(missing_ok=True)
+        if spoiled is None:
+            file.unlink()
+        else:
+            file.write_bytes(spoiled)
+        before = written(tmp_path / "table")
+        for do in ("archive", "figures"):
+            told = scene.ask(do, table_format, topic, **where)["error"].partition(": ")[2]
+            says = "of the table is gone or damaged: bring it back from a copy, or archive to another place"
+            # Of a commit between others that is gone, and a manifest that is cut off, no file is named.
+            unnamed = (which == 1 and spoiled is None) or which == 0
+            assert told == f"{'a file' if unnamed else file.name} {says}", (pattern, which, do)
+            assert written(tmp_path / "table") == before
+        shutil.copy2(kept, file)
     if table_format == "iceberg":
         # Without its catalog the table is not begun anew beside the files that are there.
-        catalog = (tmp_path / "catalog.db").rename(tmp_path / "aside.db")
+        catalog = (tmp_path / "table/catalog.db").rename(tmp_path / "aside.db")
         unknown = scene.ask("archive", table_format, topic, **where)["error"]
         assert "holds the files of a table that the catalog" in unknown
-        catalog.replace(tmp_path / "catalog.db")
+        catalog.replace(tmp_path / "table/catalog.db")
     done = scene.ask("archive", table_format, topic, **where)
     assert (done.get("rows"), done.get("total_rows")) == (3, 8), done
+
+
+# ------------------------------------------------------------------ decoded bodies
+
+NUMBER, BODY = "int(properties['n']) AS n", "string(body) AS body"
+FIRST = "id SMALLINT, `x.y` STRING, l ARRAY<STRUCT<k STRING>>, m MAP<STRING, STRUCT<q INT>>, at TIMESTAMP"
+SECOND = (
+    "id SMALLINT, `x.y` STRING, l ARRAY<STRUCT<`k` STRING, `a``b` INT>>, m MAP<STRING, STRUCT<`q` INT, r DATE>>,"
+    " at TIMESTAMP, local TIMESTAMP_NTZ, more STRUCT<id BIGINT>"
+)
+BODIES = [
+    '{"id": 7, "x.y": "ü", "l": [{"k": "a"}, null], "m": {"k": {"q": 1}}, "at": "2026-11-21T06:00:00Z"}',
+    "{broken",
+    '{"id": 99999}',
+    '{"l": []}',
+]
+
+
+def by_json(schema: str, **more: str) -> dict[str, str]:
+    return {"decode": "json", "decodeSchema": schema, **more}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: Path) -> None:
+    topic, to = f"decoded-{table_format}", f"decoded-{table_format}-again"
+    where = {"place": str(tmp_path / "table")}
+    small = "smallint" if table_format == "delta" else "int"
+    scene.send_bodies(topic, 0, [body.encode() for body in BODIES])
+    first = scene.ask("archive", table_format, topic, options=by_json(FIRST), **where)
+    assert (first.get("rows"), first.get("total_rows")) == (4, 4), first
+    found = scene.ask("rows", table_format, topic, select=[NUMBER, BODY, "value", "_decode_error"], **where)
+    assert found["types"] == {
+        "value": f"struct<id:{small},x.y:string,l:array<struct<k:string>>,m:map<string,struct<q:int>>,at:timestamp>",
+        "_decode_error": "string",
+    }
+    assert [row[1] for row in found["rows"]] == BODIES
+    # The driver's own zone is India's.
+    empty = {"id": None, "x.y": None, "l": None, "m": None, "at": None}
+    whole = {"id": 7, "x.y": "ü", "l": [{"k": "a"}, None], "m": {"k": {"q": 1}}, "at": "2026-11-21 11:30:00"}
+    assert [row[2] for row in found["rows"]] == [whole, None, None, empty | {"l": []}]
+    assert [row[3] is None for row in found["rows"]] == [True, False, False, True]
+    assert found["rows"][1][3].startswith("the body is no JSON")
+    assert found["rows"][2][3].startswith("the JSON does not fit the schema")
+
+    # New fields at any depth are added, and the old rows have none of them. What a schema lacks stays null.
+    later = [
+        '{"id": 1, "l": [{"k": "b", "a`b": 2}], "m": {"k": {"q": 3, "r": "2026-11-21"}}, "more": {"id": 5}, '
+        '"local": "2026-11-21T06:00:00"}',
+        '{"ID": 8, "x.y": "left out"}',
+    ]
+    scene.send_bodies(topic, 4, [later[0].encode()])
+    assert scene.ask("archive", table_format, topic, options=by_json(SECOND), **where).get("rows") == 1
+    scene.send_bodies(topic, 5, [later[1].encode()])
+    assert scene.ask("archive", table_format, topic, options=by_json("ID SMALLINT"), **where).get("rows") == 1
+    # Without a schema it is the table's.
+    scene.send_bodies(topic, 6, [b'{"id": 9, "new": 1}'])
+    kept = {"decode": "json", "decodeErrorTopic": f"{topic}-bad"}
+    assert scene.ask("archive", table_format, topic, options=kept, **where).get("rows") == 1
+    select = [NUMBER, "value", "_decode_error IS NULL"]
+    found = scene.ask("rows", table_format, topic, select=select, **where)
+    assert found["types"] == {
+        "value": f"struct<id:{small},x.y:string,l:array<struct<k:string,a`b:int>>,m:map<string,struct<q:int,r:date>>,"
+        "at:timestamp,local:timestamp_ntz,more:struct<id:bigint>>",
+        "_decode_error": "string",
+    }
+    empty |= {"local": None, "more": None}
+    whole |= {"l": [{"k": "a", "a`b": None}, None], "m": {"k": {"q": 1, "r": None}}} | {"local": None, "more": None}
+    newer = {"id": 1, "l": [{"k": "b", "a`b": 2}], "m": {"k": {"q": 3, "r": "2026-11-21"}}, "more": {"id": 5}}
+    assert found["rows"] == [
+        *([0, whole, True], [1, None, False], [2, None, False], [3, empty | {"l": []}, True]),
+        *([4, empty | newer | {"local": "2026-11-21 06:00:00"}, True], [5, empty | {"id": 8}, True]),
+        [6, empty | {"id": 9}, True],
+    ]
+
+    # What cannot be is refused in a line, and nothing is written.
+    before = written(tmp_path / "table")
+    scene.send_bodies(topic, 7, [b"bad"])
+    for options, says in (
+        (by_json("id BIGINT, other INT"), f"column value.id is {small} in the table and bigint by the schema"),
+        ({}, f"{where['place']} has decoded columns (value, _decode_error), which would stay empty: give the options"),
+        (
+            by_json(FIRST, decodeMode="dropmalformed"),
+            "option decodeMode is DROPMALFORMED: an archive leaves",
+        ),
+        (by_json(FIRST, columnNameOfDecodeError="Hour"), "option columnNameOfDecodeError is 'Hour', which is a column"),
+        (by_json("id SMALLINT, no STRUCT<>"), "column value.no is a struct without fields"),
+    ):
+        refused = scene.ask("archive", table_format, topic, options=options, **where)["error"]
+        assert says in refused, refused
+        assert "\n" not in refused
+    ended = scene.ask("archive", table_format, topic, options=by_json(FIRST, decodeMode="failfast"), **where)["error"]
+    assert "a body cannot be decoded (topic " in ended
+    state = [row[:2] for row in scene.ask("rows", table_format, topic, select=select, **where)["rows"]]
+    assert state == [row[:2] for row in found["rows"]]
+    if table_format == "delta":
+        data = {path: at for path, at in written(tmp_path / "table").items() if "_delta_log" in str(path)}
+        assert data == {path: at for path, at in before.items() if "_delta_log" in str(path)}
+    assert scene.ask("archive", table_format, topic, options=kept, **where).get("rows") == 1
+    # Bad rows are sent there too, of the run that asks for it.
+    scene.ask("archive", "parquet", f"{topic}-bad", place=str(tmp_path / "bad"))
+    origin = "properties['originQueueOffset'] IS NOT NULL"
+    assert scene.ask("rows", "parquet", topic, select=[BODY, origin], place=str(tmp_path / "bad"))["rows"] == [
+        ["bad", True]
+    ]
+
+    # Merging, restore and audit are what they are without such columns.
+    select = [NUMBER, BODY, "value", "_decode_error"]
+    rows = scene.ask("rows", table_format, topic, select=select, **where)["rows"]
+    merged = scene.ask("archive", table_format, topic, later=True, options=kept, **where)
+    assert (merged.get("rows"), merged.get("total_rows"), merged.get("hours_compacted", 0) >= 1) == (0, 8, True), merged
+    assert scene.ask("rows", table_format, topic, select=select, **where)["rows"] == rows
+    sent = scene.ask("restore", table_format, topic, to=to, state=str(tmp_path / "state"), **where)
+    assert (sent.get("rows"), sent.get("refused")) == (8, 0), sent
+    for one in (topic, to):
+        same = scene.ask("compare", table_format, one, of=topic, **where)
+        assert (same.get("ok"), same.get("other_messages")) == (True, 8), same
+    scene.ask("archive", "parquet", to, place=str(tmp_path / "back"))
+    back = scene.ask("rows", "parquet", to, select=[NUMBER, BODY], place=str(tmp_path / "back"))["rows"]
+    assert back == [row[:2] for row in rows]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_avro_of_two_versions_in_one_topic(scene: Scene, table_format: str, tmp_path: Path) -> None:
+    topic = f"avro-{table_format}"
+    where = {"place": str(tmp_path / "table")}
+    old, new = {"id": 1, "fruit": "pear", "price": 0.5}, {"id": 2, "fruit": "apple", "price": 1.0, "note": "ripe"}
+    with registry_server() as registry:
+        options = {"decode": "avro", "schemaRegistry": registry.url, "decodeInto": "order"}
+        one = registry.add(f"{topic}-value", V1)
+        scene.send_bodies(topic, 0, [join(one, avro(old)), b"none"])
+        assert scene.ask("archive", table_format, topic, options=options, **where).get("rows") == 2
+        two = registry.add(f"{topic}-value", V2)
+        scene.send_bodies(topic, 2, [join(two, avro(new, V2)), join(one, avro(old | {"id": 3}))])
+        assert scene.ask("archive", table_format, topic, options=options, **where).get("rows") == 2
+    found = scene.ask("rows", table_format, topic, select=[NUMBER, "order", "_decode_error IS NULL"], **where)
+    assert found["types"] == {
+        "order": "struct<id:int,fruit:string,price:double,note:string>",
+        "_decode_error": "string",
+    }
+    rows = [old | {"note": None}, None, new, old | {"id": 3, "note": None}]
+    assert found["rows"] == [[n, row, n != 1] for n, row in enumerate(rows)]

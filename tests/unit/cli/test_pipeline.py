@@ -13,6 +13,8 @@ from rocketspark.cli.commands.pipelines.shared import SharedOptions
 from rocketspark.cli.commands.pipelines.times import moment
 from rocketspark.errors import ConfigError
 
+DELTA = ("--format", "delta", "--to", "{}/table")
+
 
 def test_help_does_not_import_spark() -> None:
     code = "import sys; from rocketspark.cli import main; main.run(['pipeline', '-h']); print('pyspark' in sys.modules)"
@@ -94,6 +96,18 @@ def test_wrong_usage_ends_with_2(arguments: list[str], error: str, capsys: pytes
         (["archive", "a", "--start", "{{"], "option startingOffsets"),
         (["archive", "a", "-o", "startingoffset=latest"], "did you mean 'startingOffsets'"),
         (["archive", "a", "-o", "endingOffsets=latest"], "option endingOffsets"),
+        (
+            ["archive", "a", "-o", "decode=json"],
+            "option decode: this pipeline keeps bodies as they are",
+        ),
+        (["archive", "a", *DELTA, "-o", "decode=xml"], "option decode is 'xml'"),
+        (
+            ["archive", "a", *DELTA, "-o", "decodeSchema=id INT"],
+            "option decodeSchema goes with option decode",
+        ),
+        (["archive", "a", *DELTA, "-o", "decode=json", "-o", "decodeMode=dropmalformed"], "leaves no message out"),
+        (["archive", "a", *DELTA, "-o", "decode=json", "-o", "decodeInto=HOUR"], "column of every archive"),
+        (["archive", "a", *DELTA, "-o", "decode=json", "-o", "decodeErrorTopic=a"], "'a', which is read too"),
         (["archive", "a", "--to", "--once"], "the archive's place is '--once'"),
     ],
 )

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
+from rocketspark.errors import ConfigError
 from rocketspark.spark.lakehouse.table import (
     PARTITIONS,
     WRITER,
     ArchiveState,
     ArchiveTable,
     check_columns,
+    damage_of,
     decode_state,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from rocketspark.spark.lakehouse.decoded_columns import Path
 
 # Commits looked at first; others than an archive's (compaction, a change of properties) may lie between.
 COMMITS_AT_ONCE = 20
@@ -26,6 +31,7 @@ _NO_TABLE = re.compile(r"DELTA_TABLE_NOT_FOUND|DELTA_MISSING_DELTA_TABLE|DELTA_P
 _TAKEN = re.compile(r"DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException")
 # What the second of two hears who begin a table at once.
 _BEGUN = re.compile(r"DELTA_(PROTOCOL|METADATA)_CHANGED|(Protocol|Metadata)ChangedException")
+_GLOB = re.compile(r"[][{}*?\\]")
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
 
@@ -63,8 +69,14 @@ class DeltaTable(ArchiveTable):
         return self.spark.read.format("delta").load(self.place.place)
 
     def read(self) -> DataFrame:
-        """Return its rows, COLUMNS."""
+        """Return its rows: COLUMNS, and those of decoded bodies."""
         return self.read_all()
+
+    def _add_columns(self, new: list[tuple[Path, DataType]]) -> None:
+        if any("timestamp_ntz" in kind.json() for _, kind in new):
+            # A table that begins with the type has it by itself.
+            self.spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('delta.feature.timestampNtz'='supported')")
+        super()._add_columns(new)
 
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
         """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
@@ -102,6 +114,23 @@ class DeltaTable(ArchiveTable):
         columns = "version", "operation", "userMetadata", "operationMetrics"
         rows = found.select(*columns).orderBy("version", ascending=False).collect()
         return [(decode_state(row.userMetadata, self.place), row) for row in rows]
+
+    def check(self) -> None:
+        """Raise ConfigError if one of the last commits is empty or cut off: what it added would be missing, and be
+        archived again or never. Delta takes it as it is; older commits are in a checkpoint.
+        """
+        from pyspark.sql import functions as F
+
+        commits = {f"{row.version:020d}.json": row for _, row in self._commits(COMMITS_AT_ONCE)}
+        log = _GLOB.sub(r"\\\g<0>", f"{self.place.place}/_delta_log")
+        lines = self.spark.read.text([f"{log}/{name}" for name in commits])
+        adds = F.count_if(F.col("value").startswith('{"add":')).alias("adds")
+        found = {row.file_name: row.adds for row in lines.groupBy("_metadata.file_name").agg(adds).collect()}
+        for name, row in commits.items():
+            files = int((row.operationMetrics or {}).get("numFiles", 0)) if row.operation == "WRITE" else 0
+            # One that is empty has no lines.
+            if found.get(name, -1) < files:
+                raise ConfigError(damage_of(name))
 
     def _committed(self) -> ArchiveState | None:
         for limit in (COMMITS_AT_ONCE, None):

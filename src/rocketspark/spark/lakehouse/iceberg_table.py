@@ -12,25 +12,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from rocketspark.errors import ConfigError, DatabaseFailed
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.table import (
-    COLUMNS,
     PROPERTY,
     WRITER,
     ArchiveState,
     ArchiveTable,
     TablePlace,
     check_columns,
+    damage_of,
+    ddl,
     decode_state,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import DataType, StructField, StructType
+
+    from rocketspark.spark.lakehouse.decoded_columns import Path
 
 # Other engines find the tables in the database by it.
 CATALOG = "rocketspark"
@@ -112,10 +116,19 @@ class IcebergTable(ArchiveTable):
         return object_store.hidden(f"the catalog {self.place.catalog} {what} ({lines[-1] if lines else text})")
 
     def read(self) -> DataFrame:
-        """Return its rows, COLUMNS."""
+        """Return its rows: COLUMNS, and those of decoded bodies."""
         return self.spark.table(self._name)
 
-    def _make(self) -> None:
+    def decoded(self) -> StructType:
+        """Return the columns that it has beside COLUMNS; none if it is not there."""
+        with self._asking():
+            return super().decoded()
+
+    def _add_columns(self, new: list[tuple[Path, DataType]]) -> None:
+        with self._asking():
+            super()._add_columns(new)
+
+    def _make(self, columns: StructType) -> None:
         namespace = self.place.name.rpartition(".")[0]
         properties = ", ".join(f"'{name}'='{value}'" for name, value in _PROPERTIES.items())
         folder = f"{self.place.place}/{self.place.name.replace('.', '/')}"
@@ -127,7 +140,7 @@ class IcebergTable(ArchiveTable):
         with self._asking():
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.catalog}.{namespace}")
             self.spark.sql(
-                f"CREATE TABLE IF NOT EXISTS {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (topic, hour)"
+                f"CREATE TABLE IF NOT EXISTS {self._name} ({ddl(columns)}) USING iceberg PARTITIONED BY (topic, hour)"
                 f" TBLPROPERTIES ({properties})"
             )
 
@@ -138,7 +151,7 @@ class IcebergTable(ArchiveTable):
         """
         if not self.exists():
             self.check_new(state)
-            self._make()
+            self._make(rows.schema)
         with self._asking(commits=True):
             if not self._guarded:
                 # Others switched it off: rows would count at once, whoever added the same before.
@@ -147,8 +160,7 @@ class IcebergTable(ArchiveTable):
             return self._append(rows, state, after)
 
     def _append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None) -> int:
-        number = f"{WRITER}-{state.sequence}"
-        self.spark.conf.set("spark.wap.id", number)
+        self.spark.conf.set("spark.wap.id", _wap_id(state))
         try:
             rows.writeTo(self._name).option(f"snapshot-property.{PROPERTY}", state.encoded()).append()
         finally:
@@ -166,7 +178,7 @@ class IcebergTable(ArchiveTable):
         Iceberg refuses to publish a number twice only while it knows of the first time: until that expires. What others
         publish from here on can expire only with what is staged, which is older.
         """
-        newest = self._newest_said()
+        newest, staged = self._commits()
         if newest is not None:
             if newest.sequence >= state.sequence:
                 raise self.taken()
@@ -175,8 +187,19 @@ class IcebergTable(ArchiveTable):
                     f"rows of the table {self.place} were taken back while it was written: archive again, which goes on"
                     " after the last row"
                 )
-        elif after is not None and _beyond(self.offsets_of_rows(), after.offsets):
+            if after is None or newest.commit != after.commit:
+                raise self.taken()
+            return
+        if after is not None and _beyond(self.offsets_of_rows(), after.offsets):
             raise self.taken()
+        # All commits are forgotten: who began before that has another number than who began from the rows. Each stages
+        # before he looks, so one of two sees the other's.
+        if others := [str(snapshot) for number, snapshot in staged if number != state.sequence]:
+            raise ConfigError(
+                f"the table {self.place} has staged commits of another number: see that no other process writes it,"
+                f" then CALL {self.catalog}.system.expire_snapshots(table => '{self.place.name}', snapshot_ids =>"
+                f" array({', '.join(others)})) and archive again"
+            )
 
     def _publish(self, snapshot_id: int) -> None:
         try:
@@ -184,6 +207,10 @@ class IcebergTable(ArchiveTable):
         except Exception as e:
             if "DuplicateWAPCommitException" in str(e):
                 raise self.taken() from None
+            if "unknown snapshot ID" in str(e):
+                raise ConfigError(
+                    f"a commit of the table {self.place} expired before it was published: archive again"
+                ) from None
             if "CherrypickAncestorCommitException" in str(e):
                 raise ConfigError(
                     f"{_GUARD} of the table {self.place} was switched off while it was written: set it to true and"
@@ -200,20 +227,40 @@ class IcebergTable(ArchiveTable):
 
     def _committed(self) -> ArchiveState | None:
         with self._asking():
-            return self._newest_said()
+            return self._commits()[0]
 
     def _state_of_rows(self) -> ArchiveState | None:
         with self._asking():
+            # First: what is published from here on shows in the rows, or has the number that is taken.
+            _, staged = self._commits()
             found = super()._state_of_rows()
-        # Where nothing counts yet, all who begin take the same number: so one of them wins.
-        return found if found is not None and found.offsets else None
+        if found is None or not found.offsets:
+            # Where nothing counts yet, all who begin take the same number: so one of them wins.
+            return None
+        # Who staged a commit may stand before its publication: with his number, one of both is published.
+        return msgspec.structs.replace(found, sequence=max(staged)[0] - 1) if staged else found
 
-    def _newest_said(self) -> ArchiveState | None:
+    def _commits(self) -> tuple[ArchiveState | None, list[tuple[int, int]]]:
+        """Return what the newest commit of an archive that counts says, and the (number, snapshot) of each that is
+        staged and may yet be published.
+        """
         snapshots = {row.snapshot_id: row for row in self._snapshots()}
         history = self.spark.sql(f"SELECT snapshot_id, made_current_at FROM {self._name}.history"
                                  " WHERE is_current_ancestor ORDER BY made_current_at DESC").collect()  # fmt: skip
-        for current in history:
-            row = snapshots.get(current.snapshot_id)
+        current = [row.snapshot_id for row in history]
+        known = [snapshots[i].summary for i in current if i in snapshots]
+        published = {summary.get(name) for summary in known for name in ("wap.id", "published-wap-id")}
+        staged = [
+            (said.sequence, row.snapshot_id)
+            for row in snapshots.values()
+            if row.snapshot_id not in current and (said := self._said(row)) is not None
+            if _wap_id(said) not in published
+        ]
+        return self._newest(snapshots, current), staged
+
+    def _newest(self, snapshots: Mapping[int, Any], current: Iterable[int]) -> ArchiveState | None:
+        for snapshot_id in current:
+            row = snapshots.get(snapshot_id)
             # Something came between staging and publishing: the new snapshot names the staged one.
             source = row.summary.get("source-snapshot-id") if row is not None else None
             if source is not None:
@@ -249,6 +296,20 @@ class IcebergTable(ArchiveTable):
         ).collect()
         return {(row.topic, row.hour): row.files for row in counted}
 
+    def check(self) -> None:
+        """Raise an error if manifests are gone or cut off: a commit tells after its rows are written, or never."""
+        with self._asking():
+            # Another writer may come in between.
+            if not any(self._names_all_files() for _ in range(2)):
+                raise ConfigError(damage_of(""))
+
+    def _names_all_files(self) -> bool:
+        """Tell whether the manifests name as many files as the list of them says."""
+        said = "sum(added_data_files_count + existing_data_files_count)"
+        lists = self.spark.sql(f"SELECT {said} FROM {self._name}.manifests WHERE content = 0").collect()
+        found = self.spark.sql(f"SELECT count(*) FROM {self._name}.data_files").collect()
+        return bool(found[0][0] == (lists[0][0] or 0))
+
     def file_count(self) -> int:
         """Return how many files its rows are in."""
         with self._asking():
@@ -259,6 +320,10 @@ class IcebergTable(ArchiveTable):
         """Return how many rows it has."""
         with self._asking():
             return super().row_count()
+
+
+def _wap_id(state: ArchiveState) -> str:
+    return f"{WRITER}-{state.sequence}"
 
 
 def _beyond(offsets: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.lakehouse import object_store
+from rocketspark.spark.decode.json_bodies import quoted
+from rocketspark.spark.lakehouse import decoded_columns, object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 VERSION = 1
 FORMATS = ("parquet", "delta", "iceberg")
@@ -34,6 +37,7 @@ TABLE_DEFAULT = "rocketspark.archive"
 PARTITIONS = ("topic", "hour")
 CATALOG_FILE = "catalog.db"
 COLUMNS = ", ".join([*(f"{field.name} {field.dataType.simpleString()}" for field in READ_SCHEMA.fields), "hour string"])
+NO_COLUMNS = StructType([])
 _TYPES = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields} | {"hour": "string"}
 _CATALOGS = ("jdbc:sqlite:", "jdbc:postgresql:")
 _TABLE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -211,12 +215,15 @@ def offsets_of(reached: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
     return offsets
 
 
+def ddl(columns: StructType) -> str:
+    """Return columns as SQL has them, whatever they are called."""
+    return ", ".join(f"{decoded_columns.path_of((f.name,))} {quoted(f.dataType)}" for f in columns.fields)
+
+
 def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: TablePlace) -> None:
-    """Raise ConfigError unless a table has the columns and partitions of an archive."""
-    if dict(types) != _TYPES:
-        odd = sorted(set(types.items()) ^ set(_TYPES.items()))
-        names = ", ".join(dict.fromkeys(name for name, _ in odd))
-        raise ConfigError(f"{place} is no archive's table, its columns differ ({names}): name another place")
+    """Raise ConfigError unless a table has the columns and partitions of an archive; it may have others beside."""
+    if odd := sorted(name for name, kind in _TYPES.items() if types.get(name) != kind):
+        raise ConfigError(f"{place} is no archive's table, its columns differ ({', '.join(odd)}): name another place")
     if partitions != PARTITIONS:
         raise ConfigError(f"{place} is no archive's table: it is not partitioned by topic and hour; name another place")
 
@@ -224,7 +231,8 @@ def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: 
 # What a format says whose log, metadata or data are gone or cannot be read; and the file, where it is named.
 _DAMAGED = re.compile(
     r"FAILED_READ_FILE\.(FILE_NOT_EXIST|PARQUET_|CANNOT_READ_FILE_FOOTER)|FAILED_READ_FILE[^\n]*/_delta_log/"
-    r"|is not a Parquet file|DELTA_(LOG_FILE_NOT_FOUND|TRUNCATED_TRANSACTION_LOG|VERSIONS_NOT_CONTIGUOUS"
+    r"|ChecksumException: Checksum error|is not a Parquet file"
+    r"|DELTA_(LOG_FILE_NOT_FOUND|TRUNCATED_TRANSACTION_LOG|VERSIONS_NOT_CONTIGUOUS"
     r"|STATE_RECOVER_ERROR|FILE_NOT_FOUND|MISSING_PART_FILES|MISSING_FILES_UNEXPECTED|LOG_FILE_MALFORMED)"
     r"|iceberg\.exceptions\.NotFoundException: (Failed to open|File does not exist)|InvalidAvroMagicException"
     r"|Not an Avro data file|RuntimeIOException: Failed to (read|open) file"
@@ -237,7 +245,12 @@ def damage_in(text: str) -> str:
     if not _DAMAGED.search(text):
         return ""
     found = _DAMAGED_FILE.search(text)
-    name = f"{found[0]} of the table" if found else "a file of the table"
+    return damage_of(found[0] if found else "")
+
+
+def damage_of(file: str) -> str:
+    """Return what a person needs to know of a file that is gone or damaged."""
+    name = f"{file} of the table" if file else "a file of the table"
     return f"{name} is gone or damaged: bring it back from a copy, or archive to another place"
 
 
@@ -250,13 +263,18 @@ class ArchiveTable(ABC):
     def __init__(self, spark: SparkSession, place: TablePlace) -> None:
         self.spark, self.place = spark, place
 
+    @property
+    @abstractmethod
+    def _name(self) -> str:
+        """Its name in SQL."""
+
     @abstractmethod
     def exists(self) -> bool:
         """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
 
     @abstractmethod
     def read(self) -> DataFrame:
-        """Return its rows, COLUMNS."""
+        """Return its rows: COLUMNS, and those of decoded bodies."""
 
     @abstractmethod
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
@@ -270,12 +288,46 @@ class ArchiveTable(ABC):
         """Merge the files of hours up to `last_hour` into files of some `file_bytes`; returns how many hours were."""
 
     @abstractmethod
+    def check(self) -> None:
+        """Raise an error if files are gone or damaged that say which rows it has; it is there."""
+
+    @abstractmethod
     def file_count(self) -> int:
         """Return how many files its rows are in."""
 
     def row_count(self) -> int:
         """Return how many rows it has."""
         return self.read().count()
+
+    def decoded(self) -> StructType:
+        """Return the columns that it has beside COLUMNS; none if it is not there."""
+        if not self.exists():
+            return NO_COLUMNS
+        return StructType([field for field in self.read().schema.fields if field.name not in _TYPES])
+
+    def hold(self, wanted: StructType) -> StructType:
+        """Have it hold decoded columns, if it is there: what it lacks is added. Returns all that it has, or will have
+        when it is made.
+
+        Raises ConfigError, and changes nothing, for columns that it cannot hold, or has with another type.
+        """
+        wanted = decoded_columns.held(wanted, self.place.format)
+        if not self.exists():
+            return wanted
+        there = self.decoded()
+        if there.fields and not wanted.fields:
+            raise ConfigError(
+                f"{self.place} has decoded columns ({', '.join(there.fieldNames())}), which would stay empty: give the"
+                " options of decoding again, or archive to another place"
+            )
+        if new := decoded_columns.lacking(there, wanted):
+            self._add_columns(new)
+            there = self.decoded()
+        return there
+
+    def _add_columns(self, new: list[tuple[decoded_columns.Path, DataType]]) -> None:
+        columns = ", ".join(f"{decoded_columns.path_of(path)} {quoted(kind)}" for path, kind in new)
+        self.spark.sql(f"ALTER TABLE {self._name} ADD COLUMNS ({columns})")
 
     @abstractmethod
     def _committed(self) -> ArchiveState | None:
@@ -285,6 +337,7 @@ class ArchiveTable(ABC):
         """Return the archive's state; None if it is not there yet. Raises ConfigError."""
         if not self.exists():
             return None
+        self.check()
         return self._committed() or self._state_of_rows()
 
     def _state_of_rows(self) -> ArchiveState | None:
@@ -335,4 +388,5 @@ def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
     table = open_table(spark, place)
     if not table.exists():
         raise ConfigError(f"{place} is no archive: there is no {place.format} table")
+    table.check()
     return table.read()

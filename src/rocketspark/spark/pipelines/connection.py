@@ -65,8 +65,8 @@ def connection(where: Connection | str, *, decodes: bool = False) -> Connection:
     of_decode = {name.lower() for name in DECODE_NAMES}
     if not decodes and (name := next((name for name in made.options if name.lower() in of_decode), None)):
         raise ConfigError(
-            f"option {name}: this pipeline keeps bodies as they are; `pipeline sql` decodes, or decode(df, …) does so"
-            " with what this one wrote"
+            f"option {name}: this pipeline keeps bodies as they are; `pipeline sql` decodes, `archive` does with"
+            " --format delta or iceberg, or decode(df, …) with what this one wrote"
         )
     own = {name.lower() for name in ("namesrv", *ACCESS_NAMES)}
     named = {name: value for name, value in made.options.items() if name.lower() in own}

@@ -44,14 +44,18 @@ def archive(
     """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once; with
     --format delta or iceberg in a table partitioned so, one commit per micro-batch.
 
+    Tables may hold decoded bodies too, in columns beside `body`: by the options of decode (docs/decode.md).
+
     Goes on where the archive's last run ended, whatever ended that. Runs until Ctrl-C, or with --once until all is
     archived. Any reader of the format may read it meanwhile.
 
     Example: `rocketspark pipeline archive orders payments --to /data/archive --once`
 
     Example: `rocketspark pipeline archive orders --to s3a://lake/orders --format delta`
+
+    Example: `rocketspark pipeline archive orders --format delta -o decode=json -o decodeSchema="id INT, fruit STRING"`
     """
-    where = shared.connection()
+    where = shared.connection(decodes=table_format != "parquet")
     options = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
     where = where._replace(options=options | dict(where.options))
     if not topics and not {"topic", "topicpattern", "assign"} & {name.lower() for name in where.options}:

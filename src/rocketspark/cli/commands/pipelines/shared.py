@@ -103,8 +103,8 @@ class SharedOptions(NamedTuple):
     metrics_port: MetricsPort = None
     json: Json = False
 
-    def connection(self) -> Connection:
-        """Return the connection to the cluster. Raises ConfigError."""
+    def connection(self, *, decodes: bool = False) -> Connection:
+        """Return the connection to the cluster; with options of decoding for what `decodes`. Raises ConfigError."""
         _check_packages()
         from rocketspark.spark.pipelines.connection import Connection, connection, pairs
         from rocketspark.transport.tls.client_tls import client_tls
@@ -113,7 +113,8 @@ class SharedOptions(NamedTuple):
             options = pairs(self.options, "--option")
         keys = self.at.client_options()
         tls = client_tls(keys.pop("use_tls", False), **{n: keys.pop(n) for n in list(keys) if n.startswith("tls_")})
-        made = connection(Connection(self.at.namesrv, self.namespace, **keys, options=options, tls=tls))
+        where = Connection(self.at.namesrv, self.namespace, **keys, options=options, tls=tls)
+        made = connection(where, decodes=decodes)
         _MADE.set((self, made))
         return made
 

@@ -19,8 +19,9 @@ from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for, read_table
-from rocketspark.spark.options import ReadOptions, parse_read
+from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.pipelines.archive import tasks
+from rocketspark.spark.pipelines.archive.decoding import archive_options
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
     Archive,
@@ -111,7 +112,7 @@ def run(
 
         return table_archive.run(
             spark,
-            connection(where),
+            connection(where, decodes=True),
             topics,
             place,
             once=once,
@@ -124,7 +125,7 @@ def run(
             now_ms=now_ms,
         )
     with open_archive(place) as archive:
-        reader = open_reader(connection(where), topics)
+        reader = StreamReader(READ_SCHEMA, options_of(connection(where), topics))
         target = _Folder(spark, archive)
         work = MicroBatches(target, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
         try:
@@ -169,18 +170,16 @@ def _check_numbers(
             raise ConfigError(f"{name} is {count}: 1 or more are needed")
 
 
-def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
-    """Return how the topics are read. Raises ConfigError for wrong options, or none that name a topic."""
+def options_given(where: Connection, topics: Sequence[str]) -> dict[str, str]:
+    """Return the options of the topics' read, as a stream has them."""
     # A body that does not inflate is kept as it is stored.
     options = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options()}
-    if topics:
-        options["topic"] = ",".join(topics)
-    return parse_read(options, streaming=True)
+    return options | ({"topic": ",".join(topics)} if topics else {})
 
 
-def open_reader(where: Connection, topics: Sequence[str]) -> StreamReader:
-    """Return a reader of what is archived: as a stream has it."""
-    return StreamReader(READ_SCHEMA, options_of(where, topics))
+def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
+    """Return how the topics are read. Raises ConfigError for wrong options, or none that name a topic."""
+    return archive_options(options_given(where, topics))
 
 
 class Target(Protocol):

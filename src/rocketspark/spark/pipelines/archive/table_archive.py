@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StringType, StructField, StructType
 
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.decoded_columns import fitted, path_of
 from rocketspark.spark.lakehouse.object_store import scheme_of
-from rocketspark.spark.lakehouse.table import COLUMNS, ArchiveState, ArchiveTable, TablePlace, open_table
+from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl, open_table
 from rocketspark.spark.pipelines.archive import tasks
+from rocketspark.spark.pipelines.archive.decoding import decoding
 from rocketspark.spark.pipelines.archive.manifest import HOUR_MS, hour_name
 from rocketspark.spark.pipelines.archive.pipeline import (
     BATCHES_BETWEEN_MERGES,
     ArchiveResult,
     MicroBatches,
-    open_reader,
+    options_given,
 )
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress
@@ -45,11 +49,14 @@ def run(
     now_ms: Callable[[], int],
 ) -> ArchiveResult:
     """Archive topics in a table; arguments, result and errors as of `pipeline.run`."""
+    given = options_given(where, topics)
     if not scheme_of(place.place):
         Path(place.place).mkdir(parents=True, exist_ok=True)
     table = open_table(spark, place)
-    target = TableTarget(spark, table)
-    reader = open_reader(where, topics)
+    schema, options = decoding(table, given)
+    target = TableTarget(spark, table, schema)
+    target.hold()
+    reader = StreamReader(schema, options)
     work = MicroBatches(target, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
     merges = Merges(table, close_after_s, file_bytes)
     compacted = 0
@@ -74,12 +81,18 @@ def run(
 
 
 class TableTarget:
-    """A table as a target of micro-batches."""
+    """A table as a target of micro-batches. `schema`: of the read, decoded columns last."""
 
-    def __init__(self, spark: SparkSession, table: ArchiveTable) -> None:
-        self._spark, self._table = spark, table
+    def __init__(self, spark: SparkSession, table: ArchiveTable, schema: StructType = READ_SCHEMA) -> None:
+        self._spark, self._table, self._schema = spark, table, schema
+        self._held = NO_COLUMNS
         self._state: ArchiveState | None = None
         self._seen: ArchiveState | None = None
+
+    def hold(self) -> None:
+        """Have the table hold the decoded columns. Raises ConfigError, and changes nothing, if it cannot."""
+        _ = self.offsets  # A table that cannot be gone on with is not changed.
+        self._held = self._table.hold(StructType(self._schema.fields[len(READ_SCHEMA.fields) :]))
 
     @property
     def offsets(self) -> dict[str, Any] | None:
@@ -93,11 +106,27 @@ class TableTarget:
 
     def begin(self, offsets: dict[str, Any]) -> None:
         """Fix where a new one begins."""
-        self._add(self._spark.createDataFrame([], COLUMNS), offsets)
+        self._add(self._fitted(self._spark.createDataFrame([], with_hours(self._schema))), offsets)
 
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
         """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
-        return self._add(rows_of(self._spark, reader, partitions), offsets)
+        return self._add(self._fitted(rows_of(self._spark, reader, partitions, self._schema)), offsets)
+
+    def _fitted(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the decoded columns as the table has them."""
+        from pyspark.sql import functions as F
+
+        if not self._held.fields:
+            return rows
+        read = {field.name.lower(): field for field in self._schema.fields}
+        held = []
+        for field in self._held.fields:
+            if one := read.get(field.name.lower()):
+                column = fitted(F.col(path_of((one.name,))), one.dataType, field.dataType)
+            else:
+                column = F.lit(None).cast(field.dataType)
+            held.append(column.alias(field.name))
+        return rows.select(*READ_SCHEMA.names, "hour", *held)
 
     def _add(self, rows: DataFrame, offsets: dict[str, Any]) -> int:
         before = self._state
@@ -109,7 +138,15 @@ class TableTarget:
         return count
 
 
-def rows_of(spark: SparkSession, reader: StreamReader, partitions: Sequence[Any]) -> DataFrame:
+def with_hours(schema: StructType) -> str:
+    """Return the DDL of rows that are read, with the hour of each."""
+    own = len(READ_SCHEMA.fields)
+    return ddl(StructType([*schema.fields[:own], StructField("hour", StringType()), *schema.fields[own:]]))
+
+
+def rows_of(
+    spark: SparkSession, reader: StreamReader, partitions: Sequence[Any], schema: StructType = READ_SCHEMA
+) -> DataFrame:
     """Return the rows of a reader's partitions, each read by a task."""
 
     def act(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -118,7 +155,7 @@ def rows_of(spark: SparkSession, reader: StreamReader, partitions: Sequence[Any]
                 yield with_hour(batch)
 
     count = len(partitions)
-    return spark.range(0, count, 1, max(1, count)).mapInArrow(act, COLUMNS)
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(act, with_hours(schema))
 
 
 def with_hour(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -126,7 +163,9 @@ def with_hour(batch: pa.RecordBatch) -> pa.RecordBatch:
     times = batch.column("storeTime").cast(pa.timestamp("ms", "UTC"), safe=False)
     hours = pc.divide(pc.cast(times, pa.int64()), HOUR_MS).dictionary_encode()
     names = pa.array([hour_name(hour * HOUR_MS) for hour in hours.dictionary.to_pylist()], pa.string())
-    return batch.append_column("hour", pa.DictionaryArray.from_arrays(hours.indices, names).cast(pa.string()))
+    column = pa.DictionaryArray.from_arrays(hours.indices, names).cast(pa.string())
+    # Decoded columns come after it.
+    return batch.add_column(min(batch.num_columns, len(READ_SCHEMA.fields)), "hour", column)
 
 
 class Merges:

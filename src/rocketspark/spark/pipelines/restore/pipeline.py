@@ -197,7 +197,8 @@ def _rows_of(rows: DataFrame, topic: str, since_ms: int | None, until_ms: int | 
     """Return the rows of a topic, of the hours that matter: the partitions of a table."""
     from pyspark.sql import functions as F
 
-    rows = rows.where(F.col("topic") == topic)
+    # Decoded columns are not sent.
+    rows = rows.select(*READ_SCHEMA.names, "hour").where(F.col("topic") == topic)
     first, last = hour_bounds(since_ms, until_ms)
     rows = rows if first is None else rows.where(F.col("hour") >= first)
     return rows if last is None else rows.where(F.col("hour") <= last)
