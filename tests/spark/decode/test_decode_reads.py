@@ -12,12 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.available_now import run_to_end
 from tests.spark.decode.orders import ORDERS, V1, V2, avro, order_class, order_set
 from tests.spark.decode.registry_server import registry_server
+from tests.spark.scrapes import scrape_until
 from tests.spark.topics import messages_of
 
 from rocketspark import Message, Producer
 from rocketspark.errors import ConfigError
 from rocketspark.spark import bad_rows, decode
 from rocketspark.spark.decode.wire_format import join
+from rocketspark.spark.metrics import listen
 from rocketspark.spark.pipelines.sql import pipeline as sql
 from rocketspark.spark.pipelines.sql.sql_file import options_of, parse_sql, parse_yaml
 from rocketspark.testing import Cluster
@@ -224,7 +226,14 @@ sinks:
     # The same either way.
     (told,), (source_told,) = ([options_of(one) for one in made.sources] for made in (plan, declared))
     assert told == source_told
-    sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
+    with listen(spark) as listening:
+        done = sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
+        told = scrape_until(
+            listening.url, lambda s: s.value("rocketspark_stream_ends_total", query="bad", outcome="stopped") == 1
+        )
+    # Each sink reads for itself.
+    assert [(sink.sink, sink.rows, sink.bad_rows) for sink in done.sinks] == [("good", 21, 1), ("bad", 21, 1)]
+    assert [told.value("rocketspark_stream_bad_rows_total", query=sink.sink) for sink in done.sinks] == [1, 1]
     good = spark.read.parquet(f"{tmp_path}/good").orderBy("id").collect()
     assert [row.asDict() for row in good] == ORDERS
     assert [bytes(row.body) for row in spark.read.parquet(f"{tmp_path}/bad").collect()] == [b"\x02"]

@@ -54,6 +54,7 @@ def _counters(figures: QueryFigures) -> list[Metric]:
         of_query("rows", "Rows that queries read.", "rows"),
         of_query("output_rows", "Rows that sinks said they took.", "output_rows"),
         of_query("bytes", "Bytes read, where observed metrics or sources tell them.", "bytes"),
+        of_query("bad_rows", "Rows whose body could not be decoded, where observed metrics tell them.", "bad_rows"),
         of_query("batches", "Micro-batches that ran.", "batches"),
         of_query("starts", "Runs of queries that began.", "starts"),
         counter(

@@ -41,7 +41,7 @@ class SourceReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """One progress report. Durations in seconds; `bytes`: what observed metrics and sources tell."""
+    """One progress report. Durations in seconds; `bytes`, `bad_rows`: what observed metrics and sources tell."""
 
     rows: int
     output_rows: int
@@ -52,6 +52,7 @@ class Report(NamedTuple):
     state_rows: int
     state_bytes: int
     sources: tuple[SourceReport, ...]
+    bad_rows: int = 0
 
     def positions(self) -> Offsets:
         """Return where the query is in each queue, the lowest where two sources read it."""
@@ -82,10 +83,11 @@ def parse_report(report: Any) -> Report:
         batch_id=_count(batch_id) if _is_number(batch_id) else None,
         duration_s=None if whole_ms is None else whole_ms / 1000,
         steps_s=steps_s,
-        bytes=_bytes(report, sources),
+        bytes=_told(report, sources, "bytes"),
         state_rows=sum(_count(operator.get("numRowsTotal")) for operator in operators),
         state_bytes=sum(_count(operator.get("memoryUsedBytes")) for operator in operators),
         sources=tuple(found for source in sources if (found := _source(source)) is not None),
+        bad_rows=_told(report, sources, "bad_rows"),
     )
 
 
@@ -155,14 +157,14 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _bytes(report: Any, sources: Sequence[Mapping[Any, Any]]) -> int:
-    """Return the bytes read as observed metrics name them (`bytes` or `…_bytes`), and the metrics of sources."""
+def _told(report: Any, sources: Sequence[Mapping[Any, Any]], wanted: str) -> int:
+    """Return the sum of what observed metrics have under a name (`bytes` or `…_bytes`), and the metrics of sources."""
     total = 0
     observed = _mapping(_get(report, "observedMetrics"))
     metrics = [_fields(row) for row in observed.values()] + [_mapping(source.get("metrics")) for source in sources]
     for fields in metrics:
         for name, value in fields.items():
-            if isinstance(name, str) and (name == "bytes" or name.endswith("_bytes")):
+            if isinstance(name, str) and (name == wanted or name.endswith(f"_{wanted}")):
                 total += _count(value)
     return total
 

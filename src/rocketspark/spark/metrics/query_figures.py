@@ -29,7 +29,7 @@ class QueryCounts:
     """The counts of all runs under one label. They only grow."""
 
     def __init__(self) -> None:
-        self.rows = self.output_rows = self.batches = self.bytes = 0
+        self.rows = self.output_rows = self.batches = self.bytes = self.bad_rows = 0
         self.starts = self.stopped = self.failed = 0
         self.durations = Histogram(DURATION_BOUNDS_MS)
         self.steps_s: Counter[str] = Counter()
@@ -37,7 +37,7 @@ class QueryCounts:
 
     def add(self, other: QueryCounts) -> None:
         """Add the counts of another label."""
-        for name in ("rows", "output_rows", "batches", "bytes", "starts", "stopped", "failed"):
+        for name in ("rows", "output_rows", "batches", "bytes", "bad_rows", "starts", "stopped", "failed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations.counts = [a + b for a, b in zip(self.durations.counts, other.durations.counts, strict=True)]
         self.durations.total += other.durations.total
@@ -98,6 +98,7 @@ class QueryFigures:
             counts.rows += report.rows
             counts.output_rows += report.output_rows
             counts.bytes += report.bytes
+            counts.bad_rows += report.bad_rows
             if report.duration_s is not None and _is_batch(report):
                 counts.batches += 1
                 counts.durations.add(report.duration_s * 1000)

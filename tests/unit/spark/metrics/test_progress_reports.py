@@ -82,13 +82,16 @@ def test_a_first_micro_batch_then_an_idle_trigger() -> None:
         "sources": [first],
         "sink": {"numOutputRows": -1},
         "stateOperators": [{"numRowsTotal": 7, "memoryUsedBytes": 1000}],
-        "observedMetrics": {"a": Row(bytes=40, rows=3), "b": {"key_bytes": 2, "megabytes": 9, "bytes": None}},
+        "observedMetrics": {
+            "a": Row(bytes=40, rows=3, bad_rows=2),
+            "b": {"key_bytes": 2, "megabytes": 9, "bytes": None, "order_bad_rows": 5, "bad": 9},
+        },
     }
     report = parse_report(told)
     (source,) = report.sources
     assert (report.rows, report.output_rows, report.batch_id, report.duration_s) == (18, 0, 0, 1.5)
     assert report.steps_s == {"addBatch": 1.2, "walCommit": 0.03, "other": 0.008}
-    assert (report.bytes, report.state_rows, report.state_bytes) == (42, 7, 1000)
+    assert (report.bytes, report.state_rows, report.state_bytes, report.bad_rows) == (42, 7, 1000, 7)
     assert source.messages() == {"t": 20}
     assert source.lag() == {"t": 21}
     # The trigger after it found nothing: its start is that end, with its @start.

@@ -4,6 +4,7 @@ that it goes on where it was; a batch sink that runs twice does as its mode says
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.columns import READ_ONLY, WRITE_TYPES
+from rocketspark.spark.metrics.progress_reports import parse_report
 from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress, has_ended
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
 
 
 class SinkResult(NamedTuple):
-    """The result of one sink. `rows`: written by a batch, read for a stream; `batches`: micro-batches, 1 of a batch."""
+    """The result of one sink. `rows`: written by a batch, read for a stream; `batches`: micro-batches, 1 of a batch;
+    `bad_rows`: those of a stream that option decode kept as bad ones.
+    """
 
     sink: str
     to: str
     rows: int
     batches: int
+    bad_rows: int = 0
 
 
 class SqlResult(NamedTuple):
@@ -88,20 +93,27 @@ def run(
         end = cache(partial(_end, plan, where))
         ends = {sink.name: WantedEnd(end, interval_s) for sink, _ in streaming}
         totals: dict[str, SinkResult] = {}
+        bad: Counter[str] = Counter()
+
+        def count_bad(report: Any) -> None:
+            bad[report["name"]] += parse_report(report).bad_rows
+
         while streaming and not progress.stop.asked:
             queries: list[StreamingQuery] = []
             try:
                 for sink, frame in streaming:
                     if not progress.stop.asked:
                         queries.append(_start(sink, frame, where, f"{checkpoint}", interval_s))
-                tallies = progress.watch_all(queries, ended=_has_ended)
+                tallies = progress.watch_all(queries, ended=_has_ended, told=count_bad)
             finally:
                 for query in queries:
                     query.stop()
             for (sink, _), tally in zip(streaming, tallies, strict=False):
                 before = totals.get(sink.name, SinkResult(sink.name, _target(sink), 0, 0))
                 totals[sink.name] = before._replace(
-                    rows=before.rows + tally.rows, batches=before.batches + tally.batches
+                    rows=before.rows + tally.rows,
+                    batches=before.batches + tally.batches,
+                    bad_rows=bad[sink.name],
                 )
             streaming = [
                 one for one, query in zip(streaming, queries, strict=False) if ends[one[0].name].is_ahead(query)
@@ -135,7 +147,7 @@ def _frames(spark: SparkSession, plan: SqlPlan, where: Connection, made: ExitSta
         made.callback(spark.catalog.dropTempView, name)
 
     for source in plan.sources:
-        view("source", source.name, lambda s=source: source_frame(spark, s, where))  # type: ignore[misc]
+        view("source", source.name, lambda s=source: _told(source_frame(spark, s, where), s))  # type: ignore[misc]
     for step in plan.steps:
         view("step", step.name, lambda s=step: spark.sql(s.sql))  # type: ignore[misc]
     frames: list[tuple[SqlSink, DataFrame]] = []
@@ -172,6 +184,19 @@ def source_frame(spark: SparkSession, source: SqlSource, where: Connection) -> D
         column, delay = source.watermark.split(None, 1)
         frame = frame.withWatermark(column, delay)
     return frame
+
+
+def _told(frame: DataFrame, source: SqlSource) -> DataFrame:
+    """Have each query of a stream tell how many rows are bad ones. Not of batches: filters would be pushed down no
+    more.
+    """
+    from pyspark.sql import functions as F
+
+    options = {name.lower(): value for name, value in options_of(source).items()}
+    column = options.get("columnnameofdecodeerror") or "_decode_error"
+    if not source.stream or source.format != ROCKETMQ or not options.get("decode") or column not in frame.columns:
+        return frame
+    return frame.observe(f"decoded {source.name}", F.count_if(F.col(f"`{column}`").isNotNull()).alias("bad_rows"))
 
 
 def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
