@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
 from rocketspark.errors import RocketSparkError
 
@@ -81,6 +82,13 @@ class ChildProcess:
             await self._end()
             raise RocketSparkError(f"{self.name} did not start; its log above says why")
         self.address, self._port = f"{found[1]}:{found[2]}", int(found[2])
+
+    async def start_in(self, processes: AsyncExitStack) -> str:
+        """Start it, and keep it up until the stack ends; returns its address. Raises RocketSparkError."""
+        processes.push_async_callback(self.stop)
+        await self.start()
+        self.keep()
+        return self.address
 
     def keep(self) -> None:
         """Restart the process whenever it ends by itself."""

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Protocol, TypeVar
 
 from rocketspark.cli.streams import ReaderLeft, write
 from rocketspark.errors import UsageError
@@ -22,6 +23,26 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 GC_THRESHOLDS = (2_000, 10, 100)
 
 Starter = Callable[[AsyncExitStack], Awaitable[str]]
+
+
+class Server(Protocol):
+    """What is started once and closed at the end."""
+
+    async def start(self) -> None:
+        """Begin to serve."""
+
+    async def close(self) -> None:
+        """End."""
+
+
+S = TypeVar("S", bound=Server)
+
+
+async def start_in(servers: AsyncExitStack, server: S) -> S:
+    """Start a server that is closed with the others of the stack; returns it."""
+    await server.start()
+    servers.push_async_callback(server.close)
+    return server
 
 
 def serve(start: Starter, *, log_level: str = "info") -> None:

@@ -19,7 +19,8 @@ from rocketspark.broker.access.secure_folder import SecureFolder
 from rocketspark.broker.inner_connections import signer_of
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.cli.commands.proxy import EXTRA, is_installed, proxy_process
+from rocketspark.cli.proxy_process import EXTRA, is_installed, proxy_process
+from rocketspark.cli.serve import start_in
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.replicas import Replicas, start_controller
@@ -201,8 +202,7 @@ class _ServerThread:
             nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER, tls=common.tls, signer=signer_of(common))
             if self._door is not None:
                 nameserver.let_write(self._door.namesrv_writers())
-            await nameserver.start()
-            servers.push_async_callback(nameserver.close)
+            await start_in(servers, nameserver)
             addresses = []
             controller = ""
             if self._replica_count > 1:
@@ -214,9 +214,7 @@ class _ServerThread:
                     servers.push_async_callback(made.close)
                     addresses += await made.start(self._replica_count)
                     continue
-                broker = BrokerServer(settings)
-                await broker.start()
-                servers.push_async_callback(broker.close)
+                broker = await start_in(servers, BrokerServer(settings))
                 addresses.append(broker.address)
             options = self._door.client_options() if self._door else None
             self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder, controller, options)

@@ -13,6 +13,7 @@ from rocketspark.broker.replication.controller_client import ControllerClient, S
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.cli.serve import start_in
 from rocketspark.errors import RocketSparkError, StateError
 
 LIMIT_S = 60.0
@@ -34,10 +35,7 @@ async def start_controller(servers: AsyncExitStack, folder: Path, brokers: Broke
 
     settings = ControllerSettings({"scanInactiveMasterInterval": "500"}, listen="127.0.0.1:0", folder=folder)
     settings.tls, settings.signer = brokers.tls, signer_of(brokers)
-    server = ControllerServer(settings, share=0.25)
-    await server.start()
-    servers.push_async_callback(server.close)
-    return server.address
+    return (await start_in(servers, ControllerServer(settings, share=0.25))).address
 
 
 class Replicas:

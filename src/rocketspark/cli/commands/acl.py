@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocketspark.cli.commands.user import Broker, Cluster, print_copied
+from rocketspark.cli.on_brokers import Broker, Cluster, print_copied
 from rocketspark.cli.operate import print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.tables import by_broker, print_table

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rocketspark.cli import server_tls
-from rocketspark.cli.commands.servers import Level, LogLevel, start_controller, warn
+from rocketspark.cli.server_options import Level, LogLevel, warn
 from rocketspark.errors import ConfigError
 
 
@@ -48,7 +48,8 @@ def controller(
 
     Example: `rocketspark controller -c controller.conf`
     """
-    from rocketspark.cli.serve import serve
+    from rocketspark.cli.serve import serve, start_in
+    from rocketspark.controller.server import ControllerServer
     from rocketspark.controller.settings import ControllerSettings, read_controller_conf
 
     tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
@@ -61,6 +62,7 @@ def controller(
     warn([f"{config}: unknown key {key!r} is ignored" for key in settings.unknown])
 
     async def start(servers: AsyncExitStack) -> str:
-        return f"ready controller={await start_controller(servers, settings)}"
+        server = await start_in(servers, ControllerServer(settings))
+        return f"ready controller={server.address}"
 
     serve(start, log_level=log_level.value)

@@ -1,11 +1,8 @@
-"""`proxy`: RocketMQ 5's gRPC protocol before a cluster; and how `server` starts one beside its broker."""
+"""`proxy`: RocketMQ 5's gRPC protocol before a cluster. Rule: options win over rmq-proxy.json."""
 
 from __future__ import annotations
 
-import errno
-import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,23 +11,18 @@ import typer
 
 from rocketspark.cli import server_tls
 from rocketspark.cli.child_processes import ChildProcess
-from rocketspark.cli.commands.servers import Level, LogLevel, Secure, warn
-from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, PASSWORD_VARIABLE, SECRET_KEY_FILE_VARIABLE, ClusterAccess
+from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess
+from rocketspark.cli.proxy_process import DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
+from rocketspark.cli.server_options import Level, LogLevel, Secure, warn
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from rocketspark.broker.settings import BrokerSettings
     from rocketspark.proxy.settings import ProxySettings
     from rocketspark.transport.request_signer import RequestSigner
     from rocketspark.transport.tls.client_tls import ClientTls
     from rocketspark.transport.tls.settings import TlsSettings
-
-DEFAULT_PORT = 8081
-# As of every server's key.
-PORT_KEY_PASSWORD = "ROCKETMQ_TLS_SERVER_KEYPASSWORD"
-EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
 
 Advertised = Annotated[
     str | None,
@@ -103,7 +95,7 @@ def proxy(
         raise ConfigError(EXTRA)
     # What gRPC's own library would write of a port is told in our words.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from rocketspark.cli.serve import serve
+    from rocketspark.cli.serve import serve, start_in
     from rocketspark.client.connection.acl_signing import Signer
     from rocketspark.proxy.server import ProxyServer
     from rocketspark.transport.tls.client_tls import client_tls
@@ -125,9 +117,7 @@ def proxy(
     async def start(servers: AsyncExitStack) -> str:
         if processes > 1:
             return f"ready proxy={await _several(servers, settings, processes)}"
-        server = ProxyServer(settings, signer=signer, tls=tls, front_tls=port_tls)
-        await server.start()
-        servers.push_async_callback(server.close)
+        server = await start_in(servers, ProxyServer(settings, signer=signer, tls=tls, front_tls=port_tls))
         metrics = f" metrics={server.metrics.address}" if server.metrics is not None else ""
         return f"ready proxy={server.address}{metrics}"
 
@@ -166,10 +156,7 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
             return [*given, "--processes", "1", "--share-port", "--grpc-port", str(taken), *metrics]
 
         process = ChildProcess(f"proxy {number}", "proxy", arguments, port)
-        servers.push_async_callback(process.stop)
-        await process.start()
-        process.keep()
-        address = process.address
+        address = await process.start_in(servers)
         port = int(address.rpartition(":")[2])
     return address
 
@@ -204,66 +191,3 @@ def _of_folder(folder: Path) -> tuple[RequestSigner, ClientTls | None, TlsSettin
     door = secure_folder.load(folder)
     tls = door.tls()
     return RequestSigner(secure_folder.INNER, door.inner_secret), tls.client(), tls
-
-
-def is_installed() -> bool:
-    """Tell whether the extra is there."""
-    return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
-
-
-def port_beside(host: str, asked: int | None) -> int | None:
-    """Return the port for a proxy beside a broker: the one asked for, else the default one if it can be had; None for
-    no proxy. Raises ConfigError if the one asked for cannot be had.
-    """
-    if not is_installed():
-        if asked is not None:
-            raise ConfigError(EXTRA)
-        return None
-    port = DEFAULT_PORT if asked is None else asked
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as e:
-            if e.errno != errno.EADDRINUSE and asked is None:
-                # The broker, which takes the same address, says what is wrong with it.
-                return None
-            why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be had ({e.strerror})"
-            if asked is not None:
-                text = "stop the other program, or choose another (--grpc-port 0 takes a free one)"
-                raise ConfigError(f"port {port} on {host} {why}: {text}") from None
-            warn([f"gRPC is not served: port {port} {why}; --grpc-port 0 takes a free one, --no-grpc asks for none"])
-            return None
-    return port
-
-
-def proxy_process(
-    namesrv: str, host: str, port: int, options: list[str], environment: dict[str, str] | None = None
-) -> ChildProcess:
-    """Return the process of a proxy, not started; `port` 0 takes a free one; `environment`: keys and TLS."""
-    given = ["proxy", "-n", namesrv, "--host", host, *options]
-    return ChildProcess("the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment)
-
-
-def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
-    """Return options and environment of a proxy beside a broker: with its keys, its TLS, and TLS as it takes it."""
-    tls, options, environment = settings.tls, list[str](), dict[str, str]()
-    own = settings.access.inner_credentials()
-    if own is not None:
-        # Whoever started this process may have keys of his own.
-        environment |= {"ROCKETMQ_ACCESS_KEY": own[0], "ROCKETMQ_SECRET_KEY": own[1], SECRET_KEY_FILE_VARIABLE: ""}
-        environment |= {"ROCKETMQ_SECURITY_TOKEN": own[2]} if own[2] else {}
-    client = tls.client(settings.use_tls)
-    if client is not None:
-        environment |= {"ROCKETMQ_TLS": "true", "ROCKETMQ_TLS_CA": client.ca, "ROCKETMQ_TLS_VERIFY": client.verify}
-        environment |= {"ROCKETMQ_TLS_CERT": client.cert, "ROCKETMQ_TLS_KEY": client.key}
-        environment |= {"ROCKETMQ_TLS_SERVER_NAME": client.server_name, PASSWORD_VARIABLE: client.key_password}
-    if tls.cert_path:
-        options += ["--port-tls-cert", tls.cert_path, "--port-tls-key", tls.key_path]
-        environment[PORT_KEY_PASSWORD] = tls.key_password
-    if tls.mode != "permissive":
-        options += ["--port-tls-mode", tls.mode]
-    if tls.proxy_networks:
-        options += ["--proxy-networks", tls.proxy_networks]
-    return options, environment

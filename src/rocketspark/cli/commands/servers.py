@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import sys
 from contextlib import AsyncExitStack
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocketspark.cli import server_tls
+from rocketspark.cli.server_options import Level, LogLevel, Secure, warn
 from rocketspark.errors import ConfigError
-from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.broker.access.secure_folder import SecureFolder
     from rocketspark.broker.settings import BrokerSettings
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.settings import Settings as NameServerSettings
-
-
-class LogLevel(StrEnum):
-    """The level of the log on stderr."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
 
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
@@ -40,11 +30,6 @@ Config = Annotated[
 Store = Annotated[
     Path | None, typer.Option(help="Folder of the messages [default: broker.conf's storePathRootDir, else ./store].")
 ]
-Secure = Annotated[
-    Path | None,
-    typer.Option(help="Take TLS and signed requests alone, with what `server --secure` keeps in its folder secure."),
-]
-Level = Annotated[LogLevel, typer.Option(help="How much to log on stderr.")]
 
 
 def server(
@@ -118,7 +103,7 @@ def server(
     from rocketspark.broker.inner_connections import signer_of
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.secure import how_to_enter
-    from rocketspark.cli.serve import serve
+    from rocketspark.cli.serve import serve, start_in
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
@@ -144,8 +129,7 @@ def server(
         )
         if door:
             nameserver.let_write(door.namesrv_writers())
-        await nameserver.start()
-        servers.push_async_callback(nameserver.close)
+        await start_in(servers, nameserver)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
         if replicas > 1:
             inside = ControllerSettings(
@@ -153,15 +137,13 @@ def server(
                 folder=Path(settings.store_root) / "controller",
             )
             inside.tls, inside.signer = settings.tls, signer
-            controller = await start_controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
+            controller = await _controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
             addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
             between = f" controller={controller}"
         elif brokers > 1:
             addresses, between = await _fleet(servers, settings, brokers, options), ""
         else:
-            broker = BrokerServer(settings)
-            await broker.start()
-            servers.push_async_callback(broker.close)
+            broker = await start_in(servers, BrokerServer(settings))
             addresses, between = [broker.address], ""
         last = ""
         if grpc is not None:
@@ -174,23 +156,20 @@ def server(
 
 
 def _grpc_port(settings: BrokerSettings, asked: int | None) -> int | None:
-    from rocketspark.cli.commands.proxy import port_beside
+    from rocketspark.cli.proxy_process import port_beside
 
     return port_beside(settings.listen_host or "127.0.0.1", asked)
 
 
 async def _proxy(servers: AsyncExitStack, settings: BrokerSettings, port: int, log_level: LogLevel) -> str:
     """Start the proxy's process; returns its address."""
-    from rocketspark.cli.commands.proxy import access_beside, proxy_process
+    from rocketspark.cli.proxy_process import access_beside, proxy_process
 
     options, environment = access_beside(settings)
     options += ["--log-level", log_level.value]
     host = settings.listen_host or "127.0.0.1"
     process = proxy_process(settings.namesrv_addresses, host, port, options, environment)
-    servers.push_async_callback(process.stop)
-    await process.start()
-    process.keep()
-    return process.address
+    return await process.start_in(servers)
 
 
 def _secured(settings: BrokerSettings) -> SecureFolder:
@@ -225,10 +204,7 @@ async def _replicated(
         for number in range(1, replicas + 1):
             folder = Path(settings.store_root) / name / f"replica-{number}"
             process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, next(free), options)
-            servers.push_async_callback(process.stop)
-            await process.start()
-            process.keep()
-            addresses.append(process.address)
+            addresses.append(await process.start_in(servers))
             # One after the other, so that the first is the master of a new store.
             if number == 1:
                 await wait_in_sync(settings, controller, name, 1)
@@ -246,10 +222,7 @@ async def _fleet(servers: AsyncExitStack, settings: BrokerSettings, count: int, 
     for name, port in zip(names(settings.broker_name, count), ports(settings.listen_port, count), strict=True):
         folder = Path(settings.store_root) / name
         process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, port, options)
-        servers.push_async_callback(process.stop)
-        await process.start()
-        process.keep()
-        addresses.append(process.address)
+        addresses.append(await process.start_in(servers))
     return addresses
 
 
@@ -285,7 +258,7 @@ def namesrv(
 
     Example: `rocketspark namesrv -c namesrv.conf`
     """
-    from rocketspark.cli.serve import serve
+    from rocketspark.cli.serve import serve, start_in
     from rocketspark.namesrv.server import NameServer
 
     tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
@@ -294,11 +267,9 @@ def namesrv(
     inside = _controller_inside(settings) if settings.with_controller else None
 
     async def start(servers: AsyncExitStack) -> str:
-        nameserver = NameServer(settings=settings)
-        await nameserver.start()
-        servers.push_async_callback(nameserver.close)
+        nameserver = await start_in(servers, NameServer(settings=settings))
         ready = f"ready namesrv={nameserver.address}"
-        return f"{ready} controller={await start_controller(servers, inside, share=0.25)}" if inside else ready
+        return f"{ready} controller={await _controller(servers, inside, share=0.25)}" if inside else ready
 
     serve(start, log_level=log_level.value)
 
@@ -347,7 +318,7 @@ def broker(
     Example: `rocketspark broker --store ./replica-2 -p 10921 -n 127.0.0.1:9876 --controller 127.0.0.1:9877`
     """
     from rocketspark.broker.server import BrokerServer
-    from rocketspark.cli.serve import serve
+    from rocketspark.cli.serve import serve, start_in
 
     tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     settings = _settings(config, store=store, host=host, port=port)
@@ -364,9 +335,7 @@ def broker(
         secure_folder.load(secure).apply(settings)
 
     async def start(servers: AsyncExitStack) -> str:
-        server = BrokerServer(settings)
-        await server.start()
-        servers.push_async_callback(server.close)
+        server = await start_in(servers, BrokerServer(settings))
         return f"ready broker={server.address}"
 
     serve(start, log_level=log_level.value)
@@ -398,20 +367,12 @@ def _controller_inside(settings: NameServerSettings) -> ControllerSettings:
         raise ConfigError(f"{settings.conf_path}: {e}") from None
 
 
-async def start_controller(servers: AsyncExitStack, settings: ControllerSettings, *, share: float = 0.5) -> str:
-    """Start a controller that ends with the other servers; returns its address."""
+async def _controller(servers: AsyncExitStack, settings: ControllerSettings, *, share: float) -> str:
+    """Start a controller in this process; returns its address."""
+    from rocketspark.cli.serve import start_in
     from rocketspark.controller.server import ControllerServer
 
-    server = ControllerServer(settings, share=share)
-    await server.start()
-    servers.push_async_callback(server.close)
-    return server.address
-
-
-def warn(warnings: list[str]) -> None:
-    """Print warnings on stderr."""
-    for warning in warnings:
-        print(f"warning: {shown(warning, characters_max=1000)}", file=sys.stderr)
+    return (await start_in(servers, ControllerServer(settings, share=share))).address
 
 
 def _settings(config: Path | None, *, store: Path | None, host: str | None, port: int | None) -> BrokerSettings:

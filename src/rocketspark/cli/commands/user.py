@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocketspark.cli.on_brokers import Broker, Cluster, print_copied
 from rocketspark.cli.operate import print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.passwords import VARIABLE, new_password
@@ -24,13 +25,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="The user's name, which is the access key of clients.", show_default=False)]
-Broker = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-b", "--broker", help="Only on this broker, a name or host:port; may be repeated [default: masters]."
-    ),
-]
-Cluster = Annotated[str | None, typer.Option("-c", "--cluster", help="Only on the masters of this cluster.")]
 Password = Annotated[
     str | None, typer.Option(help="The password; process lists show it: prefer the other ways.", show_default=False)
 ]
@@ -199,15 +193,6 @@ def copy(
         at, lambda operations: operations.copy_users(source, usernames=user or (), brokers=to or None)
     )
     print_copied(copied, json=json)
-
-
-def print_copied(copied: dict[str, list[str]], *, json: bool) -> None:
-    """Print what was copied, by the broker it was copied to."""
-    if json:
-        print_json(copied)
-        return
-    for broker, names in copied.items():
-        print(f"copied to {shown(broker)}: {', '.join(map(shown, names)) or 'nothing'}")
 
 
 def _done(what: str, name: str, brokers: Iterable[str], secret: str | None, *, json: bool) -> None:

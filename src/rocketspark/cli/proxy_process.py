@@ -1,0 +1,84 @@
+"""The process of a proxy that runs beside a broker: whether it can, on which port, with which keys and TLS."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import socket
+from typing import TYPE_CHECKING
+
+from rocketspark.cli.child_processes import ChildProcess
+from rocketspark.cli.options import PASSWORD_VARIABLE, SECRET_KEY_FILE_VARIABLE
+from rocketspark.cli.server_options import warn
+from rocketspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rocketspark.broker.settings import BrokerSettings
+
+DEFAULT_PORT = 8081
+# As of every server's key.
+PORT_KEY_PASSWORD = "ROCKETMQ_TLS_SERVER_KEYPASSWORD"
+EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
+
+
+def is_installed() -> bool:
+    """Tell whether the extra is there."""
+    return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
+
+
+def port_beside(host: str, asked: int | None) -> int | None:
+    """Return the port for a proxy beside a broker: the one asked for, else the default one if it can be had; None for
+    no proxy. Raises ConfigError if the one asked for cannot be had.
+    """
+    if not is_installed():
+        if asked is not None:
+            raise ConfigError(EXTRA)
+        return None
+    port = DEFAULT_PORT if asked is None else asked
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE and asked is None:
+                # The broker, which takes the same address, says what is wrong with it.
+                return None
+            why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be had ({e.strerror})"
+            if asked is not None:
+                text = "stop the other program, or choose another (--grpc-port 0 takes a free one)"
+                raise ConfigError(f"port {port} on {host} {why}: {text}") from None
+            warn([f"gRPC is not served: port {port} {why}; --grpc-port 0 takes a free one, --no-grpc asks for none"])
+            return None
+    return port
+
+
+def proxy_process(
+    namesrv: str, host: str, port: int, options: list[str], environment: dict[str, str] | None = None
+) -> ChildProcess:
+    """Return the process of a proxy, not started; `port` 0 takes a free one; `environment`: keys and TLS."""
+    given = ["proxy", "-n", namesrv, "--host", host, *options]
+    return ChildProcess("the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment)
+
+
+def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
+    """Return options and environment of a proxy beside a broker: with its keys, its TLS, and TLS as it takes it."""
+    tls, options, environment = settings.tls, list[str](), dict[str, str]()
+    own = settings.access.inner_credentials()
+    if own is not None:
+        # Whoever started this process may have keys of his own.
+        environment |= {"ROCKETMQ_ACCESS_KEY": own[0], "ROCKETMQ_SECRET_KEY": own[1], SECRET_KEY_FILE_VARIABLE: ""}
+        environment |= {"ROCKETMQ_SECURITY_TOKEN": own[2]} if own[2] else {}
+    client = tls.client(settings.use_tls)
+    if client is not None:
+        environment |= {"ROCKETMQ_TLS": "true", "ROCKETMQ_TLS_CA": client.ca, "ROCKETMQ_TLS_VERIFY": client.verify}
+        environment |= {"ROCKETMQ_TLS_CERT": client.cert, "ROCKETMQ_TLS_KEY": client.key}
+        environment |= {"ROCKETMQ_TLS_SERVER_NAME": client.server_name, PASSWORD_VARIABLE: client.key_password}
+    if tls.cert_path:
+        options += ["--port-tls-cert", tls.cert_path, "--port-tls-key", tls.key_path]
+        environment[PORT_KEY_PASSWORD] = tls.key_password
+    if tls.mode != "permissive":
+        options += ["--port-tls-mode", tls.mode]
+    if tls.proxy_networks:
+        options += ["--proxy-networks", tls.proxy_networks]
+    return options, environment
