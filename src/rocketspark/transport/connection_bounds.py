@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from rocketspark.model.limited_log import LimitedLog
-
-if TYPE_CHECKING:
-    from rocketspark.transport.outgoing import Outgoing
-    from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 
@@ -24,8 +20,6 @@ log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 SHARE_OF_ADDRESS = 0.75
 # Unread replies of all connections are added up so long after one began to leave them.
 LOOK_S = 0.02
-
-
 # A connection counts as one that does not read from so many waiting bytes on: the less the more connections there are,
 # so that those that do not count stay within the bound too.
 WAITING_BYTES_MIN, WAITING_BYTES_MAX = 64 << 10, 4 << 20
@@ -43,6 +37,27 @@ class Bounds(msgspec.Struct, kw_only=True):
     unfinished_s: float = 60.0
     unfinished_bytes: int = 256 << 20
     unread_bytes: int = 512 << 20
+
+
+class Writing(Protocol):
+    """What is known here of a connection that writes: whose it is, what it leaves unread, and how to end it."""
+
+    address: str
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that wait in memory for the other side."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class Bounded(Writing, Protocol):
+    """And of one that reads frames too."""
+
+    @property
+    def unfinished_frame(self) -> int | None:
+        """The number of the frame that has begun to arrive; None if there is none."""
 
 
 def place_of(host: str) -> str:
@@ -66,10 +81,10 @@ class ConnectionBounds:
         self.ended = {"unfinished": 0, "slow": 0, "unread": 0}
         self._by_host: dict[str, int] = {}
         # By peer: which frame it is, since when it is awaited, and its bytes so far.
-        self._unfinished: dict[Peer, tuple[int, float, int]] = {}
+        self._unfinished: dict[Bounded, tuple[int, float, int]] = {}
         self._unfinished_bytes = 0
         # Those that do not read their replies, the one that began first in front.
-        self._unread: dict[Outgoing, None] = {}
+        self._unread: dict[Writing, None] = {}
         self._look: asyncio.TimerHandle | None = None
 
     # -- addresses -----------------------------------------------------------------------------------------------
@@ -95,7 +110,7 @@ class ConnectionBounds:
 
     # -- frames that are not whole -------------------------------------------------------------------------------
 
-    def unfinished(self, peer: Peer, frame: int, held_bytes: int) -> None:
+    def unfinished(self, peer: Bounded, frame: int, held_bytes: int) -> None:
         """Note what a connection holds of its frame number `frame`."""
         before = self._unfinished.get(peer)
         began_s = before[1] if before is not None and before[0] == frame else asyncio.get_running_loop().time()
@@ -144,7 +159,7 @@ class ConnectionBounds:
 
     # -- replies that are not read -------------------------------------------------------------------------------
 
-    def paused(self, peer: Outgoing) -> None:
+    def paused(self, peer: Writing) -> None:
         """Note a connection that does not read its replies."""
         self._unread[peer] = None
         if self._look is None:
@@ -171,24 +186,24 @@ class ConnectionBounds:
         """Return how many bytes may wait for each of so many connections before it counts as one that does not read."""
         return min(max(self.bounds.unread_bytes // max(connections, 1), WAITING_BYTES_MIN), WAITING_BYTES_MAX)
 
-    def resumed(self, peer: Outgoing) -> None:
+    def resumed(self, peer: Writing) -> None:
         """Note a connection that reads again."""
         self._unread.pop(peer, None)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: Bounded) -> None:
         """Forget the frame of a connection."""
         before = self._unfinished.pop(peer, None)
         if before is not None:
             self._unfinished_bytes -= before[2]
 
-    def closed(self, peer: Peer) -> None:
+    def closed(self, peer: Bounded) -> None:
         """Forget a connection that ended."""
         self.forget(peer)
         self.resumed(peer)
 
-    def _end(self, peer: Outgoing, reason: str, text: str, *about: float) -> None:
+    def _end(self, peer: Writing, reason: str, text: str, *about: float) -> None:
         self.ended[reason] += 1
         log.warning("%s " + text, peer.address, *about)
         peer.abort()
