@@ -2,7 +2,7 @@
 
 Spark puts its pyspark.zip first on PYTHONPATH. Python keeps no compiled code of what lies in an archive, so each
 process that plans a query, and each that makes workers, compiled PySpark anew for some 0.4 s. src/rocketspark.pth calls
-`prefer` where Python starts, before PySpark is imported.
+`at_start` where Python starts, before PySpark is imported. If that fails, Python starts as it always did, and says nothing.
 """
 
 from __future__ import annotations
@@ -10,26 +10,39 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableSequence, Sequence
+from importlib.machinery import PathFinder
 
 ARCHIVE = "pyspark.zip"
+# What an import of this file imports of this package.
+_OURS = {"rocketspark", "rocketspark.lazy", "rocketspark.spark", __name__}
 # Where a Spark keeps it: PySpark from PyPI is such a folder in site-packages.
 _IN_SPARK = ("python", "lib", ARCHIVE)
 
 
-def prefer(path: MutableSequence[str] | None = None) -> None:
-    """Have PySpark imported from where it lies unpacked beside the archive on `path` (sys.path), if it does.
+def at_start() -> None:
+    """Do it to sys.path, and forget this package again: Spark may ship another copy of it, which goes first then."""
+    prefer(sys.path)
+    imported = {name for name in sys.modules if name.partition(".")[0] == "rocketspark"}
+    # More is there only if a program that is long under way has Python read its .pth files again.
+    for name in imported if imported <= _OURS else ():
+        del sys.modules[name]
+
+
+def prefer(path: MutableSequence[str]) -> None:
+    """Have PySpark imported from where it lies unpacked beside the archive on `path`, if it does.
 
     Another PySpark than the archive's is never taken, and nothing else changes its place.
     """
-    path = sys.path if path is None else path
     for entry in [entry for entry in path if os.path.basename(entry) == ARCHIVE]:
         spark = _spark_of(entry)
         if spark is None:
             continue
         at = path.index(entry)
-        if _is_package(os.path.join(spark, "python", "pyspark")):
-            path.insert(at, os.path.join(spark, "python"))
-        elif os.path.basename(spark) == "pyspark" and _is_package(spark) and _is_on(path[at:], os.path.dirname(spark)):
+        unpacked = os.path.join(spark, "python")
+        if _is_package(os.path.join(unpacked, "pyspark")):
+            if unpacked not in path[:at]:
+                path.insert(at, unpacked)
+        elif _is_package(spark) and _is_found(path[at + 1 :], spark):
             # Site-packages stay behind Python's own modules; the archive goes behind them.
             path.append(path.pop(at))
 
@@ -40,8 +53,10 @@ def _spark_of(entry: str) -> str | None:
     return os.sep.join(parts[:-3]) if tuple(parts[-3:]) == _IN_SPARK else None
 
 
-def _is_on(path: Sequence[str], folder: str) -> bool:
-    return os.path.realpath(folder) in map(os.path.realpath, path)
+def _is_found(path: Sequence[str], spark: str) -> bool:
+    """Tell whether an import of PySpark by `path` finds the folder `spark`."""
+    found = PathFinder.find_spec("pyspark", path)
+    return found is not None and os.path.realpath(os.path.dirname(found.origin or "")) == os.path.realpath(spark)
 
 
 def _is_package(folder: str) -> bool:
