@@ -2,7 +2,7 @@
 
 Spark puts its pyspark.zip first on PYTHONPATH. Python keeps no compiled code of what lies in an archive, so each
 process that plans a query, and each that makes workers, compiled PySpark anew for some 0.4 s. src/rocketspark.pth calls
-`at_start` where Python starts, before PySpark is imported. If that fails, Python starts as it always did, and says nothing.
+`at_start` where Python starts, before PySpark is imported. If that fails, Python starts as it did before, in silence.
 """
 
 from __future__ import annotations
