@@ -1,5 +1,4 @@
-"""What a proxy serves to Prometheus. Rule: names and labels are bounded, whatever clients say of themselves; a call
-pays for its time alone, and only where metrics are served.
+"""What a proxy serves to Prometheus. Rule: names and labels are bounded, whatever clients say of themselves.
 
 Names: ProxyMetricsConstant and RemotingMetricsConstant, 5.5.0, whose proxy serves the first alone; the rest are ours.
 """
@@ -7,16 +6,14 @@ Names: ProxyMetricsConstant and RemotingMetricsConstant, 5.5.0, whose proxy serv
 from __future__ import annotations
 
 import socket
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rocketspark.errors import ConfigError
-from rocketspark.model.histogram import Histogram
 from rocketspark.model.text import shown
 from rocketspark.proxy.call import CANCELLED
+from rocketspark.proxy.call_times import CallTimes
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
@@ -27,62 +24,12 @@ if TYPE_CHECKING:
 
     from rocketspark.transport.metrics_server import MetricsServer
 
-# In ms.
-CALL_BOUNDS = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 # What clients that exist say they are written in; another is "other".
 LANGUAGES = frozenset(
     "java cpp dot_net dotnet csharp golang go rust python php node_js nodejs ruby objective_c dart kotlin http".split()
 )
 _TYPES = {int(kind): kind.name.lower() for kind in ClientType}
 _CODES = {int(code): code.name.lower() for code in Code} | {CANCELLED: "cancelled"}
-
-Serve = Callable[[Any, Any], Awaitable[Any]]
-
-
-class CallTimes:
-    """How long calls took, by method and status; one that the client gave up has the status `cancelled`."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[int, Histogram]] = {}
-
-    def unary(self, rpc: str, serve: Serve) -> Serve:
-        """Return what serves a method and measures it, at some 0.7 us a call."""
-        rows = self.rows[rpc] = _Rows()
-
-        async def timed(request: Any, context: Any) -> Any:
-            code = CANCELLED
-            began = perf_counter()
-            try:
-                answer = await serve(request, context)
-                code = answer.status.code
-                return answer
-            finally:
-                row, took_ms = rows[code], (perf_counter() - began) * 1000
-                # As Histogram.add, without its call.
-                row.counts[bisect_left(CALL_BOUNDS, took_ms)] += 1
-                row.total += took_ms
-
-        return timed
-
-    def streaming(self, rpc: str, serve: Serve) -> Serve:
-        """Return what serves a method with a stream of answers, and measures it; `serve` returns the status."""
-        rows = self.rows[rpc] = _Rows()
-
-        async def timed(request: Any, context: Any) -> None:
-            code = CANCELLED
-            began = perf_counter()
-            try:
-                code = await serve(request, context)
-            finally:
-                rows[code].add((perf_counter() - began) * 1000)
-
-        return timed
-
-
-class _Rows(dict[int, Histogram]):
-    def __missing__(self, code: int) -> Histogram:
-        row = self[code] = Histogram(CALL_BOUNDS)
-        return row
 
 
 class Metrics:

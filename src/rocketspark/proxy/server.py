@@ -10,13 +10,14 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.access.control import AccessControl
 from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.call_times import CallTimes
 from rocketspark.proxy.clients import GRACE_S, Clients
 from rocketspark.proxy.consuming.service import Consuming
 from rocketspark.proxy.front import relay as front
 from rocketspark.proxy.front.health import Tools
 from rocketspark.proxy.front.port import Port
 from rocketspark.proxy.front.remoting import Behind, RemotingRelay
-from rocketspark.proxy.metrics import CallTimes, Metrics
+from rocketspark.proxy.metrics import Metrics
 from rocketspark.proxy.producing.service import Producing
 from rocketspark.proxy.routes import QueryRoutes
 from rocketspark.proxy.service import Service, not_supported

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.call import CANCELLED, AddressOf, Call, address_of
+from rocketspark.proxy.call_times import CallTimes
 from rocketspark.proxy.statuses import Refused, status, status_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
-
-if TYPE_CHECKING:
-    from rocketspark.proxy.metrics import CallTimes
 
 log = LimitedLog("rocketspark.proxy")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
@@ -17,10 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketspark import Message, Producer
 from rocketspark.errors import ConfigError
-from rocketspark.proxy.call import CANCELLED
-from rocketspark.proxy.metrics import CallTimes
 from rocketspark.proxy.server import ProxyServer
-from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, Code
@@ -128,42 +124,6 @@ def test_what_clients_say_of_themselves_makes_no_labels(measured: RunningProxy) 
             client.close()
     labels = frozenset({"client_type": "producer", "language": "other"}.items())
     assert rows == {("rocketspark_proxy_clients", labels): 3}
-
-
-def test_a_call_that_is_given_up_and_one_that_fails_are_counted_as_that() -> None:
-    times = CallTimes()
-
-    async def waits(request: Any, context: Any) -> Any:
-        await asyncio.Event().wait()
-
-    async def fails(request: Any, context: Any) -> Any:
-        raise OSError("of the stream")
-
-    async def main() -> None:
-        for kind, make in (("One", times.unary), ("Many", times.streaming)):
-            task = asyncio.ensure_future(make(f"{kind}Waits", waits)(None, None))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            with pytest.raises(OSError, match="of the stream"):
-                await make(f"{kind}Fails", fails)(None, None)
-
-    asyncio.run(main())
-    found = {rpc: {code: row.count for code, row in rows.items()} for rpc, rows in times.rows.items()}
-    assert found == {f"{kind}{what}": {CANCELLED: 1} for kind in ("One", "Many") for what in ("Waits", "Fails")}
-
-
-def test_without_metrics_handlers_are_served_as_they_are() -> None:
-    async def function(call: Any, request: Any) -> Any:
-        raise AssertionError("not called")
-
-    plain, measured = Service(), Service(times=CallTimes())
-    for service in (plain, measured):
-        service.serve("SendMessage", function)
-    path = f"/{messages.SERVICE}/SendMessage"
-    assert plain._handlers[path].unary_unary.__qualname__ == "Service._unary.<locals>.serve"
-    assert measured._handlers[path].unary_unary.__qualname__ == "CallTimes.unary.<locals>.timed"
 
 
 def test_a_port_in_use_is_one_line_and_leaves_nothing(measured: RunningProxy) -> None:
