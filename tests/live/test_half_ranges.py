@@ -11,7 +11,6 @@ import pytest
 from tests.live.support import TOPIC, beat, broker, connected, create, pull, records, run, send, until
 from tests.patience import LIMIT_S
 
-from rocketspark.broker.handlers import half_ranges as handled_ranges
 from rocketspark.broker.messages.half_batches import half_ranges as broker_ranges
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
@@ -146,7 +145,7 @@ def test_the_runtime_table_tells_of_batches(tmp_path: Path) -> None:
 def test_a_range_that_takes_long_lets_others_have_their_turn(tmp_path: Path, monkeypatch: Any) -> None:
     """Between two pieces of one request another is answered."""
     monkeypatch.setattr(broker_ranges, "TOGETHER_MAX", 10)
-    monkeypatch.setattr(handled_ranges, "_TURN", 10)
+    monkeypatch.setattr(broker_ranges, "TURN", 10)
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:
@@ -162,7 +161,7 @@ def test_a_range_that_takes_long_lets_others_have_their_turn(tmp_path: Path, mon
 
 
 def test_many_short_ranges_let_others_have_their_turn_and_are_all_ended(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handled_ranges, "_TURN", 400)
+    monkeypatch.setattr(broker_ranges, "TURN", 400)
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:

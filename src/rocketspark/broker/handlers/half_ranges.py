@@ -8,6 +8,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.broker.messages.half_batches import half_ranges
 from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, HalfRanges
 from rocketspark.broker.messages.send_rules import illegal
 from rocketspark.broker.messages.transactions import Transactions
@@ -15,13 +16,11 @@ from rocketspark.broker.replication.durability import Durability
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndHalfRangesHeader, Request
-from rocketspark.protocol.message import half_ranges, sysflags
+from rocketspark.protocol.message import half_ranges as encoded_ranges
+from rocketspark.protocol.message import sysflags
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
-
-# Messages ended before the loop serves others, or work that costs as much.
-_TURN = 2048
 
 
 class HalfRangesHandler:
@@ -45,7 +44,7 @@ class HalfRangesHandler:
         if h.outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
             raise illegal(f"outcome {h.outcome}: 8 commits, 12 rolls back")
         try:
-            ranges = half_ranges.decode(body)
+            ranges = encoded_ranges.decode(body)
         except (struct.error, ValueError) as e:
             raise illegal(f"ranges of half messages: {e}") from None
         gone: list[int] = []
@@ -59,10 +58,10 @@ class HalfRangesHandler:
                 gone += ended.gone
                 end = end if ended.end is None else ended.end
                 worked += ended.cost
-                if worked >= _TURN:
+                if worked >= half_ranges.TURN:
                     worked = 0
                     await asyncio.sleep(0)
-        told = half_ranges.encode_offsets(gone)
+        told = encoded_ranges.encode_offsets(gone)
         if end is None or not self._durability.needed:
             return reply(request.opaque, body=told)
         self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code, body=told))

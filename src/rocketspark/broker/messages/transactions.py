@@ -57,6 +57,8 @@ _OF_THE_HALF = frozenset(
 )
 # Half messages looked at in one turn of the loop; one that is asked about takes some 50 us.
 CHECKS_AT_ONCE = 200
+# Those that are not due are looked at only: a twentieth of that.
+_LOOKS_PER_CHECK = 20
 # Those that nobody can be asked about are stored anew so often at most, and only once the log is this far ahead of
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
@@ -400,39 +402,43 @@ class Transactions:
         refresh = now - self._refreshed_ms >= REFRESH_INTERVAL_MS
         if refresh:
             self._refreshed_ms = now
-        oldest = self._store.min_position
         runs = [run for run in self.batched.runs if run.open_count]
         if self._put_message.door is not None:
             halves = sorted((h.queue_offset, key) for key, h in self._open.items() if not h.aside)
             self._check_due(deque([*runs, *(key for _, key in halves)]), refresh=False)
             return
-        for half in self._open.values():
-            half.since_ms = min(half.since_ms, now)  # The clock was ahead when it came.
         for run in runs:
             run.since_ms = min(run.since_ms, now)
-        due: deque[TransactionKey | HalfRun] = deque(
-            run for run in runs if now - run.since_ms >= max(run.immunity_ms, self._limits.timeout_ms)
+            self._drop_gone(run)
+        self._check_due(
+            deque([*(run for run in runs if run.open_count and self._is_due(run, now)), *self._open]), refresh
         )
-        due.extend(
-            key
-            for key, h in self._open.items()
-            if now - h.since_ms >= max(h.immunity_ms, self._limits.timeout_ms) and (not h.aside or h.position < oldest)
-        )
-        self._check_due(due, refresh)
+
+    def _is_due(self, half: HalfMessage | HalfRun, now: int) -> bool:
+        """Tell whether a half message is to be checked: however long it asks to be left alone, not longer than messages
+        are kept (rule: needSkip, 5.x).
+        """
+        return now - half.since_ms >= max(min(half.immunity_ms, self._limits.reserved_ms), self._limits.timeout_ms)
 
     def _check_due(self, due: deque[TransactionKey | HalfRun], refresh: bool) -> None:
-        """Check the next of those that are due; others have their turn in between."""
-        for _ in range(CHECKS_AT_ONCE):
-            if not due:
-                break
+        """Check the next that are due of these; others have their turn in between."""
+        now, oldest, every = now_ms(), self._store.min_position, self._put_message.door is not None
+        left = CHECKS_AT_ONCE * _LOOKS_PER_CHECK
+        while due and left > 0:
+            left -= 1
             half = None
             try:
                 if isinstance(key := due.popleft(), HalfRun):
+                    left -= _LOOKS_PER_CHECK
                     self._take_next(key, due)
                     continue
                 half = self._open.get(key)
                 if half is None:
                     continue
+                half.since_ms = min(half.since_ms, now)  # The clock was ahead when it came.
+                if not every and half.position >= oldest and (half.aside or not self._is_due(half, now)):
+                    continue
+                left -= _LOOKS_PER_CHECK
                 self._check(key, half, refresh=refresh)
             except MessageStays as e:
                 # In their order, so that the progress tells which have left.
@@ -461,8 +467,7 @@ class Transactions:
         # One of before a stop and a new start is no more: its messages are open by themselves.
         if self.batched.runs.find(run.first) is not run:
             return
-        if gone := self.batched.drop_before(run, self._store.min_position):
-            log.warning("%d half messages from offset %d on are gone from the log; dropped", gone, run.first)
+        self._drop_gone(run)
         rows = np.flatnonzero(run.states == OPEN)[:1].tolist()
         if not rows:
             return
@@ -478,6 +483,10 @@ class Transactions:
             return
         if key is not None:
             due.appendleft(key)
+
+    def _drop_gone(self, run: HalfRun) -> None:
+        if gone := self.batched.drop_before(run, self._store.min_position):
+            log.warning("%d half messages from offset %d on are gone from the log; dropped", gone, run.first)
 
     def _set_aside(self, key: TransactionKey, half: HalfMessage, error: Exception) -> None:
         """Stop checking a half message and quarantine it; one that cannot be read cannot be ended, so it is closed."""

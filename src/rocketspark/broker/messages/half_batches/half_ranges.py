@@ -6,6 +6,7 @@ milliseconds at most.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,13 @@ from rocketspark.protocol.headers import EndTransactionHeader
 # Ends carried out in one turn of the loop: together, some 2 us each; one by one, 20 to 100 us each.
 TOGETHER_MAX = 2048
 SINGLE_MAX = 64
+# After so long others have their turn, whatever is left: a message may be of some MB, or take a search of the index.
+SINGLE_S = 0.005
 _RANGE_COST = _SINGLE_COST = 32
+# Bytes that cost as much as a message.
+_COST_BYTES = 1024
+# Messages ended before the loop serves others, or work that costs as much.
+TURN = 2048
 # Half messages of a batch that go one by one in one turn: some 20 us each.
 SINGLE_BATCH_MAX = 1024
 
@@ -84,12 +91,16 @@ class HalfRanges:
         offsets = range(first, first + ended.done)
         if not ended.before:
             self._transactions.note_ended(range(ended.first, ended.first + ended.done))
-        return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end, ended.done + _RANGE_COST)
+        cost = ended.done + _RANGE_COST + ended.bytes // _COST_BYTES
+        return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end, cost)
 
     def _end_single(self, topic: str, group: str, outcome: int, first: int, positions: list[int]) -> EndedRange:
         gone: list[int] = []
         end: int | None = None
+        until = perf_counter() + SINGLE_S
         for done, position in enumerate(positions):
+            if done and perf_counter() >= until:
+                return EndedRange(done, gone, end, TURN)
             header = EndTransactionHeader(
                 topic=topic, producer_group=group, half_offset=first + done, physical_offset=position, outcome=outcome
             )

@@ -108,6 +108,7 @@ class HalfRuns:
 
     def note_ended(self, run: HalfRun) -> None:
         """Keep a run without open messages for a while, and forget the oldest of such."""
+        run.shape = None  # It takes some KB.
         self._ended.append(run)
         self._ended_rows += run.count
         while self._ended_rows > ENDED_ROWS_MAX and len(self._ended) > 1:

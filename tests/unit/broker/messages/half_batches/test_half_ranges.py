@@ -504,6 +504,100 @@ def test_those_whose_file_was_removed_are_dropped_and_the_others_are_checked(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_a_long_immunity_keeps_none_longer_than_messages_are_kept(rigs: Callable[[], Rig], started: bool) -> None:
+    """Else they would fill the memory for ever, and every start would read on from the first of them."""
+
+    async def main() -> None:
+        rig = rigs()
+        immune = f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{10**15}\x02"
+        items = [item(f"K{i}", b"b", immune) for i in range(30, 70)]
+        HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        if started:
+            rig.transactions._recover()
+            rig.transactions.batched.runs.clear()
+        for reserved_ms, is_open in ((10**9, 40), (0, 0)):
+            rig.transactions._limits = CheckLimits(0, 10**9, 15, reserved_ms)
+            rig.transactions._check_all()
+            await asyncio.sleep(0)
+            assert rig.transactions.open_count == is_open
+        rig.transactions.stop()
+        assert rig.producer.asked == []
+
+    asyncio.run(main())
+
+
+def test_those_that_are_not_due_are_looked_at_a_part_at_a_time(
+    rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 1)
+
+    async def main() -> None:
+        rig = rigs()
+        for i in range(100):
+            rig.prepare(f"K{i}")
+        rig.transactions.set_limits(CheckLimits(10**9, 10**9, 15, 10**13))
+        rig.transactions._open[next(reversed(rig.transactions._open))].since_ms = 0
+        rig.transactions._check_all()
+        turns = 0
+        while not rig.producer.asked:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 4
+        rig.transactions.stop()
+        assert rig.producer.asked == ["K99"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("stopped")
+def test_few_bytes_are_put_together_and_ended_at_a_time(
+    rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large rows: a turn of the loop is bounded by bytes too, and costs what they do."""
+    monkeypatch.setattr(batched_halves, "TOGETHER_BYTES", 4000)
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    items = [item(f"K{i}", b"b" * (1000 + i % 2)) for i in range(30, 70)]
+    found = ranges.prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+    positions = np.asarray(found.positions)
+    ended = ranges.end("T", "P", COMMIT, found.queue_offset, positions)
+    assert ended.done == 4
+    assert ended.cost >= ended.done + 4
+    end_all(ranges, COMMIT, found.queue_offset + 4, positions[4:])
+    assert sum(rig.delivered().values()) == 40
+
+
+@pytest.mark.usefixtures("stopped")
+def test_one_by_one_a_turn_ends_in_time(rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of some MB take long each: as many end as fit, at least one."""
+    monkeypatch.setattr(half_ranges, "SINGLE_S", -1.0)
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    found = ranges.prepare("T", 0, batch.encode([item(f"K{i}", b"b") for i in range(10, 20)]), 4, NOW_MS, BORN)
+    ended = ranges.end("T", "P", COMMIT, found.queue_offset, np.asarray(found.positions))
+    assert (ended.done, ended.cost) == (1, half_ranges.TURN)
+    end_all(ranges, COMMIT, found.queue_offset + 1, found.positions[1:])
+    assert sum(rig.delivered().values()) == 10
+
+
+def test_shapes_are_kept_of_small_records_while_they_are_open(
+    rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched_halves, "SHAPE_BYTES_MAX", 500)
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    batched = rig.transactions.batched
+    for size, shapes in ((600, 0), (100, 1)):
+        items = [item(f"K{size}-{i}", b"b" * size) for i in range(30, 70)]
+        found = ranges.prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        assert [run.shape is not None for run in batched.runs][-1:] == [shapes == 1]
+        assert len(batched._shapes) == shapes
+        end_all(ranges, COMMIT, found.queue_offset, found.positions)
+        assert [run.shape for run in batched.runs][-1:] == [None]
+    assert sum(rig.delivered().values()) == 80
+
+
 def test_a_file_that_cannot_be_opened_now_is_no_end_of_the_checks(rigs: Callable[[], Rig]) -> None:
     """As without descriptors: the round after finds them all."""
 
