@@ -22,7 +22,7 @@ from tests.patience import LIMIT_S
 from tests.ports import free_ports
 
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.broker.settings import settings_from
+from rocketspark.broker.broker_conf import settings_from
 from rocketspark.client import Producer, PushConsumer, SendStatus, TransactionProducer, TransactionState
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, ReceivedMessage

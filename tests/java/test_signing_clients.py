@@ -13,7 +13,7 @@ from tests.java.driver import CLIENT_VERSIONS, JavaDriver, JavaError, message
 from tests.patience import LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.broker.settings import settings_from
+from rocketspark.broker.broker_conf import settings_from
 from rocketspark.testing import Cluster, run_cluster
 
 CPP = """

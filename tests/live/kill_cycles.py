@@ -21,7 +21,7 @@ from tests.patience import LIMIT_S
 from tests.ports import server_ports
 
 from rocketspark import AsyncProducer, AsyncPushConsumer, ReceivedMessage
-from rocketspark.broker.settings import settings_from
+from rocketspark.broker.broker_conf import settings_from
 from rocketspark.errors import RocketSparkError, RouteNotFound, SendFailed, TransportError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode

@@ -8,8 +8,8 @@ from typing import Any
 from tests.access_rows import CONFIG, Row, play, rows
 from tests.live.support import run
 
+from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.server import BrokerServer
-from rocketspark.broker.settings import settings_from
 
 
 def guarded(root: Path, **more: str) -> BrokerServer:

@@ -252,7 +252,7 @@ def test_unknown_keys_are_passed_over_and_ignored_ones_kept(tmp_path: Path) -> N
 
 
 def test_a_change_is_written_into_broker_conf(tmp_path: Path) -> None:
-    from rocketspark.broker.settings import read_broker_conf
+    from rocketspark.broker.broker_conf import read_broker_conf
 
     conf = tmp_path / "broker.conf"
     conf.write_text(CONF)

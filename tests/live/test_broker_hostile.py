@@ -28,7 +28,7 @@ from tests.live.support import (
 from tests.patience import LIMIT_S, in_time
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.message import batch, properties, sysflags

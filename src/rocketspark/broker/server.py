@@ -21,6 +21,7 @@ from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODE
 from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.consumers.topic_queues import TopicQueues
+from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.handlers.admin.access import AccessHandler
 from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
@@ -67,7 +68,7 @@ from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.tables.ha_info import HaInfoExchange
 from rocketspark.broker.roles.replication import Replication
 from rocketspark.broker.roles.special_services import SpecialServices
-from rocketspark.broker.settings import BrokerSettings, Hearer
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.logical_queues import LogicalQueues
 from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS

@@ -1,94 +1,56 @@
 """A broker's settings, by RocketMQ's names in broker.conf. Rule: a promise we cannot keep refuses to start.
 
-Each is declared once, in `BrokerSettings`: key, default, bounds, unit, and who hears of a change while the broker runs.
-`FIELDS` is the table of them. Those of the store are here too (`store_settings` hands them down). A key that RocketMQ
-does not know is a warning; one whose value is wrong is an error that names it. Those that have no effect here are in
-ignored_settings.py. Defaults: 5.5.0's, but for names, addresses and folders.
+Each is declared once, in `BrokerSettings`, by the kinds of declared_settings.py: key, default, bounds, unit, and who
+hears of a change while the broker runs. `FIELDS` is the table of them. Those of the store are here too
+(`store_settings` hands them down). Those that have no effect here are in ignored_settings.py; broker_conf.py reads a
+file of them. Defaults: 5.5.0's, but for names, addresses and folders.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from enum import Enum, auto
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
-from rocketspark.broker.access import settings as access_settings
 from rocketspark.broker.access.settings import AccessSettings
-from rocketspark.broker.ignored_settings import IGNORED, IGNORED_UNSET, UNKEPT_PROMISES
+from rocketspark.broker.declared_settings import (
+    AT_USE,
+    BATCH_QUEUE_UNIT_BYTES,
+    DECLARED,
+    QUEUE_UNIT_BYTES,
+    BatchQueueBytes,
+    BrokerId,
+    FileBytes,
+    FileCount,
+    Hearer,
+    Idle,
+    Interval,
+    Limit,
+    Percent,
+    Permission,
+    Port,
+    Positive,
+    Priority,
+    QueueBytes,
+    QueueCount,
+    ReviveQueues,
+    Setting,
+    Time,
+    Whatever,
+    Whole,
+    setting,
+)
+from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.errors import ConfigError
-from rocketspark.model.properties import parse_properties
-from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
+from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
 from rocketspark.transport.connections import parse_addresses
-from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
+from rocketspark.transport.tls.settings import TlsSettings
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-# The limit of queues of a topic: a request that visits each queue would block the loop for long.
-QUEUES_MAX = 65_536
 DELAY_MS_MAX = 1 << 53
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_QUEUE_UNIT_BYTES = 20
-_BATCH_QUEUE_UNIT_BYTES = 46
-
-# The kinds of numbers, each with its bounds: those of Java's int, but where another one harms.
-Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
-# With 0 or less a loop would never pause.
-Interval = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
-# A time that is only compared with, a long in Java: some set one that is never reached.
-Time = Annotated[int, msgspec.Meta(ge=0, le=LONG_MAX)]
-Limit = Annotated[int, msgspec.Meta(ge=1, le=LONG_MAX)]
-# Any number: RocketMQ bounds these by itself, or gives 0 and less a meaning.
-Whatever = Annotated[int, msgspec.Meta(ge=-INT_MAX - 1, le=INT_MAX)]
-Idle = Annotated[int, msgspec.Meta(ge=-1000 * (INT_MAX + 1), le=1000 * INT_MAX)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-Permission = Annotated[int, msgspec.Meta(ge=0, le=7)]
-QueueCount = Annotated[int, msgspec.Meta(ge=1, le=QUEUES_MAX)]
-ReviveQueues = Annotated[int, msgspec.Meta(ge=1, le=64)]
-Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
-Priority = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
-FileCount = Annotated[int, msgspec.Meta(ge=1, le=1000)]
-BrokerId = Annotated[int, msgspec.Meta(ge=-1, le=INT_MAX)]
-FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=INT_MAX)]
-QueueBytes = Annotated[int, msgspec.Meta(ge=_QUEUE_UNIT_BYTES, le=INT_MAX)]
-BatchQueueBytes = Annotated[int, msgspec.Meta(ge=_BATCH_QUEUE_UNIT_BYTES, le=INT_MAX)]
-TEXT_LENGTH_MAX = 4096
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
 BROKER_ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
-
-
-class Hearer(Enum):
-    """A part of the broker that is told when a setting changes; broker/server.py connects each with what it does."""
-
-    MESSAGES = auto()
-    REPLIES = auto()
-    TOPICS = auto()
-    FLUSH = auto()
-    TRANSACTIONS = auto()
-    FAST_FAILURE = auto()
-    REPLICATION = auto()
-
-
-Live = tuple[Hearer, ...]
-# Of a setting that is read each time it is used: it may change, and nobody has to hear of it.
-AT_USE: Live = ()
-T = TypeVar("T")
-_DECLARED: dict[str, tuple[str, Live | None]] = {}
-
-
-def setting(key: str, default: T, *, unit: str = "", live: Live | None = None) -> T:
-    """Declare a setting by its key in broker.conf.
-
-    `unit`: that of the value in broker.conf; the field's name ends in that of the field. `live`: who hears of a change
-    while the broker runs; None for one that needs a restart.
-    """
-    _DECLARED[key] = unit, live
-    field: T = msgspec.field(name=key, default=default)
-    return field
 
 
 class BrokerSettings(msgspec.Struct, kw_only=True):
@@ -112,11 +74,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     store_root: str = setting("storePathRootDir", "store")
     store_commit_log: str = setting("storePathCommitLog", "")
     log_file_bytes: FileBytes = setting("mappedFileSizeCommitLog", 1 << 30, unit="bytes")
-    queue_file_bytes: QueueBytes = setting("mappedFileSizeConsumeQueue", 300_000 * _QUEUE_UNIT_BYTES, unit="bytes")
+    queue_file_bytes: QueueBytes = setting("mappedFileSizeConsumeQueue", 300_000 * QUEUE_UNIT_BYTES, unit="bytes")
     queue_ext: bool = setting("enableConsumeQueueExt", False)
     queue_ext_file_bytes: FileBytes = setting("mappedFileSizeConsumeQueueExt", 48 << 20, unit="bytes")
     batch_queue_file_bytes: BatchQueueBytes = setting(
-        "mapperFileSizeBatchConsumeQueue", 300_000 * _BATCH_QUEUE_UNIT_BYTES, unit="bytes"
+        "mapperFileSizeBatchConsumeQueue", 300_000 * BATCH_QUEUE_UNIT_BYTES, unit="bytes"
     )
     append_record_crc: bool = setting("enabledAppendPropCRC", False)
     verify_record_crc: bool = setting("forceVerifyPropCRC", False)
@@ -381,7 +343,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     def store_settings(self) -> StoreSettings:
         """Return the settings of the store."""
-        unit = _QUEUE_UNIT_BYTES
+        unit = QUEUE_UNIT_BYTES
         return StoreSettings(
             root=self.store_root,
             commit_log=self.store_commit_log or None,
@@ -390,7 +352,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             queue_file_units=-(-self.queue_file_bytes // unit),
             queue_ext=self.queue_ext,
             queue_ext_file_bytes=self.queue_ext_file_bytes,
-            batch_queue_file_units=-(-self.batch_queue_file_bytes // _BATCH_QUEUE_UNIT_BYTES),
+            batch_queue_file_units=-(-self.batch_queue_file_bytes // BATCH_QUEUE_UNIT_BYTES),
             append_record_crc=self.append_record_crc,
             verify_record_crc=self.verify_record_crc,
             index_slots=self.index_slots,
@@ -476,55 +438,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         }
 
 
-class Setting(NamedTuple):
-    """One setting as declared. `name`: its field; `type`: bool, str or a number with its bounds."""
-
-    key: str
-    name: str
-    type: Any
-    default: Any
-    unit: str
-    live: Live | None
-
-    @property
-    def _factor(self) -> int:
-        """The number of the field's units in one of broker.conf's."""
-        return 1000 if self.unit == "s" and self.name.endswith("_ms") else 1
-
-    def text_of(self, settings: BrokerSettings) -> str:
-        """Return the value as it stands in broker.conf."""
-        value = getattr(settings, self.name)
-        if isinstance(value, bool):
-            return str(value).lower()
-        return str(value // self._factor if self._factor > 1 else value)
-
-    def value_of(self, text: str, key: str = "") -> Any:
-        """Return the field's value for broker.conf's text. Raises ConfigError naming the key and the valid values."""
-        key = key or self.key
-        if self.type is bool:
-            if text.lower() in ("true", "false"):
-                return text.lower() == "true"
-            raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
-        if self.type is str:
-            if len(text) > TEXT_LENGTH_MAX or _CONTROL.search(text):
-                raise ConfigError(
-                    f"{key}={shown(text)!r}: a text of at most {TEXT_LENGTH_MAX} characters is needed, none of them a"
-                    " control character"
-                )
-            return text
-        _, meta = get_args(self.type)
-        low, high = -(-meta.ge // self._factor), meta.le // self._factor
-        number = whole_number(text, low=low, high=high)
-        if number is None:
-            raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
-        return number * self._factor
-
-
 # The table of all settings, by key.
 FIELDS = {
-    f.encode_name: Setting(f.encode_name, f.name, f.type, f.default, *_DECLARED[f.encode_name])
+    f.encode_name: Setting(f.encode_name, f.name, f.type, f.default, *DECLARED[f.encode_name])
     for f in msgspec.structs.fields(BrokerSettings)
-    if f.encode_name in _DECLARED
+    if f.encode_name in DECLARED
 }
 # Not among the broker's own settings in 5.5.0.
 _ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
@@ -533,63 +451,3 @@ _MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default
     "controllerAddr",
     "rocketmqHome",
 }
-
-
-# Keys that name a place which is always below the store's folder (rule: StorePathConfigHelper, 5.5.0).
-_FIXED_PLACES = {
-    "storePathConsumeQueue": "consumequeue",
-    "storePathIndex": "index",
-    "storeCheckpoint": "checkpoint",
-    "abortFile": "abort",
-}
-
-
-def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list[str]]:
-    """Return (settings, warnings) of a broker.conf. Raises ConfigError if it cannot be read or a value is wrong."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    values = parse_properties(text, str(path))
-    try:
-        settings, unknown = settings_from(values)
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
-    settings.conf_path = str(path)
-    warnings = [f"{path}: unknown key {key!r} is ignored" for key in unknown]
-    for key, name in _FIXED_PLACES.items():
-        place = f"{settings.store_root}/{name}"
-        if values.get(key) and os.path.abspath(values[key]) != os.path.abspath(place):
-            warnings.append(f"{path}: {key} has no effect, as in RocketMQ: its place is {place} (storePathRootDir)")
-    return settings, warnings
-
-
-def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
-    """(settings, unknown keys) from broker.conf's keys and text values. Raises ConfigError naming a wrong value."""
-    taken, ignored, unknown = convert(values)
-    tls = from_values({key: value for key, value in values.items() if is_key(key) and key not in FIELDS})
-    access = access_settings.from_values({k: value for k, value in values.items() if access_settings.is_key(k)})
-    settings = BrokerSettings(**taken, ignored=ignored, tls=tls, access=access)
-    settings.check()
-    return settings, unknown
-
-
-def convert(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return (fields and their values, keys without effect, unknown keys). Raises ConfigError naming a wrong value."""
-    taken: dict[str, Any] = {}
-    ignored: dict[str, str] = {}
-    unknown = []
-    for key, value in values.items():
-        # RocketMQ wrote both spellings over the years.
-        name = key if key in FIELDS or key in IGNORED else key.replace("mapedFile", "mappedFile")
-        declared = FIELDS.get(name)
-        if declared is None:
-            if is_key(key) or access_settings.is_key(key):
-                continue
-            if name in IGNORED or name in UNKEPT_PROMISES:
-                ignored[name] = value
-            elif name not in IGNORED_UNSET:
-                unknown.append(key)
-            continue
-        taken[declared.name] = declared.value_of(value, key)
-    return taken, ignored, unknown

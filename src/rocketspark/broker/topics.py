@@ -12,7 +12,8 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
-from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
+from rocketspark.broker.declared_settings import QUEUES_MAX
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version, sorted_json
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces

@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from rocketspark.broker.access.settings import KEYS as ACCESS_KEYS
+from rocketspark.broker.broker_conf import read_broker_conf, settings_from
+from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.broker.operations.live_settings import LiveSettings
-from rocketspark.broker.settings import (
-    FIELDS,
-    BrokerSettings,
-    Hearer,
-    read_broker_conf,
-    settings_from,
-)
+from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.properties import parse_properties
 

@@ -9,7 +9,7 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClients, Con
 from rocketspark.broker.consumers.lock_quorum import LockQuorum
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
-from rocketspark.broker.settings import QUEUES_MAX
+from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError, TransportError

@@ -11,8 +11,10 @@ from collections.abc import Callable
 import msgspec
 
 from rocketspark.broker.access import settings as access_settings
+from rocketspark.broker.broker_conf import convert
+from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.ignored_settings import IGNORED
-from rocketspark.broker.settings import FIELDS, BrokerSettings, Hearer, convert
+from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog

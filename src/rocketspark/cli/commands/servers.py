@@ -377,7 +377,8 @@ async def _controller(servers: AsyncExitStack, settings: ControllerSettings, *, 
 
 def _settings(config: Path | None, *, store: Path | None, host: str | None, port: int | None) -> BrokerSettings:
     """Return the settings of a broker.conf, with the options' values over them."""
-    from rocketspark.broker.settings import BrokerSettings, read_broker_conf
+    from rocketspark.broker.broker_conf import read_broker_conf
+    from rocketspark.broker.settings import BrokerSettings
 
     settings, warnings = read_broker_conf(config) if config else (BrokerSettings(), [])
     warn(warnings)

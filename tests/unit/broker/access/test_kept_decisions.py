@@ -23,7 +23,8 @@ from rocketspark.access.resources import parse_resource
 from rocketspark.access.tables import AccessTables
 from rocketspark.access.users import DISABLE, ENABLE, NORMAL, SUPER, User
 from rocketspark.broker.access.gate import Access
-from rocketspark.broker.settings import BrokerSettings, settings_from
+from rocketspark.broker.broker_conf import settings_from
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.store.files import config_files

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.stand_ins import like
 
-from rocketspark.broker.settings import BrokerSettings, settings_from
+from rocketspark.broker.broker_conf import settings_from
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage import clean_files
 from rocketspark.broker.storage.clean_files import MANUAL_ROUNDS, CleaningPlan, FileCleaning, decide, disk_used_percent
 from rocketspark.errors import ConfigError, StoreFull

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.certificates import Issuer
 
-from rocketspark.broker.settings import settings_from
+from rocketspark.broker.broker_conf import settings_from
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.text import shown

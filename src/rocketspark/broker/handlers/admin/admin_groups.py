@@ -13,11 +13,12 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClient
 from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
-from rocketspark.broker.settings import QUEUES_MAX, BrokerSettings
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms, sorted_json
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted

@@ -8,11 +8,11 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
-from rocketspark.broker.settings import QUEUES_MAX
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted

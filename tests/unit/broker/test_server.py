@@ -1,0 +1,55 @@
+"""A broker that cannot start says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import broker, connected, run, sent, settings
+
+from rocketspark.broker.server import BrokerServer
+from rocketspark.errors import ConfigError, StoreError
+
+
+def refused(root: Path, kind: type[Exception], match: str, **changes: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(kind, match=match):
+            async with broker(root, **changes):
+                pass
+
+    run(main())
+
+
+def test_a_port_in_use_is_named_and_the_store_left_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path / "one") as server:
+            port = int(server.address.split(":")[1])
+            with pytest.raises(ConfigError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
+                async with broker(tmp_path / "two", listen_port=port):
+                    pass
+            assert not (tmp_path / "two").exists()
+
+    run(main())
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file" / "store", StoreError, "file/store")
+
+
+def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Port and directory are free again: the next start works."""
+
+    async def main() -> None:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "topics.json").write_text("{")
+        failed = BrokerServer(settings(tmp_path))
+        with pytest.raises(ConfigError, match=r"topics\.json"):
+            await failed.start()
+        (tmp_path / "config" / "topics.json").unlink()
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert await sent(peer) == 0
+        await failed.close()
+
+    run(main())
