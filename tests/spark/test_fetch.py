@@ -339,3 +339,28 @@ def test_parts_are_joined_in_a_buffer_of_their_own_until_nobody_looks_at_it(monk
     assert [bytes(view) for view in again] == [b"%d" % n for n in range(8)]
     assert sum(view.obj is used for view in again) == 1
     assert bytes(second) == b"xyz"
+
+
+@pytest.mark.parametrize(
+    ("step", "reply_bytes", "pulls"),
+    [(4096, 0, 4), (32, 0, 64), (32, 8 << 10, 64), (32, 1 << 20, 32), (1, 4 << 20, 8), (1, 64 << 20, 2), (65536, 0, 2)],
+)
+def test_how_many_pulls_are_in_flight(step: int, reply_bytes: int, pulls: int) -> None:
+    assert fetching.in_flight_max(step, reply_bytes) == pulls
+
+
+def test_large_replies_make_pulls_in_flight_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    bound = fetching.in_flight_max
+
+    def noted(step: int, reply_bytes: int) -> int:
+        seen.append(reply_bytes)
+        return bound(step, reply_bytes)
+
+    monkeypatch.setattr(fetching, "in_flight_max", noted)
+    made = make_records(300)
+    with running(FakeBroker(made, count_max=10)) as broker:
+        assert read(broker, 0, 300, maxMessagesPerPull=10) == list(range(300))
+    # Each reply holds ten records beside its header.
+    assert seen[0] == 0
+    assert sum(map(len, made[-10:])) <= seen[-1] < sum(map(len, made[-10:])) + 100

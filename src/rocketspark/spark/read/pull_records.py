@@ -38,7 +38,9 @@ BYTES_PER_PIECE = 8 << 20
 ROWS_IN_FLIGHT = 16_384
 # Replies smaller than this are copied to lie side by side: 0.1 us a KiB, where a small piece costs 1 ms to decode.
 JOINED_BYTES_MAX = 4 << 20
-PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 32
+PULLS_IN_FLIGHT_MIN, PULLS_IN_FLIGHT_MAX = 2, 64
+# What replies on their way may hold, as large as the last one: a broker keeps them until they are received.
+BYTES_IN_FLIGHT = 32 << 20
 # Full replies in a row after which a pull asks for twice as much again.
 GROW_AFTER, GROW_AFTER_MAX = 16, 1024
 # A range may stand still for a while, as its broker may be started anew.
@@ -115,6 +117,12 @@ class _Proof:
         self.opaque = opaque
 
 
+def in_flight_max(step: int, reply_bytes: int) -> int:
+    """Return how many pulls of `step` messages, answered by so many bytes each, are asked for at once."""
+    most = min(ROWS_IN_FLIGHT // step, BYTES_IN_FLIGHT // max(reply_bytes, 1), PULLS_IN_FLIGHT_MAX)
+    return max(most, PULLS_IN_FLIGHT_MIN)
+
+
 def fetch(
     source: OffsetRange, addresses: tuple[str, ...], options: ReadOptions, asked: Subscription | None = None
 ) -> Iterator[PulledPiece]:
@@ -163,7 +171,7 @@ class _Puller:
         self._held: deque[_Proof] = deque()
         self._proving: dict[int, _Proof] = {}
         self._step = options.rows_per_pull_max
-        self._full_replies = 0
+        self._full_replies = self._reply_bytes = 0
         # Full replies in a row after which the step grows, and whether it grew last.
         self._grow_after, self._grew = GROW_AFTER, False
         # The queue holds inner batches: a pull that does not begin where one does brings it all the same, so pulls go
@@ -203,9 +211,7 @@ class _Puller:
     def _ask(self, send: Callable[[int, int], int]) -> None:
         """Send pulls, first offsets first, until enough are in flight."""
         step, asked, end = self._step, self._asked, self._source.end
-        count_max = (
-            1 if self._in_batches else min(max(ROWS_IN_FLIGHT // step, PULLS_IN_FLIGHT_MIN), PULLS_IN_FLIGHT_MAX)
-        )
+        count_max = 1 if self._in_batches else in_flight_max(step, self._reply_bytes)
         while len(asked) < count_max:
             if self._again:
                 pull = self._again.popleft()
@@ -254,6 +260,7 @@ class _Puller:
         """Note a reply; the rest of its pull becomes a pull of its own."""
         pull.opaque = 0
         if reply.code == ResponseCode.SUCCESS:
+            self._reply_bytes = reply.end - reply.start
             after = headers.decode_ext(PullReply, reply.ext).next_offset
             if not self._in_batches and (after > pull.end or pull.first == self._source.first):
                 self._in_batches = _holds_batches(reply)
