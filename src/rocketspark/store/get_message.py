@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_layout
+from rocketspark.store.batch_queue_repair import BatchUnitRepair
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.commitlog.dispatch import unit_code_of
-from rocketspark.store.consume_queue_repair import UnitRepair, topic_of
+from rocketspark.store.consume_queue_repair import UnitRepair
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue, places, sizes
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
@@ -84,6 +86,7 @@ class MessageReader:
     consume_queues: ConsumeQueueStore
     index_service: IndexService | None
     mender: UnitRepair
+    batch_mender: BatchUnitRepair
     # Set while not all is confirmed: see `ReplicaReceiver.show_up_to`.
     _visible_end: int | None
 
@@ -302,45 +305,33 @@ class MessageReader:
         next_offset = queue_offset
         end = queue_offset - so_far.looked_at + max(_SCAN_BYTES_MIN // BatchConsumeQueue.unit_bytes, count_max)
         records = []
-        oldest = self.log.min_position
-        for base, messages, position, size, code in queue.batches(queue_offset):
-            gone = position < oldest or self.log.is_damaged(position) or not self._is_batch(queue, base, position, size)
-            if gone or base > next_offset:
+        for base, messages, _, size, code, stored in self.batch_mender.rows(queue, queue_offset):
+            if stored is None or base > next_offset:
                 # A hole: its reader gets an answer of its own.
                 if next_offset == queue_offset:
-                    behind = base + messages if gone else base
+                    behind = base if base > queue_offset else min(base + messages, queue.next)
                     return GetMessageResult(GetStatus.REMOVED, [], 0, 0, behind, queue.min, queue.next)
                 break
             if count and (count + messages > count_max or total + size > bytes_max):
                 break
             if base >= end or base >= high:
                 break
-            stored = None
-            if codes is None or code in codes:
-                stored = self.log.record_at(position)
-            passes = stored is not None and (accepts is None or accepts(stored))
+            passes = (codes is None or code in codes) and (accepts is None or accepts(stored))
             if passes is None:
                 break
             next_offset = base + messages
-            if stored is None or not passes:
+            if not passes:
                 continue
             records.append(stored)
             count += messages
             total += size
+        else:
+            if next_offset == queue_offset:
+                return GetMessageResult(GetStatus.REMOVED, [], 0, 0, queue.next, queue.min, queue.next)
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
         return GetMessageResult(
             status, records, count - so_far.messages, total - so_far.size, next_offset, queue.min, high
         )
-
-    def _is_batch(self, queue: BatchConsumeQueue, base: int, position: int, size: int) -> bool:
-        if self.mender.is_right(queue, base, position, size):
-            return True
-        self.mender.lost += 1
-        self.mender.news.append(
-            f"the unit of offset {base} of batch queue {queue.queue_id} of topic {topic_of(queue)} is damaged:"
-            " consumers pass it over; check the disk"
-        )
-        return False
 
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue.
@@ -350,8 +341,9 @@ class MessageReader:
         queue = self.consume_queues.find(topic, queue_id)
         assert queue is not None
         assert queue_offset + count <= queue.next
-        if not isinstance(queue, BatchConsumeQueue):
-            self._mend_units(queue, queue_offset, count)
+        if isinstance(queue, BatchConsumeQueue):
+            return self.batch_mender.units(queue, queue_offset, count)
+        self._mend_units(queue, queue_offset, count)
         return [
             (position, size, self._code(queue, code, position) if is_address(code) else code)
             for position, size, code in queue.units(queue_offset, count)
@@ -393,7 +385,8 @@ class MessageReader:
         if queue is None or queue.min == queue.next:
             return 0 if queue is None else queue.min
         if isinstance(queue, BatchConsumeQueue):
-            return queue.offset_at_time(time_ms, upper)
+            self.batch_mender.look(queue, queue.index_of(queue.min))
+            return queue.offset_at_time(time_ms, upper, partial(self.batch_mender.look, queue))
         low, high = queue.min, queue.next
         while low < high:
             middle = (low + high) // 2
@@ -418,6 +411,9 @@ class MessageReader:
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or not queue.min <= queue_offset < queue.next:
             return -1
+        if isinstance(queue, BatchConsumeQueue):
+            places = [unit[0] for unit in self.batch_mender.units(queue, queue_offset, 1)]
+            return self.log.store_time_at(places[0]) if places else -1
         return self.log.store_time_at(queue.unit(queue_offset)[0])
 
     def shown_at(self, position: int) -> memoryview | None:

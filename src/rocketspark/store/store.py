@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store import recovery, retention
+from rocketspark.store.batch_queue_repair import BatchUnitRepair
 from rocketspark.store.clock import Clock, SystemClock
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
@@ -106,6 +107,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             else None
         )
         self.mender = UnitRepair(self.log, lambda topic: self._deletions.positions.get(topic, 0))
+        self.batch_mender = BatchUnitRepair(self.log, self.mender)
         self._queues_by_bytes = self.consume_queues.by_bytes
         self._pending = self.index_service.pending if self.index_service else None
         self._deletions = DeletedTopics(s.root, self._files)

@@ -6,7 +6,8 @@ Rule: queue offsets count messages, so a message's unit is searched for; layout:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,12 @@ BATCH_UNIT_TYPE = np.dtype(
     ]
 )
 assert BATCH_UNIT_TYPE.itemsize == BATCH_UNIT_BYTES
+_WRITTEN_UNIT = struct.Struct(">qiqqqh8x")
 _TIME_BASE_COUNT = struct.Struct(f">{struct.calcsize('>qiq')}xqqh")
 _INNER_COUNT = properties.INNER_COUNT.encode()
 INNER_COUNT_MAX = 0x7FFF
 _QUEUE_ID = record_layout.only("queue_id").unpack_from
+_POSITION = record_layout.only("position").unpack_from
 _QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 
 BatchUnit = tuple[int, int, int, int, int]
@@ -122,20 +125,26 @@ class BatchConsumeQueue(ConsumeQueue):
         """Return (first queue offset, messages) of a unit: by its record, if that is there."""
         view, at = self._at(index)
         found = self.record_at(_UNIT.unpack_from(view, at)[0])
-        if found is None or not self._has(found):
+        if found is None or not self.has(found):
             return self._stated(index)[1:]
-        count = inner_count(record_layout.sys_flag_of(found), record_layout.properties_of(found))
-        return _QUEUE_OFFSET(found)[0], count
+        return _QUEUE_OFFSET(found)[0], self.count_of(found)
 
-    def _has(self, found: memoryview) -> bool:
+    def has(self, found: memoryview) -> bool:
+        """Tell whether a whole record is of this queue."""
         return bool(_QUEUE_ID(found)[0] == self.queue_id) and is_of_topic(found, self)
+
+    @staticmethod
+    def count_of(found: memoryview) -> int:
+        """Return the number of messages in a whole record."""
+        sys_flag = record_layout.sys_flag_of(found)
+        return inner_count(sys_flag, record_layout.properties_of(found)) if sys_flag & sysflags.INNER_BATCH else 1
 
     def _is_of(self, index: int, position: int) -> bool:
         found = self.record_at(position)
-        return found is not None and self._has(found)
+        return found is not None and self.has(found)
 
-    def _index_of(self, offset: int) -> int:
-        """Return the index of the unit that holds a message, which must be in the queue."""
+    def index_of(self, offset: int) -> int:
+        """Return the index of the unit that holds a message, which must be in the queue; any if units are damaged."""
         low, high = self._first(), self._written // BATCH_UNIT_BYTES
         while low + 1 < high:
             middle = (low + high) // 2
@@ -147,8 +156,18 @@ class BatchConsumeQueue(ConsumeQueue):
 
     def find_min(self, min_position: int) -> None:
         """Set `min`: the first message of the first unit at or after physical offset `min_position`."""
-        low, high = self._first(), self._written // BATCH_UNIT_BYTES
-        end = high
+        low = self._first_from(min_position)
+        if low == self._written // BATCH_UNIT_BYTES:
+            self.min = self.next
+        elif self.says_something(low):
+            self.min = self._messages(low)[0]
+        else:
+            self.min = sum(self._stated(low - 1)[1:]) if low > self._first() else 0
+
+    def _first_from(self, min_position: int) -> int:
+        """Return the index of the first unit at or after a physical offset; of a damaged one if that may be it."""
+        first = low = self._first()
+        high = self._written // BATCH_UNIT_BYTES
         # While nothing is removed from the log, all units count.
         while min_position > 0 and low < high:
             middle = (low + high) // 2
@@ -156,14 +175,28 @@ class BatchConsumeQueue(ConsumeQueue):
                 low = middle + 1
             else:
                 high = middle
-        self.min = self._messages(low)[0] if low < end else self.next
+        while low > first and not self._follows(low - 1):
+            low -= 1
+        return low
+
+    def says_something(self, index: int) -> bool:
+        """Tell whether a unit may be right by itself."""
+        position, size, _, _, base, count = self.unit_at(index)
+        return position >= 0 and size > 0 and base >= 0 and count > 0
+
+    def _follows(self, index: int) -> bool:
+        """Tell whether a unit can be right by the one before it."""
+        if index == self._first() or not self.says_something(index):
+            return self.says_something(index)
+        before, unit = self.unit_at(index - 1), self.unit_at(index)
+        return before[0] <= unit[0] and before[4] <= unit[4]
 
     def expire(self, min_position: int) -> None:
         """Remove the files whose units all lie before physical offset `min_position`, but never the last."""
         mapped_files = self.mapped_files
+        end = self._first_from(min_position) * BATCH_UNIT_BYTES
         while len(mapped_files.starts) > 1 and mapped_files.starts[0] < self.start:
-            last = (mapped_files.starts[0] + mapped_files.size) // BATCH_UNIT_BYTES - 1
-            if _UNIT.unpack_from(*self._at(last))[0] >= min_position:
+            if mapped_files.starts[0] + mapped_files.size > end:
                 break
             mapped_files.remove(mapped_files.starts[0])
         self.find_min(min_position)
@@ -194,9 +227,15 @@ class BatchConsumeQueue(ConsumeQueue):
         first, last = self._first(), self._written // BATCH_UNIT_BYTES
         index = first
         if first < last:
-            index = self._index_of(offset)
+            index = self.index_of(offset)
             if self._stated(index)[1] < offset:
                 index += 1
+            # Copies that took the place of damaged units.
+            while index > first and self._stated(index - 1)[1] >= offset:
+                index -= 1
+        self._cut(index, offset)
+
+    def _cut(self, index: int, offset: int) -> None:
         self.mapped_files.cut(index * BATCH_UNIT_BYTES)
         self._set_end(index * BATCH_UNIT_BYTES)
         self.next = offset
@@ -204,25 +243,58 @@ class BatchConsumeQueue(ConsumeQueue):
         self.flushed = min(self.flushed, self._written)
 
     def cut_at(self, position: int) -> None:
-        """Remove the units at or after a physical offset."""
-        offset = end = self.next
-        index = self._written // BATCH_UNIT_BYTES
-        while index > self._first() and _UNIT.unpack_from(*self._at(index - 1))[0] >= position:
+        """Remove the units at or after a physical offset, and the damaged ones at the end."""
+        offset, first = self.next, self._first()
+        index = end = self._written // BATCH_UNIT_BYTES
+        while index > first and not (self.says_something(index - 1) and self.unit_at(index - 1)[0] < position):
             index -= 1
-            offset = self._stated(index)[1]
-        if offset < end:
-            self.cut(offset)
+        if index < end:
+            offset = sum(self._stated(index - 1)[1:]) if index > first else 0
+            if self.says_something(index):
+                offset = self._stated(index)[1]
+            self._cut(index, offset)
         self.loaded_next = min(self.loaded_next, offset)
         self.counted = min(self.counted, offset)
 
     def unit(self, offset: int) -> tuple[int, int, int]:
         """(physical offset, record size, tags code) of the record that holds a message, which must be in the queue."""
-        position, size, code = _UNIT.unpack_from(*self._at(self._index_of(offset)))[:3]
+        position, size, code = _UNIT.unpack_from(*self._at(self.index_of(offset)))[:3]
         return position, size, code
+
+    def unit_at(self, index: int) -> tuple[int, int, int, int, int, int]:
+        """Return a unit by its index: physical offset, record size, tags code, store time, first offset, messages."""
+        return _WRITTEN_UNIT.unpack_from(*self._at(index))
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the index of the first unit and that after the last."""
+        return self._first(), self._written // BATCH_UNIT_BYTES
+
+    def table(self, first: int, end: int) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return a copy of units."""
+        pieces = []
+        while first < end:
+            view, at = self._at(first)
+            count = min(end - first, (self.mapped_files.size - at) // BATCH_UNIT_BYTES)
+            pieces.append(view[at : at + count * BATCH_UNIT_BYTES])
+            first += count
+        return np.frombuffer(b"".join(pieces), BATCH_UNIT_TYPE)
+
+    def unit_of(self, found: memoryview, code: int) -> tuple[int, ...]:
+        """Return the unit of a whole record with this tags code, as a row of `table`."""
+        base, time_ms = _QUEUE_OFFSET(found)[0], record_layout.store_time_of(found)
+        return _POSITION(found)[0], len(found), code, time_ms, base, self.count_of(found), -1, 0
+
+    def write_units(self, index: int, content: bytes) -> None:
+        """Write units over others. Raises StoreFull or StoreUnwritable."""
+        at, size = index * BATCH_UNIT_BYTES, self.mapped_files.size
+        while content:
+            here = min(len(content), size - at % size)
+            self.mapped_files.write(at, content[:here])
+            at, content = at + here, content[here:]
 
     def batches(self, offset: int) -> Iterator[BatchUnit]:
         """Units from that of `offset` on: first queue offset, messages, physical offset, record size, tags code."""
-        for index in range(self._index_of(offset), self._written // BATCH_UNIT_BYTES):
+        for index in range(self.index_of(offset), self._written // BATCH_UNIT_BYTES):
             position, size, code, _, base, count, _, _ = _UNIT.unpack_from(*self._at(index))
             yield base, count, position, size, code
 
@@ -237,15 +309,17 @@ class BatchConsumeQueue(ConsumeQueue):
         """Raise: batch queues have no fixed place per message."""
         raise AssertionError("a batch queue is read by `batches`")
 
-    def offset_at_time(self, time_ms: int, upper: bool) -> int:
+    def offset_at_time(self, time_ms: int, upper: bool, look: Callable[[int], None]) -> int:
         """Return the first message of the first record stored at or after `time_ms`, else of the last record.
 
         With `upper`: of the last one stored at or before it, else the oldest. Rule: BatchConsumeQueue, 5.x.
+        `look`: called with the index of each unit that is looked at.
         """
-        low, high = self._index_of(self.min), self._written // BATCH_UNIT_BYTES
+        low, high = self.index_of(self.min), self._written // BATCH_UNIT_BYTES
         first, end = low, high
         while low < high:
             middle = (low + high) // 2
+            look(middle)
             stored_ms = self._stated(middle)[0]
             if stored_ms < time_ms or (upper and stored_ms == time_ms):
                 low = middle + 1

@@ -249,15 +249,136 @@ def test_a_hole_in_it_is_told(store: Store, send: Any) -> None:
     ]
 
 
-def test_a_damaged_unit_of_an_older_file_is_told_as_gone(store: Store, send: Any, make_store: Any) -> None:
+def damage(root: Path, change: Callable[[bytearray], None]) -> dict[Path, bytes]:
+    """Changes all units of the queue; returns the files as they were."""
+    before = {path: path.read_bytes() for path in sorted((root / "batchconsumequeue/b/0").iterdir())}
+    content = bytearray(b"".join(before.values()))
+    change(content)
+    for path, old in before.items():
+        path.write_bytes(content[: len(old)])
+        del content[: len(old)]
+    return before
+
+
+def begin_of(texts: list[str], offset: int) -> int:
+    """The first message of the record that holds a message."""
+    return max(n for n in range(offset + 1) if texts[n][0] == "s" or texts[n].endswith(".0"))
+
+
+# Each field of a unit but the tags code, which only reading every record would show.
+@pytest.mark.parametrize("byte", [0, 5, 7, 8, 11, 20, 27, 28, 33, 35, 36, 37])
+def test_a_damaged_unit_is_made_anew_from_the_log(byte: int, store: Store, send: Any, make_store: Any) -> None:
     texts = fill(store, send)
     store.close()
-    path = sorted((Path(store.settings.root) / "batchconsumequeue" / "b" / "0").iterdir())[0]
-    content = bytearray(path.read_bytes())
-    content[5] ^= 0x10
-    path.write_bytes(content)
+    for unit in (0, 4, 9, 10, 25, 29):
+
+        def flip(content: bytearray, at: int = unit * 46 + byte) -> None:
+            content[at] ^= 0x90
+
+        before = damage(Path(store.settings.root), flip)
+        again = make_store(**SMALL)
+        assert again.queue_range("b", 0) == (0, len(texts))
+        assert [body.decode() for _, body in messages(again, "b", 0)] == texts
+        assert again.mender.lost == 0
+        again.close()
+        assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 30), (4, 9), (5, 10), (7, 23), (10, 30), (28, 30)])
+def test_lost_units_are_made_anew_from_the_log_wherever_a_reader_begins(
+    first: int, end: int, store: Store, send: Any, make_store: Any
+) -> None:
+    texts = fill(store, send)
+    store.close()
+
+    def lose(content: bytearray) -> None:
+        content[first * 46 : end * 46] = bytes((end - first) * 46)
+
+    for start in range(0, len(texts), 3):
+        before = damage(Path(store.settings.root), lose)
+        again = make_store(**SMALL)
+        assert again.queue_range("b", 0) == (0, len(texts))
+        begin = begin_of(texts, start)
+        if start % 2:
+            assert [(n, body.decode()) for n, body in messages(again, "b", start)] == list(enumerate(texts))[begin:]
+        else:
+            ((position, _, _),) = again.queue_units("b", 0, start, 1)
+            assert record.decode(again.record_at(position)).queue_offset == begin
+            now_ms = again.store_time_at("b", 0, start)
+            assert again.offset_at_time("b", 0, now_ms) == begin
+        assert [body.decode() for _, body in messages(again, "b", 0)] == texts
+        assert again.mender.lost == 0
+        again.close()
+        assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("lost", [(4, 6), (0, 2), (9, 12), (27, 29)])
+@pytest.mark.parametrize("zeroed", [(4, 6), (3, 12), (0, 5), (0, 30)])
+def test_lost_units_of_lost_records_hide_no_other_message(
+    lost: tuple[int, int], zeroed: tuple[int, int], store: Store, send: Any, make_store: Any
+) -> None:
+    texts = fill(store, send)
+    places = [(unit[0], unit[4], unit[5]) for unit in map(store.consume_queues.find("b", 0).unit_at, range(30))]
+    store.close()
+    root = Path(store.settings.root)
+
+    def lose(content: bytearray) -> None:
+        content[zeroed[0] * 46 : zeroed[1] * 46] = bytes((zeroed[1] - zeroed[0]) * 46)
+
+    damage(root, lose)
+    log = root / "commitlog" / ("0" * 20)
+    content = bytearray(log.read_bytes())
+    for position, _, _ in places[slice(*lost)]:
+        content[position + 5] ^= 1
+    log.write_bytes(content)
+    gone = {n for _, base, count in places[slice(*lost)] for n in range(base, base + count)}
+    for _ in range(2):
+        again = make_store(**SMALL)
+        found, at = [], 0
+        while at < len(texts):
+            read = again.read("b", 0, at, 8, 1 << 20)
+            assert at < read.next_offset <= len(texts)
+            found += [m.queue_offset for piece in read.records for m in record.decode_messages(piece)]
+            at = read.next_offset
+        assert found == [n for n in range(len(texts)) if n not in gone]
+        assert send_batch(again, ["x", "y"])[1] == len(texts)
+        texts += ["x.0", "y"]
+        again.close()
+
+
+def test_lost_units_hide_nothing_from_retention(store: Store, make_store: Any) -> None:
+    for n in range(300):
+        send_batch(store, [f"{n}.{i}" + "x" * 50 for i in range(3)], now_ms=NOW_MS + n)
+    store.close()
+
+    def lose(content: bytearray) -> None:
+        content[100 * 46 : 215 * 46] = bytes(115 * 46)
+
+    damage(Path(store.settings.root), lose)
     again = make_store(**SMALL)
-    first = again.read("b", 0, 0, 32, 1 << 20)
-    assert (first.status, first.next_offset) == (GetStatus.REMOVED, 1)
-    assert [body.decode() for _, body in messages(again, "b", 1)] == texts[1:]
-    assert again.mender.lost == 1
+    while expire(again, NOW_MS + 200):
+        pass
+    oldest = record.decode(again.record_at(again.min_position)).queue_offset
+    assert 300 < oldest < 615
+    assert [offset for offset, _ in messages(again, "b", oldest)] == list(range(oldest, 900))
+    assert again.queue_range("b", 0) == (oldest, 900)
+    assert again.mender.lost == 0
+
+
+def test_lost_units_at_the_end_of_a_queue_that_is_cut(store: Store, send: Any, make_store: Any) -> None:
+    texts = fill(store, send)
+    position = store.consume_queues.find("b", 0).unit_at(20)[0]
+    store.close()
+
+    def lose(content: bytearray) -> None:
+        content[23 * 46 : 30 * 46] = bytes(7 * 46)
+
+    damage(Path(store.settings.root), lose)
+    again = make_store(**SMALL)
+    again.become_replica()
+    again.truncate(position)
+    again.become_master()
+    low, high = again.queue_range("b", 0)
+    assert [body.decode() for _, body in messages(again, "b", low)] == texts[:high]
+    assert send_batch(again, ["x", "y"])[1] == high
+    assert [body.decode() for _, body in messages(again, "b", low)] == [*texts[:high], "x", "y"]
