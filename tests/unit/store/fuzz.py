@@ -294,12 +294,12 @@ class Run:
 
     # -- what has to hold
 
+    def whole(self, row: Row) -> bool:
+        return not any(begin < row.end and row.position < end for begin, end in self.damage)
+
     def expected(self) -> list[Row]:
         """The acknowledged rows that are still to be read (rule: cut only at an end that nothing covers)."""
-
-        def whole(row: Row) -> bool:
-            return not any(begin < row.end and row.position < end for begin, end in self.damage)
-
+        whole = self.whole
         covered = checkpoint.read(str(self.root / "checkpoint")).queues_position
         for row in self.rows:
             if row.position % FILE_BYTES == 0 and whole(row):
@@ -331,7 +331,9 @@ class Run:
         if self.noticed:
             lost = [r for r in expected if r.position not in found]
             assert not lost, f"lost: {lost[:3]}"
-            for row in self.rng.sample(expected, min(len(expected), 10)):
+            # No check covers the properties, which hold the keys: a record whose last ones were cut may be read.
+            keyed = [r for r in expected if self.whole(r)]
+            for row in self.rng.sample(keyed, min(len(keyed), 10)):
                 key = row.body.split(b"-")[2].decode()
                 hits = store.query(row.topic, f"K{key}", 10, 0, 1 << 60, "U")
                 assert row.position in [record.decode(v).position for v in hits], f"no key leads to {row}"
