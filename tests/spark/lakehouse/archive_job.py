@@ -41,11 +41,11 @@ DAYS_MS = 10 * 24 * 3_600_000
 
 class FaultyTable:
     """A table whose commit is made, but its writer does not hear of it: `fault` raises instead. If he is `beaten`,
-    another one committed the same before.
+    another one committed the same before; `column`: one that another adds before the commit.
     """
 
-    def __init__(self, table: ArchiveTable, fault: Callable[[], None], *, beaten: bool) -> None:
-        self.table, self.fault, self.beaten = table, fault, beaten
+    def __init__(self, table: ArchiveTable, fault: Callable[[], None], *, beaten: bool, column: str = "") -> None:
+        self.table, self.fault, self.beaten, self.column = table, fault, beaten, column
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.table, name)
@@ -53,8 +53,10 @@ class FaultyTable:
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
         if self.beaten:
             self.table.append(rows, msgspec.structs.replace(state, commit="another's"), after)
+        if self.column:
+            self.table.spark.sql(f"ALTER TABLE {self.table._name} ADD COLUMNS ({self.column})")
         count = self.table.append(rows, state, after)
-        if count:
+        if count and not self.column:
             self.fault()
         return count
 
@@ -100,7 +102,8 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
 
     opened = table_archive.open_table
     if fault:
-        table_archive.open_table = lambda *args: FaultyTable(opened(*args), fail, beaten=fault == "beaten")  # type: ignore[assignment,return-value]
+        more = {"beaten": fault == "beaten", "column": step.get("column", "")}
+        table_archive.open_table = lambda *args: FaultyTable(opened(*args), fail, **more)  # type: ignore[assignment,return-value]
     later = DAYS_MS if step.get("later") else 0
     progress = ToldProgress(step.get("stop_at"))
     listening = serve(spark, step["namesrv"], Access(), progress, 0) if step.get("metrics") else None

@@ -24,6 +24,10 @@ _ATOMIC = (
 # What Iceberg has as int.
 _SMALL = (t.ByteType, t.ShortType)
 _NO_NAME_OF_DELTA = re.compile(r"[ ,;{}()\n\t=]")
+_OWN_OF_ICEBERG = frozenset(
+    "_file _pos _deleted _spec_id _partition _row_id _last_updated_sequence_number _change_type _change_ordinal"
+    " _commit_snapshot_id".split()
+)
 _A = {"delta": "a delta", "iceberg": "an iceberg"}
 _LEAVE_OUT = "leave it out of decodeSchema"
 
@@ -32,6 +36,11 @@ def held(columns: t.StructType, table_format: str) -> t.StructType:
     """Return columns with the types that a table has for them. Raises ConfigError for what it cannot hold."""
     found = t.StructType([_held_field(field, table_format, ()) for field in columns.fields])
     if table_format == "iceberg":
+        if own := next((name for name in found.names if name.lower() in _OWN_OF_ICEBERG), None):
+            raise ConfigError(
+                f"{_told((own,))}: Iceberg has a column of its own of that name; choose another with decodeInto and"
+                " columnNameOfDecodeError"
+            )
         names = Counter(_joined(found, ()))
         if twice := next((name for name, count in names.items() if count > 1), None):
             raise ConfigError(

@@ -29,8 +29,9 @@ COMMITS_AT_ONCE = 20
 _NO_TABLE = re.compile(r"DELTA_TABLE_NOT_FOUND|DELTA_MISSING_DELTA_TABLE|DELTA_PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
                        r"|is not a Delta table|FileNotFoundException")  # fmt: skip
 _TAKEN = re.compile(r"DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException")
-# What the second of two hears who begin a table at once.
+# What the second of two hears who begin a table at once, or who writes while others change its columns.
 _BEGUN = re.compile(r"DELTA_(PROTOCOL|METADATA)_CHANGED|(Protocol|Metadata)ChangedException")
+_OTHER_COLUMNS = re.compile(r"DELTA_(METADATA_MISMATCH|FAILED_TO_MERGE_FIELDS)|A schema mismatch detected")
 _GLOB = re.compile(r"[][{}*?\\]")
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
@@ -99,6 +100,8 @@ class DeltaTable(ArchiveTable):
         except PySparkException as e:
             if _TAKEN.search(str(e)) or (state.sequence == 1 and _BEGUN.search(str(e))):
                 raise self.taken() from None
+            if _BEGUN.search(str(e)) or _OTHER_COLUMNS.search(str(e)):
+                raise self.changed() from None
             raise
         for said, row in self._commits(COMMITS_AT_ONCE):
             if said is not None and said.sequence >= state.sequence:
@@ -122,6 +125,8 @@ class DeltaTable(ArchiveTable):
         from pyspark.sql import functions as F
 
         commits = {f"{row.version:020d}.json": row for _, row in self._commits(COMMITS_AT_ONCE)}
+        if not commits:
+            return
         log = _GLOB.sub(r"\\\g<0>", f"{self.place.place}/_delta_log")
         lines = self.spark.read.text([f"{log}/{name}" for name in commits])
         adds = F.count_if(F.col("value").startswith('{"add":')).alias("adds")

@@ -163,6 +163,10 @@ class IcebergTable(ArchiveTable):
         self.spark.conf.set("spark.wap.id", _wap_id(state))
         try:
             rows.writeTo(self._name).option(f"snapshot-property.{PROPERTY}", state.encoded()).append()
+        except PySparkException as e:
+            if "INCOMPATIBLE_DATA_FOR_TABLE" in str(e):
+                raise self.changed() from None
+            raise
         finally:
             self.spark.conf.unset("spark.wap.id")
         staged = [row for row in self._snapshots() if self._said(row) == state]
@@ -308,7 +312,7 @@ class IcebergTable(ArchiveTable):
         said = "sum(added_data_files_count + existing_data_files_count)"
         lists = self.spark.sql(f"SELECT {said} FROM {self._name}.manifests WHERE content = 0").collect()
         found = self.spark.sql(f"SELECT count(*) FROM {self._name}.data_files").collect()
-        return bool(found[0][0] == (lists[0][0] or 0))
+        return bool(lists[0][0] in (None, found[0][0]))
 
     def file_count(self) -> int:
         """Return how many files its rows are in."""

@@ -364,6 +364,10 @@ class ArchiveTable(ABC):
         """Return the error of a number that another process committed."""
         return ConfigError(f"another process writes the archive {self.place}: stop it first")
 
+    def changed(self) -> ConfigError:
+        """Return the error of columns that are not those of the run's begin."""
+        return ConfigError(f"the columns of the table {self.place} were changed while it was written: archive again")
+
 
 def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
     """Return the table at a place. Raises ConfigError if the session has not its format."""

@@ -161,6 +161,14 @@ def test_what_no_table_holds(columns: StructType, table_format: str, says: str) 
     assert "\n" not in str(raised.value)
 
 
+def test_columns_of_iceberg_s_own_are_not_taken() -> None:
+    columns = field("_File", StringType())
+    assert held(columns, "delta") == columns
+    assert held(field("value", columns), "iceberg") == field("value", columns)
+    with pytest.raises(ConfigError, match="column _File: Iceberg has a column of its own of that name; choose another"):
+        held(columns, "iceberg")
+
+
 def test_odd_names_and_long_text_are_held() -> None:
     odd = StructType([StructField(name, VarcharType(9)) for name in ("a b", "a,b", "`", "a.b", "ä")])
     assert held(odd, "iceberg") == StructType([StructField(name, StringType()) for name in odd.names])
