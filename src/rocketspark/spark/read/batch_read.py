@@ -12,7 +12,8 @@ from pyspark.sql.types import StructType
 
 from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
 from rocketspark.errors import ConfigError
-from rocketspark.spark.options import AtTime, AtTimes, ReadOptions
+from rocketspark.spark.offset_options import AtTime, AtTimes
+from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries
 from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets

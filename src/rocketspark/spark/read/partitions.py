@@ -14,7 +14,8 @@ from rocketspark.arrow.row_filter import RowFilter
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.decode.read_columns import columns_of
-from rocketspark.spark.options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, ReadOptions
+from rocketspark.spark.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes
+from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
 from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets, from_json, place, split

@@ -17,7 +17,8 @@ from rocketspark.arrow import records
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.decode.read_columns import columns_of
-from rocketspark.spark.options import ReadOptions, StorePaths
+from rocketspark.spark.given_options import StorePaths
+from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import OffsetBounds
 from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets, split
