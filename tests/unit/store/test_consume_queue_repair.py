@@ -145,6 +145,27 @@ def test_what_was_written_since_the_start_costs_nothing(
         assert walk(store, 10, **filters)[0] == list(range(30))
 
 
+def test_readers_at_their_own_places_look_at_each_unit_once(
+    make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(make_store, send)
+    store = make_store()
+    looked_at: list[tuple[int, int]] = []
+    right_until = store.mender._right_until
+
+    def noted(queue: Any, offset: int, count: int, bytes_max: int) -> int:
+        looked_at.append((offset, count))
+        return right_until(queue, offset, count, bytes_max)
+
+    monkeypatch.setattr(store.mender, "_right_until", noted)
+    monkeypatch.setattr(consume_queue_repair, "AHEAD_COUNT", 8)
+    for step in range(0, 8, 2):
+        for begin in (0, 8, 16, 24):
+            read = store.read("t0", 0, begin + step, 2, 1 << 20)
+            assert read.next_offset == begin + step + 2
+    assert looked_at == [(0, 8), (8, 8), (16, 8), (24, 8)]
+
+
 def test_a_reader_of_the_files_tells_of_it_and_gives_no_other_record(make_store: Any, send: Any) -> None:
     """It changes nothing, so it makes no unit anew: a copy without consumequeue/ has all."""
     root = filled(make_store, send)

@@ -133,8 +133,8 @@ class ConsumeQueue:
         self.next = self.min = 0
         # Units of messages before this offset were not written since the start: see `UnitRepair`.
         self.loaded_next = 0
-        # The messages [begin, end) of them whose units were checked last.
-        self.proven = (0, 0)
+        # Those [begin, end) whose units were found right last, the newest first.
+        self.proven: tuple[tuple[int, int], ...] = ()
         self.flushed = 0
         self._early: bytearray | None = None
         # How many bytes have blocks in files that the units of a batch will reach.
@@ -169,7 +169,7 @@ class ConsumeQueue:
             mapped_files.cut(end)
         self._set_end(end)
         self.next = max(self.next, noted.next)
-        self.loaded_next, self.proven = self.next, (0, 0)
+        self.loaded_next, self.proven = self.next, ()
         self.flushed = end
         self.find_min(min_position)
         self._load_ext()
@@ -490,7 +490,7 @@ class ConsumeQueue:
         if offset < end:
             self.cut(offset)
         self.loaded_next = min(self.loaded_next, offset)
-        self.proven = (0, 0)
+        self.proven = ()
         self.counted = min(self.counted, offset)
 
     def lost_before(self, offset: int) -> bool:
