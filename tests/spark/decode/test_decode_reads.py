@@ -190,12 +190,29 @@ def test_json_by_spark(spark: SparkSession) -> None:
     with pytest.raises(Exception, match="a body cannot be decoded"):
         decode(frame, "json", decodeSchema=DDL, decodeMode="FAILFAST").select("value").collect()
     assert values(decode(frame.limit(20), "json")) == ORDERS
+    (torn,) = decode(
+        spark.createDataFrame([(bytearray(b'{"id": 1, "fruit": "\xc3("}'),)], "body binary"), "json", decodeSchema=DDL
+    ).collect()
+    assert (torn.value, torn._decode_error) == (None, "the body is no JSON: it is no UTF-8 text")
     framed = spark.createDataFrame([(bytearray(join(3, JSON_BODIES[1])),), (bytearray(JSON_BODIES[2]),)], "body binary")
     found = decode(framed, "json", decodeSchema=DDL, decodeWireFormat="confluent")
     assert values(found) == ORDERS[1:2]
     assert [r[0] for r in found.where("value is null").select("_decode_error").collect()] == [
         "the body is not in the wire format of a schema registry"
     ]
+
+
+def test_columns_of_odd_names_stay(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(bytearray(avro(ORDERS[1])), 1, 2, "t")], "`a.b` binary, x int, y int, topic string")
+    frame = frame.withColumnRenamed("y", "x")
+    for format_, schema in (("avro", V1), ("json", DDL)):
+        found = decode(frame, format_, column="a.b", decodeSchema=schema)
+        assert found.columns == ["a.b", "x", "x", "topic", "value", "_decode_error"]
+        (row,) = found.collect()
+        assert tuple(row[1:4]) == (1, 2, "t")
+        assert (row[5] is None) == (format_ == "avro")
+    with pytest.raises(Exception, match=r"BodyUndecodable.*\(topic t\)"):
+        decode(frame, "avro", column="a.b", decodeSchema='"boolean"', decodeMode="FAILFAST").collect()
 
 
 def test_in_a_pipeline(

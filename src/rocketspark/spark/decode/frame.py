@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rocketspark.spark")
 
-_PARSED = "_parsed_by_decode"
+_PARSED, _VALUE, _ERROR = "_parsed_by_decode", "_value_of_decode", "_error_of_decode"
 
 
 def decode(frame: DataFrame, format: str, *, column: str = "body", into: str = "value", **options: Any) -> DataFrame:
@@ -46,13 +46,15 @@ def decode(frame: DataFrame, format: str, *, column: str = "body", into: str = "
     if parsed.registry is not None and not parsed.subject and parsed.format == JSON and not parsed.schema:
         raise ConfigError("option schemaRegistrySubject is missing: whose newest schema gives the columns")
     resolved = resolve(parsed)
-    if resolved.format == JSON:
-        if not resolved.schema:
-            ddl = infer_schema(frame, column=column, rows=resolved.sample_rows, wire=resolved.wire)
-            log.warning("decode: inferred from a sample: decodeSchema %s", ddl)
-            resolved = dataclasses.replace(resolved, schema=json_bodies.ddl_of(ddl))
-        return _by_spark(frame, resolved, column)
-    return _by_python(frame, resolved, column)
+    # Names of its own: Spark looks columns up by theirs, which fails for one with a dot and for two of one name.
+    own, at = frame.columns, frame.columns.index(column)
+    frame = frame.toDF(*(f"c{number}" for number in range(len(own))))
+    if resolved.format == JSON and not resolved.schema:
+        ddl = infer_schema(frame, column=f"c{at}", rows=resolved.sample_rows, wire=resolved.wire)
+        log.warning("decode: inferred from a sample: decodeSchema %s", ddl)
+        resolved = dataclasses.replace(resolved, schema=json_bodies.ddl_of(ddl))
+    make = _by_spark if resolved.format == JSON else _by_python
+    return make(frame, resolved, own, at).toDF(*own, resolved.into, resolved.error_column)
 
 
 def infer_schema(frame: DataFrame, *, column: str = "body", rows: int = 1000, wire: str = "plain") -> str:
@@ -64,7 +66,9 @@ def infer_schema(frame: DataFrame, *, column: str = "body", rows: int = 1000, wi
             "option decodeSchema is missing: a stream cannot be sampled; infer it from a batch (infer_schema), or use"
             " option decode of the read"
         )
-    bodies = [row[0] for row in frame.select(F.col(column).cast("binary")).limit(rows).collect() if row[0] is not None]
+    bodies = [
+        row[0] for row in frame.select(F.col(f"`{column}`").cast("binary")).limit(rows).collect() if row[0] is not None
+    ]
     return json_bodies.infer([bytes(body)[5 if wire == CONFLUENT else 0 :] for body in bodies])
 
 
@@ -80,11 +84,11 @@ def _check_columns(frame: DataFrame, column: str, options: DecodeOptions) -> Non
             raise ConfigError(f"decode: there is a column {name!r} already: choose another name by {option}")
 
 
-def _by_spark(frame: DataFrame, options: DecodeOptions, column: str) -> DataFrame:
+def _by_spark(frame: DataFrame, options: DecodeOptions, own: list[str], at: int) -> DataFrame:
     """Decode JSON in the JVM. Its corrupt record is a field of the value, which is taken out again."""
     from pyspark.sql import functions as F
 
-    body = F.col(f"`{column}`").cast("binary")
+    body = F.col(f"c{at}").cast("binary")
     text = body
     wrong = F.lit(None).cast("string")
     if options.wire == CONFLUENT:
@@ -92,6 +96,8 @@ def _by_spark(frame: DataFrame, options: DecodeOptions, column: str) -> DataFram
         framed = (F.length(body) >= 5) & (F.substring(body, 1, 1) == F.lit(b"\0"))
         wrong = F.when(~framed, F.lit("the body is not in the wire format of a schema registry"))
     text = text.cast("string")
+    # from_json would put another character for what is none.
+    wrong = F.coalesce(wrong, F.when(~F.is_valid_utf8(text), F.lit("the body is no JSON: it is no UTF-8 text")))
     corrupt = "_corrupt_record_of_decode"
     kind = options.schema
     is_struct = kind.lower().startswith("struct")
@@ -118,29 +124,29 @@ def _by_spark(frame: DataFrame, options: DecodeOptions, column: str) -> DataFram
         # In the value too: Spark leaves out columns that nothing uses.
         shown = F.when(error.isNull(), shown)
     # A projection of its own, which is not merged with the next: each body is parsed once.
-    found = frame.withColumn(_PARSED, once).withColumn(options.error_column, error)
-    found = found.withColumn(options.into, F.when(F.col(options.error_column).isNull() & body.isNotNull(), shown))
+    found = frame.withColumn(_PARSED, once).withColumn(_ERROR, error)
+    found = found.withColumn(_VALUE, F.when(F.col(_ERROR).isNull() & body.isNotNull(), shown))
     if options.mode == DROPMALFORMED:
-        found = found.where(F.col(options.error_column).isNull())
-    return found.select(*(F.col(f"`{name}`") for name in frame.columns), options.into, options.error_column)
+        found = found.where(F.col(_ERROR).isNull())
+    return found.select(*frame.columns, _VALUE, _ERROR)
 
 
-def _by_python(frame: DataFrame, options: DecodeOptions, column: str) -> DataFrame:
+def _by_python(frame: DataFrame, options: DecodeOptions, own: list[str], at: int) -> DataFrame:
     import pyspark.sql.types as t
 
-    added = [t.StructField(options.into, value_type(options)), t.StructField(options.error_column, t.StringType())]
+    added = [t.StructField(_VALUE, value_type(options)), t.StructField(_ERROR, t.StringType())]
     schema = t.StructType([*frame.schema.fields, *added])
-    return frame.mapInArrow(_decoding(options, column, arrow_schema(schema).names), schema)
+    return frame.mapInArrow(_decoding(options, own, at, arrow_schema(schema).names), schema)
 
 
 def _decoding(
-    options: DecodeOptions, column: str, names: list[str]
+    options: DecodeOptions, own: list[str], at: int, names: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with plain_errors():
             for batch in batches:
-                place = {name: batch.column(name) for name in PLACE if name in batch.schema.names}
-                decoded = Decoded(options, batch.column(column), place)
+                place = {name: batch.column(own.index(name)) for name in PLACE if name in own}
+                decoded = Decoded(options, batch.column(at), place)
                 kept = [decoded.kept(one) for one in batch.columns]
                 yield pa.RecordBatch.from_arrays([*kept, *decoded.columns()], names=names)
 

@@ -57,7 +57,9 @@ def quoted(kind: t.DataType) -> str:
     return kind.simpleString()
 
 
-_TOKEN = re.compile(r"""\s*(?:(`(?:[^`]|``)*`|[\w]+)|('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([<>(),:]))""", re.DOTALL)
+_TOKEN = re.compile(
+    r"""\s*(?:(`(?:[^`]|``)*`|[\w]+)|('(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")|([<>(),:]))""", re.DOTALL
+)
 
 
 _TYPES = frozenset(
@@ -225,6 +227,9 @@ _PLAIN: dict[type[t.DataType], Any] = {
 def _python_type(kind: t.DataType, count: list[int]) -> Any:
     if isinstance(kind, t.StructType):
         count[0] += 1
+        for field in kind.fields:
+            # msgspec compares UTF-8, which a name that is not ASCII has only once it was encoded.
+            msgspec.json.encode(field.name)
         fields = {field.name: Optional[_python_type(field.dataType, count)] for field in kind.fields}  # noqa: UP045
         return TypedDict(f"Object{count[0]}", fields, total=False)  # type: ignore[operator]
     if isinstance(kind, t.ArrayType):

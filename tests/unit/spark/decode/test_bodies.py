@@ -295,6 +295,16 @@ def test_json_bodies(body: bytes, wanted: dict[str, Any] | None) -> None:
     assert (reasons[0] is None) == (wanted is not None)
 
 
+def test_names_of_any_script_are_fields() -> None:
+    kind = t.StructType([t.StructField(name, t.StringType()) for name in ("\u6570\u91cf", "gr\u00f6\u00dfe", "a.b`c")])
+    order = {"\u6570\u91cf": "3", "gr\u00f6\u00dfe": "x", "a.b`c": "y"}
+    # As the types have them, with escapes, and with numbers where text is wanted.
+    bodies = [json.dumps(order).encode(), json.dumps(order, ensure_ascii=False).encode()]
+    loose = json.dumps(order | {"\u6570\u91cf": 3}, ensure_ascii=False).encode()
+    values, reasons = json_decoder(kind).decode([*bodies, loose])
+    assert (values.to_pylist(), reasons) == ([order] * 3, [None] * 3)
+
+
 def test_what_is_inferred() -> None:
     bodies = [b'{"a": 1, "b": {"c": [1, 2.5]}, "n": null}', b'{"a": "x", "b": {"d": true}, "e": []}', b"no", b"[]"]
     wanted = "`a` string, `b` struct<`c` array<double>, `d` boolean>, `n` string, `e` array<string>"
