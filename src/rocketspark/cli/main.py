@@ -52,7 +52,7 @@ def _run(arguments: list[str] | None) -> int:
         return 0
     except typer.Abort:
         return 130
-    except typer.TyperException as e:
+    except _wrong_usage() as e:
         return _usage_error(e)
     except RocketSparkError as e:
         return _error(str(e))
@@ -66,6 +66,13 @@ def _run(arguments: list[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _wrong_usage() -> type[Exception]:
+    """Return the class of all that typer raises for a wrong command line, which has a name since typer 0.28 only."""
+    import typer
+
+    return next(each for each in typer.BadParameter.__mro__ if each.__base__ is Exception)
+
+
 def _error(text: str, code: int = 1) -> int:
     from rocketspark.model.text import shown
 
@@ -77,7 +84,8 @@ def _usage_error(error: Any) -> int:
     context = getattr(error, "ctx", None)
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(text or (context.get_help() if context else ""), file=sys.stderr)
+        if text:  # Else typer has printed it.
+            print(text, file=sys.stderr)
         return 2
     hint = f" (see `{context.command_path} --help`)" if context else ""
     return _error(f"{_short(text)}{hint}", 2)

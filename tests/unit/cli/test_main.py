@@ -135,3 +135,10 @@ def test_topics_that_rocketmq_made_for_itself_are_left_out() -> None:
     own = ["TBW102", "broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "%RETRY%g", "%DLQ%g"]
     own += ["RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"]
     assert users_topics([*own, "orders", "broker-b"], brokers) == ["orders", "broker-b"]
+
+
+def test_without_a_command_the_help_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ([], ["topic"]):
+        assert main.run(group) == 2
+        said = capsys.readouterr()
+        assert (said.out + said.err).count("Usage:") == 1
