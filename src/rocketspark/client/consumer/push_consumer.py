@@ -1,24 +1,20 @@
 """The push consumer: messages are handed to a listener as they come.
 
-Rule: a message leaves the process queue only when the listener took it or a broker has it again for a later attempt.
+Rule: a message leaves the process queue only when the listener took it or a broker has it again (returned_messages).
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from typing import Any, TypeVar, Unpack
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all
-from rocketspark.client.connection import client_api
-from rocketspark.client.connection.instance import INNER_GROUP
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
@@ -31,24 +27,18 @@ from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance
+from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import ClientOptions
-from rocketspark.errors import ConfigError, ServerError, StateError, UsageError
+from rocketspark.errors import ConfigError, StateError, UsageError
 from rocketspark.filters import sql92
-from rocketspark.model import MessageQueue, ReceivedMessage, is_logical, namespace
+from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.subscription import SQL92
 from rocketspark.model.text import INT_MAX
-from rocketspark.protocol.headers import SendHeader
-from rocketspark.protocol.message import properties
-from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
 
 F = TypeVar("F", bound=Callable[[Any], Any])
-
-AGAIN_S = 5.0
-REFUSED_MAX = 3
-FIRST_RETRY_LEVEL = 3
 
 
 class AsyncPushConsumer(ConsumerLife):
@@ -140,6 +130,14 @@ class AsyncPushConsumer(ConsumerLife):
             raise ConfigError(
                 f"pop=True takes consume_from last or first, and as strategy one of {', '.join(STRATEGIES)}"
             )
+        self._returned = ReturnedMessages(
+            self._instance,
+            self.group,
+            self._namespace,
+            attempts_max=self._attempts_max,
+            runs=lambda: self._state == "started",
+            again=self._again,
+        )
         self._locks = QueueLocks(self._instance, self.group) if ordered and not broadcast else None
         self._rebalance = Rebalance(
             self._instance,
@@ -180,7 +178,7 @@ class AsyncPushConsumer(ConsumerLife):
                 subscriptions=self._rebalance.subscriptions,
                 rates=self._rebalance.rates,
                 deliver=self._deliver_popped,
-                give_up=self._bury_popped,
+                give_up=self._returned.bury_popped,
             )
         self._trace_as(self.group, "CONSUME")
         # By the names of RocketMQ's properties: what its tools show.
@@ -201,7 +199,6 @@ class AsyncPushConsumer(ConsumerLife):
         }
         self._listener: Callable[[Any], Any] | None = None
         self._listeners: Listeners | None = None
-        self._returning: set[asyncio.Task[None]] = set()
         # Once false, what fails now stays uncommitted, and comes again elsewhere.
         self._takes_back = True
 
@@ -298,7 +295,7 @@ class AsyncPushConsumer(ConsumerLife):
             suspend_ms=self._suspend_ms,
             attempts_max=self._attempts_max,
             may_run=locks.holds if locks is not None else _always,
-            give_up=self._give_up,
+            give_up=self._returned.bury_in_order,
         )
         if locks is not None:
             locks.changed = ordered.wake
@@ -327,7 +324,7 @@ class AsyncPushConsumer(ConsumerLife):
         except TimeoutError:
             log.warning("group %s: a listener still runs; its messages will be delivered again", self.group)
         self._takes_back = False
-        await end_all(self._returning, END_S)
+        await self._returned.end(END_S)
         if self._popping is not None:
             await self._popping.finish()
         if self._entered:
@@ -337,8 +334,7 @@ class AsyncPushConsumer(ConsumerLife):
     async def _settle(self) -> None:
         if self._listeners is not None:
             await self._listeners.close()
-        while self._returning:
-            await asyncio.wait(self._returning)
+        await self._returned.settle()
 
     async def queues(self) -> list[MessageQueue]:
         """Return the queues this member reads now, those of its retry topic too; after the first rebalance.
@@ -372,11 +368,6 @@ class AsyncPushConsumer(ConsumerLife):
             given = list(of_queue)
             self._listeners.put((batch, given[i : i + n]) for i in range(0, len(given), n))
 
-    async def _bury_popped(self, message: ReceivedMessage) -> None:
-        full = self._wrapped(message)
-        peer = await self._instance.master_of(MessageQueue(full.topic, message.broker_name, message.queue_id))
-        await self._send_back(peer, full, delay_level=-1)
-
     def _set_aside(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
         """Send messages that no attempt can give to the listener to the dead letter queue, so that they hold up no
         others.
@@ -388,38 +379,7 @@ class AsyncPushConsumer(ConsumerLife):
             if self._broadcast:
                 puller.process_queue.finish([message])
             else:
-                self._own(self._bury(puller, message))
-
-    async def _bury(self, puller: Puller, message: ReceivedMessage) -> None:
-        refused = 0
-        while self._state == "started" and not puller.dropped:
-            try:
-                peer = await self._holder(puller.queue, message)
-                await self._send_back(peer, self._wrapped(message), delay_level=-1)
-            except Exception as e:
-                text = "offset %d of %s is not taken as a dead letter: %s"
-                log.warning(text, message.queue_offset, puller.queue, e)
-                refused += isinstance(e, ServerError)
-                if refused < REFUSED_MAX:
-                    await asyncio.sleep(AGAIN_S)
-                    continue
-                # For ever in work it would hold up what comes after it. Its broker has it as long as its queue.
-                log.error("offset %d of %s is passed over", message.queue_offset, puller.queue)
-            puller.process_queue.finish([message])
-            return
-
-    def _own(self, returning: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(returning)
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
-
-    def _wrapped(self, message: ReceivedMessage) -> ReceivedMessage:
-        """Return a message whose topic has its namespace, as brokers name it."""
-        if not self._namespace:
-            return message
-        full = copy.copy(message)
-        full.topic = namespace.wrap(self._namespace, message.topic)
-        return full
+                self._returned.bury(puller, message)
 
     def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
         if self._popping is not None:
@@ -442,7 +402,7 @@ class AsyncPushConsumer(ConsumerLife):
                 puller.process_queue.finish([given] if self._batch_max == 1 else given)
                 continue
             for message in [given] if self._batch_max == 1 else given:
-                self._own(self._return(puller, message))
+                self._returned.give_back(puller, message)
 
     def _expired(self, unit: Unit) -> None:
         _puller, given = unit
@@ -451,86 +411,9 @@ class AsyncPushConsumer(ConsumerLife):
         log.warning(text, self._consume_timeout_s, first.message_id, first.topic)
         self._finished([], [unit])
 
-    async def _give_up(self, puller: Puller, messages: list[ReceivedMessage]) -> bool:
-        """Send messages that failed too often in order to the dead letter queue. False if the broker does not take
-        them.
-        """
-        try:
-            for message in messages:
-                peer = await self._holder(puller.queue, message)
-                await self._send_back(peer, self._wrapped(message), delay_level=-1)
-        except Exception as e:
-            log.warning("messages of %s are not taken as dead letters, they are tried again: %s", puller.queue, e)
-            return False
-        return True
-
-    async def _holder(self, queue: MessageQueue, message: ReceivedMessage) -> Peer:
-        """Return the connection to the broker in whose log a message is: one of a logical queue says it itself."""
-        return await (
-            self._instance.broker(message.store_host) if is_logical(queue) else self._instance.master_of(queue)
-        )
-
-    async def _send_back(self, peer: Peer, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        await client_api.send_back(
-            peer,
-            message,
-            self.group,
-            delay_level=delay_level,
-            max_reconsume_times=self._attempts_max,
-            unit_mode=self._instance.unit_mode,
-        )
-
-    async def _return(self, puller: Puller, message: ReceivedMessage) -> None:
-        """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
-        full = self._wrapped(message)
-        try:
-            if is_logical(puller.queue):
-                peer = await self._holder(puller.queue, message)
-            else:
-                peer = await self._instance.peer_of(puller.queue)
-            await self._send_back(peer, full)
-        except Exception as e:
-            log.info("message %s was not taken back, it is sent anew: %s", message.message_id, e)
-            try:
-                await self._send_anew(full)
-            except Exception as e:
-                log.warning("message %s is tried again here in %.0f s: %s", message.message_id, AGAIN_S, e)
-                if self._state != "started":
-                    return  # It stays uncommitted, so that it comes again.
-                message.reconsume_times += 1
-                asyncio.get_running_loop().call_later(AGAIN_S, self._again, puller, message)
-                return
-        puller.process_queue.finish([message])
-
     def _again(self, puller: Puller, message: ReceivedMessage) -> None:
         if self._state == "started" and not puller.dropped and self._listeners is not None:
             self._listeners.put([(puller, message if self._batch_max == 1 else [message])])
-
-    async def _send_anew(self, message: ReceivedMessage) -> None:
-        topic = validators.RETRY_PREFIX + self.group
-        times = message.reconsume_times + 1
-        pairs = {k: v for k, v in message.properties.items() if k not in (properties.MIN_OFFSET, properties.MAX_OFFSET)}
-        pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
-        pairs[properties.RETRY_TOPIC] = message.topic
-        pairs[properties.RECONSUME_TIME] = str(times)
-        pairs[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max)
-        pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
-        queue = (await self._instance.routes.find_write_queues(topic))[0]
-        address = await self._instance.routes.find_master(queue)
-        header = SendHeader(
-            producer_group=INNER_GROUP,
-            topic=topic,
-            queue_id=queue.queue_id,
-            sys_flag=0,
-            born_time_ms=int(time.time() * 1000),
-            flag=message.flag,
-            properties=properties.encode(pairs),
-            reconsume_times=times,
-            max_reconsume_times=self._attempts_max,
-            unit_mode=self._instance.unit_mode,
-            broker_name=queue.broker_name,
-        )
-        await client_api.send(await self._instance.broker(address), header, message.body)
 
 
 def _place(message: ReceivedMessage) -> tuple[str, str, int, int]:

@@ -1,0 +1,187 @@
+"""Messages that a listener did not take, on their way back to a broker.
+
+Rule: one leaves the process queue only once a broker has it, for a later attempt or as a dead letter; while none takes
+it, it stays here and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rocketspark.client import validators
+from rocketspark.client.callbacks import end_all
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.instance import INNER_GROUP, Instance
+from rocketspark.client.consumer.puller import Puller
+from rocketspark.errors import ServerError
+from rocketspark.model import MessageQueue, ReceivedMessage, is_logical, namespace
+from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.message import properties
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.client")
+
+AGAIN_S = 5.0
+REFUSED_MAX = 3
+FIRST_RETRY_LEVEL = 3
+# Attempts are over: as the group's dead letter.
+DEAD_LETTER = -1
+
+
+class ReturnedMessages:
+    """Those of one consumer.
+
+    `of_namespace`: that of the topics, "" for none; `attempts_max`: after so many a broker makes it a
+    dead letter; `runs`: false once what fails stays uncommitted; `again`: gives a message to the listener once more.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        group: str,
+        of_namespace: str,
+        *,
+        attempts_max: int,
+        runs: Callable[[], bool],
+        again: Callable[[Puller, ReceivedMessage], None],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._namespace = of_namespace
+        self._attempts_max = attempts_max
+        self._runs = runs
+        self._again = again
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def give_back(self, puller: Puller, message: ReceivedMessage) -> None:
+        """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
+        self._own(self._give_back(puller, message))
+
+    def bury(self, puller: Puller, message: ReceivedMessage) -> None:
+        """Make a message that no attempt can give to the listener a dead letter, so that it holds up no others."""
+        self._own(self._bury(puller, message))
+
+    async def bury_popped(self, message: ReceivedMessage) -> None:
+        """Make a popped message a dead letter. Raises what the broker raises."""
+        full = self._wrapped(message)
+        peer = await self._instance.master_of(MessageQueue(full.topic, message.broker_name, message.queue_id))
+        await self._send_back(peer, full, delay_level=DEAD_LETTER)
+
+    async def bury_in_order(self, puller: Puller, messages: list[ReceivedMessage]) -> bool:
+        """Make messages that failed too often in order dead letters. False if the broker does not take them."""
+        try:
+            for message in messages:
+                peer = await self._holder(puller.queue, message)
+                await self._send_back(peer, self._wrapped(message), delay_level=DEAD_LETTER)
+        except Exception as e:
+            log.warning("messages of %s are not taken as dead letters, they are tried again: %s", puller.queue, e)
+            return False
+        return True
+
+    async def settle(self) -> None:
+        """Wait until none is on its way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def end(self, seconds: float) -> None:
+        """End those that are on their way; they are not committed."""
+        await end_all(self._tasks, seconds)
+
+    def _own(self, returning: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(returning)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _wrapped(self, message: ReceivedMessage) -> ReceivedMessage:
+        """Return a message whose topic has its namespace, as brokers name it."""
+        if not self._namespace:
+            return message
+        full = copy.copy(message)
+        full.topic = namespace.wrap(self._namespace, message.topic)
+        return full
+
+    async def _holder(self, queue: MessageQueue, message: ReceivedMessage) -> Peer:
+        """Return the connection to the broker in whose log a message is: one of a logical queue says it itself."""
+        return await (
+            self._instance.broker(message.store_host) if is_logical(queue) else self._instance.master_of(queue)
+        )
+
+    async def _bury(self, puller: Puller, message: ReceivedMessage) -> None:
+        refused = 0
+        while self._runs() and not puller.dropped:
+            try:
+                peer = await self._holder(puller.queue, message)
+                await self._send_back(peer, self._wrapped(message), delay_level=DEAD_LETTER)
+            except Exception as e:
+                text = "offset %d of %s is not taken as a dead letter: %s"
+                log.warning(text, message.queue_offset, puller.queue, e)
+                refused += isinstance(e, ServerError)
+                if refused < REFUSED_MAX:
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                # For ever in work it would hold up what comes after it. Its broker has it as long as its queue.
+                log.error("offset %d of %s is passed over", message.queue_offset, puller.queue)
+            puller.process_queue.finish([message])
+            return
+
+    async def _give_back(self, puller: Puller, message: ReceivedMessage) -> None:
+        full = self._wrapped(message)
+        try:
+            if is_logical(puller.queue):
+                peer = await self._holder(puller.queue, message)
+            else:
+                peer = await self._instance.peer_of(puller.queue)
+            await self._send_back(peer, full)
+        except Exception as e:
+            log.info("message %s was not taken back, it is sent anew: %s", message.message_id, e)
+            try:
+                await self._send_anew(full)
+            except Exception as e:
+                log.warning("message %s is tried again here in %.0f s: %s", message.message_id, AGAIN_S, e)
+                if not self._runs():
+                    return  # It stays uncommitted, so that it comes again.
+                message.reconsume_times += 1
+                asyncio.get_running_loop().call_later(AGAIN_S, self._again, puller, message)
+                return
+        puller.process_queue.finish([message])
+
+    async def _send_back(self, peer: Peer, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        await client_api.send_back(
+            peer,
+            message,
+            self._group,
+            delay_level=delay_level,
+            max_reconsume_times=self._attempts_max,
+            unit_mode=self._instance.unit_mode,
+        )
+
+    async def _send_anew(self, message: ReceivedMessage) -> None:
+        topic = validators.RETRY_PREFIX + self._group
+        times = message.reconsume_times + 1
+        pairs = {k: v for k, v in message.properties.items() if k not in (properties.MIN_OFFSET, properties.MAX_OFFSET)}
+        pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
+        pairs[properties.RETRY_TOPIC] = message.topic
+        pairs[properties.RECONSUME_TIME] = str(times)
+        pairs[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max)
+        pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
+        queue = (await self._instance.routes.find_write_queues(topic))[0]
+        address = await self._instance.routes.find_master(queue)
+        header = SendHeader(
+            producer_group=INNER_GROUP,
+            topic=topic,
+            queue_id=queue.queue_id,
+            sys_flag=0,
+            born_time_ms=int(time.time() * 1000),
+            flag=message.flag,
+            properties=properties.encode(pairs),
+            reconsume_times=times,
+            max_reconsume_times=self._attempts_max,
+            unit_mode=self._instance.unit_mode,
+            broker_name=queue.broker_name,
+        )
+        await client_api.send(await self._instance.broker(address), header, message.body)
