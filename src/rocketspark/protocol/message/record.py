@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rocketspark.errors import RecordError
-from rocketspark.model import ReceivedMessage
+from rocketspark.model import ReceivedMessage, checksums
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import batch, compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
@@ -82,7 +81,7 @@ def encode(
     fixed = layout.pack(
         layout.size + len(body) + len(rest),
         MAGIC_V1 if len(topic) <= TOPIC_BYTES_MAX_V1 else MAGIC_V2,
-        zlib.crc32(body) & CRC_MASK,
+        checksums.crc32(body) & CRC_MASK,
         queue_id,
         flag,
         queue_offset,
@@ -133,7 +132,7 @@ def decode(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     if properties_at + properties_length != end:
         raise RecordError(f"record at {at}: its parts make {properties_at + properties_length - at} bytes, not {size}")
     # A stored CRC of 0 is not checked (rule: CommitLog, 5.x).
-    if check_crc and crc and zlib.crc32(body) & CRC_MASK != crc:
+    if check_crc and crc and checksums.crc32(body) & CRC_MASK != crc:
         raise RecordError(f"record at {at}: the body's CRC is not {crc}")
     topic, stored = bytes(view[topic_at : topic_at + topic_length]), bytes(view[properties_at:end])
     return Record(
@@ -277,7 +276,7 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     # wrong, goes through `decode`, which knows every case and every error.
     data = buffer if type(buffer) is bytes else bytes(buffer)
     messages: list[ReceivedMessage] = []
-    append, begun, unpack, crc32 = messages.append, ReceivedMessage.begun, FIXED_V4.unpack_from, zlib.crc32
+    append, begun, unpack, crc32 = messages.append, ReceivedMessage.begun, FIXED_V4.unpack_from, checksums.crc32
     topics: dict[bytes, str] = {}
     at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_BYTES_V4
     while at < total:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import zlib
+from rocketspark.model import checksums
 
 NAME = b"__CRC32#\x01"
 _ROOM = NAME + b"0" * 10 + b"\x02"
@@ -45,4 +45,4 @@ def is_right(record: bytes | memoryview) -> bool:
 
 
 def _property(before: bytes | memoryview) -> bytes:
-    return NAME + f"{zlib.crc32(before) & 0x7FFFFFFF:010d}"[::-1].encode() + b"\x02"
+    return NAME + f"{checksums.crc32(before) & 0x7FFFFFFF:010d}"[::-1].encode() + b"\x02"

@@ -7,7 +7,6 @@ the record is whole leaves nothing behind. Every way writes the bytes of `record
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import MessageIllegal, StoreError
+from rocketspark.model import checksums
 from rocketspark.protocol.message import record, record_crc, record_layout, sysflags
 from rocketspark.protocol.message.properties import BYTES_MAX as PROPERTIES_BYTES_MAX
 from rocketspark.protocol.message.record_layout import (
@@ -167,7 +167,7 @@ class MessageAppender:
             )
         )
         _PACK_V4(
-            log.map, start, size, MAGIC_V1, zlib.crc32(body) & CRC_MASK, queue_id, flag, queue_offset,
+            log.map, start, size, MAGIC_V1, checksums.crc32(body) & CRC_MASK, queue_id, flag, queue_offset,
             position, sys_flag & _HOSTS_V4, born_time_ms, born_host, now_ms, self.store_host, reconsume_times,
             prepared_position, body_length,
         )  # fmt: skip
@@ -218,7 +218,7 @@ class MessageAppender:
             now_ms = self._last_time_ms
         else:
             self._last_time_ms = now_ms
-        crc32, pack = zlib.crc32, _PACK_V4
+        crc32, pack = checksums.crc32, _PACK_V4
         position, limit = log.written, log.limit if limit is None else limit
         for queue, body, rest, code, unique_id, keys, tags, flag, sys_flag, born_time_ms, reconsume_times in messages:
             # Room first, as in `append`; the order of the writes is the same too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import itemgetter
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.model import checksums
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, PROPERTIES_LENGTH_BYTES
@@ -69,7 +69,7 @@ def rows_at_once(size: int) -> int:
 def crcs_of(rows: bytes | memoryview, count: int, at: int, size: int) -> NDArray[np.uint32]:
     """Return the checksum of `size` bytes, from byte `at` on, of each of `count` rows of one length."""
     split = _bodies(at, size, len(rows) // count - at - size)
-    return np.fromiter(map(zlib.crc32, map(itemgetter(0), split.iter_unpack(rows))), np.uint32, count)
+    return np.fromiter(map(checksums.crc32, map(itemgetter(0), split.iter_unpack(rows))), np.uint32, count)
 
 
 @lru_cache(maxsize=256)
@@ -125,7 +125,7 @@ def records(
     begins, middles, stop_list = starts.tolist(), ends.tolist(), stops.tolist()
     bodies = [body[a:b] for a, b in zip(begins, middles, strict=True)]
     if crcs is None:
-        crcs = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)
+        crcs = np.fromiter(map(checksums.crc32, bodies), np.uint32, count)
     _fill(rows.view(_HEAD).reshape(count), layout, record_sizes, positions, first_offset, crcs, commits)
     fixed = rows.tobytes()
     parts = zip(

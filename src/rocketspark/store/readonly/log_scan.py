@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreError
+from rocketspark.model import checksums
 from rocketspark.protocol.message import record, record_layout, sysflags
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import plausible
@@ -195,7 +195,7 @@ def _whole(chunk: bytes, at: int, position: int) -> WholeRecord | None:
         if (
             properties_at <= end
             and properties_at + (chunk[topic_end] << 8 | chunk[topic_end + 1]) == end
-            and (not crc or zlib.crc32(chunk[body : topic_at - 1]) & CRC_MASK == crc)
+            and (not crc or checksums.crc32(chunk[body : topic_at - 1]) & CRC_MASK == crc)
         ):
             topic = chunk[topic_at:topic_end]
             if plausible(queue_id, offset, time_ms, topic):
