@@ -24,7 +24,7 @@ def test_help_does_not_import_spark() -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pyspark is missing: pip install rocketspark\[spark\]"):
+    with pytest.raises(ConfigError, match=r"pyspark is missing: pip install 'rocketspark\[spark\]'"):
         SharedOptions("a:1").connection()
 
 

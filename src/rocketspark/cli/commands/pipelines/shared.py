@@ -223,5 +223,5 @@ def _check_packages() -> None:
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
-                f"pipelines need Spark, and the package {module} is missing: pip install rocketspark[spark]"
+                f"pipelines need Spark, and the package {module} is missing: pip install 'rocketspark[spark]'"
             )

@@ -26,7 +26,7 @@ SIZE = (9.2, 3.6)
 def check_installed() -> None:
     """Raise ConfigError, naming what to install, unless matplotlib is there."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("the HTML report needs matplotlib: pip install rocketspark[pipelines], or leave --html out")
+        raise ConfigError("the HTML report needs matplotlib: pip install 'rocketspark[pipelines]', or leave --html out")
 
 
 def plots(report: TraceReport) -> dict[str, bytes]:

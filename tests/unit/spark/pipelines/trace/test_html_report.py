@@ -179,7 +179,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install rocketspark\[pipelines\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'rocketspark\[pipelines\]'"):
         plots.plots(report())
 
 
