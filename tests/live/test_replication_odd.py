@@ -26,7 +26,7 @@ from tests.ports import free_ports
 
 from rocketspark.broker.operations.clock_watch import ClockWatch
 from rocketspark.broker.replication.role import Role
-from rocketspark.broker.roles import replication
+from rocketspark.broker.roles import master_search
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.codes import ResponseCode
@@ -269,7 +269,7 @@ def test_a_jump_is_told_once(jump_s: float, told: int, caplog: pytest.LogCapture
 def test_two_masters_by_hand_are_told_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(replication, "ANOTHER_LOOK_S", 0.1)
+    monkeypatch.setattr(master_search, "ANOTHER_LOOK_S", 0.1)
 
     async def main() -> None:
         changes = {"in_sync_replicas": 2, "slave_timeout_ms": 300, "member_group_interval_ms": 100}

@@ -7,7 +7,6 @@ store changes, then what delivers begins or ends, last the NameServers hear of i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Set
 from typing import Any
@@ -27,20 +26,20 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange, ask_ha_info
+from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange
 from rocketspark.broker.replication.tables.master_identity import MasterIdentity
 from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize
 from rocketspark.broker.roles.acting.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting.acting_mode import ActingMode
 from rocketspark.broker.roles.arrivals import Arrivals
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
+from rocketspark.broker.roles.master_search import MasterSearch
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.replicas_manager import ReplicasManager
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.roles.standing import Standing
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError, ReplicationError, RocketSparkError
-from rocketspark.model.limited_log import LimitedLog
+from rocketspark.errors import ConfigError
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
 from rocketspark.store.files.epoch_file import EpochList
@@ -51,17 +50,12 @@ from rocketspark.transport.processor_table import Handler, Routes
 from rocketspark.transport.request_frames import reply
 
 log = logging.getLogger("rocketspark.broker.replication")
-limited = LimitedLog("rocketspark.broker.replication")
 
 # haMasterAddress counts from so many characters on (rule: DefaultMessageStore, 5.x).
 ADDRESS_CHARACTERS_MIN = 6
 # How long a master that ends waits for its slaves, or for an election.
 HAND_OVER_S = 5.0
 HAND_OVER_LOOK_S = 0.02
-# How often a master looks whether another one has its name.
-ANOTHER_LOOK_S = 30.0
-# The look before a master tells the NameServers of itself takes no longer.
-FIRST_LOOK_S = 1.0
 # How long one that was elected goes on copying from a master that has not left yet.
 LAST_PIECES_S = 0.5
 
@@ -106,18 +100,24 @@ class Replication(RoleDriver):
             self._slave_link, self.troubles, on_appended=self.arrivals.appended, check=self._check_master
         )
         self.standing = Standing(store, role, self.listener, self.client, waits, self._in_sync_ids)
+        self._search = MasterSearch(
+            settings,
+            self._connections,
+            role,
+            self.members,
+            self.client,
+            self.troubles,
+            follow=self._follow,
+            own_address=lambda: self._address,
+        )
         self.wake = self.listener.wake
         role.is_copying = lambda: self.client.state is State.TRANSFER
         self.synchronize: SlaveSynchronize | None = None
-        self._poll: asyncio.Task[None] | None = None
-        self._closing = False
         self._acting = self._acting_mode()
         ha_info.told = self._told
         ha_info.reset_flush_offset = self._reset_flush_offset
         registration.on_master = self._registered
         self._is_joined = False
-        self._look_now = asyncio.Event()
-        self._looked_s = -ANOTHER_LOOK_S
         self.manager: ReplicasManager | None = None
         if settings.controller_mode:
             self._be_controlled()
@@ -234,11 +234,9 @@ class Replication(RoleDriver):
         if self.manager is not None:
             self.manager.start(self._address)
         else:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_LOOK_S):
-                    await self._look_for_another()
+            await self._search.first_look()
             await self._announce()
-        self._poll = asyncio.create_task(self._watch())
+        self._search.begin()
 
     async def _announce(self) -> None:
         """Tell the NameServers of the role."""
@@ -270,15 +268,12 @@ class Replication(RoleDriver):
         await self._services.abandon()
 
     async def _end_links(self) -> None:
-        self._closing = True
         if self.manager is not None:
             # First of all: that the links end is no news for the controller.
             self.controlled.end()
             await self.manager.stop()
         self.arrivals.close()
-        if self._poll is not None:
-            self._poll.cancel()
-            await asyncio.wait([self._poll])
+        await self._search.stop()
         if self._acting is not None:
             await self._acting.stop()
         if self.synchronize is not None:
@@ -390,7 +385,7 @@ class Replication(RoleDriver):
         if self.synchronize is not None:
             self.synchronize.set_master(address)
         await self._announce()
-        self._look_now.set()
+        self._search.look_now()
 
     async def _listen(self) -> None:
         s = self._settings
@@ -509,49 +504,6 @@ class Replication(RoleDriver):
         self.stop_copying()
         if self._configured_master is not None:
             self.client.set_address(self._configured_master)
-
-    async def _watch(self) -> None:
-        """Keep the members of the name known, and a slave that lost its master looking for it."""
-        while not self._closing:
-            try:
-                await self._look()
-            except RocketSparkError as e:
-                limited.info("the brokers of the name are not known now: %s", e)
-            except Exception:
-                log.exception("the brokers of the name could not be looked at")
-            try:
-                async with asyncio.timeout(self._settings.member_group_interval_ms / 1000):
-                    await self._look_now.wait()
-            except TimeoutError:
-                pass
-            self._look_now.clear()
-
-    async def _look_for_another(self) -> None:
-        """Tell of a second master of this name that lives: clients and slaves go now to the one, now to the other."""
-        s, now_s = self._settings, asyncio.get_running_loop().time()
-        if not self.role.is_master or not s.namesrvs() or now_s - self._looked_s < ANOTHER_LOOK_S:
-            return
-        self._looked_s = now_s
-        try:
-            other = (await MemberGroup(s, self._connections).ask()).get(MASTER_ID)
-            if other in (None, self._address) or await ask_ha_info(self._connections, other or "") is None:
-                return
-        except RocketSparkError:
-            return
-        text = f"the broker {other} is a master of the name {s.broker_name} too: end one of the two, it is no copy"
-        self.troubles.note(other or "", ReplicationError(text, reason="two-masters"))
-
-    async def _look(self) -> None:
-        if self.manager is None:
-            await self._look_for_another()
-        if self.role.kind is not Role.SLAVE or self.client.state is State.TRANSFER:
-            return
-        master = self.role.master_address if self.manager is not None else (await self.members.ask()).get(MASTER_ID)
-        if master is None or master == self._address:
-            return
-        info = await ask_ha_info(self._connections, master)
-        if info is not None and self.role.kind is Role.SLAVE:
-            self._follow(info.ha_address, master)
 
     def _reset_flush_offset(self, offset: int) -> None:
         self._store.master_flushed_position = offset
