@@ -126,6 +126,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.recovered = recovery.recover(
                 self.log, self.consume_queues, self.index_service, found, self._deletions.positions, crashed=crashed
             )
+            self._forget_deletions_beyond(self.recovered.end)
             self._mark_open(abort)
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
@@ -147,6 +148,13 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         if not maps.disk_is_full:
             self._spare.keep()  # Else once what starts with the store has had its room.
         maps.disk_is_full = False
+
+    def _forget_deletions_beyond(self, end: int) -> None:
+        """Note that the log is shorter now: what comes to stand there is not what was deleted."""
+        try:
+            self._deletions.cut(end)
+        except StoreFull:
+            pass  # For this run it counts all the same.
 
     def _mark_open(self, path: str) -> None:
         try:

@@ -88,6 +88,28 @@ def test_what_is_noted_goes_with_the_log(make_store: Any, send: Any, tmp_path: P
     assert noted.read_text() == f'{{"version": 1, "topics": {{"b": {store.written_position}}}}}'
 
 
+def test_a_log_that_was_cut_after_a_deletion_keeps_what_it_gets_then(make_store: Any, send: Any) -> None:
+    store = make_store()
+    send(store, "keep", 0, b"x")
+    end = store.written_position
+    for _ in range(9):
+        send(store, "t", 0, bytes(100))
+    store.delete_topic("t")
+    store.close()
+    root = Path(store.settings.root)
+    with open(root / "commitlog" / ("0" * 20), "r+b") as file:
+        file.truncate(end)
+    again = make_store()
+    for n in range(3):
+        assert send(again, "t", 0, b"new%d" % n)[1] == n
+    again.close()
+    for lost in ("nothing", "consumequeue"):
+        shutil.rmtree(root / lost, ignore_errors=True)
+        again = make_store()
+        assert bodies(again, "t", 0) == [b"new0", b"new1", b"new2"]
+        again.close()
+
+
 @pytest.mark.parametrize("text", ['{"t": 1000000}', "no json", "[1]", '{"t": "x"}', ""])
 def test_notes_of_another_log_count_for_nothing(text: str, make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store()
