@@ -69,3 +69,9 @@ def test_links_lead_somewhere(document: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")]
     assert [link for link in links if link[0] != "#" and not (document.parent / link.split("#")[0]).exists()] == []
     assert [link for link in links if link[0] == "#" and link[1:] not in titles] == []
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *DOCUMENTS], ids=lambda p: p.name)
+def test_every_block_of_python_is_python(document: Path) -> None:
+    for code in re.findall(r"^```python\n(.*?)^```", document.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        ast.parse(code)
