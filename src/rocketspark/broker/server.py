@@ -6,20 +6,15 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from rocketspark.broker.access.audit.audit_log import Audit, audit_of
 from rocketspark.broker.access.audit.audited_requests import CHANGES
 from rocketspark.broker.access.gate import Access
+from rocketspark.broker.assembly import make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
-from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
-from rocketspark.broker.consumers.request_modes import RequestModes
-from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.consumers.topic_queues import TopicQueues
 from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.handlers.admin.access import AccessHandler
@@ -44,19 +39,13 @@ from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.messages import batch_queue_topics, unpark_message
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
-from rocketspark.broker.messages.quarantine import Quarantine
-from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
-from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
-from rocketspark.broker.messages.timers.timer_messages import TimerMessages
-from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.send_rules import MessageSettings
 from rocketspark.broker.operations.clock_watch import WATCH_S, ClockWatch
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import HasRoutes, Messages, Tables
-from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.lifecycle import check_store, pop_lifecycle
 from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
 from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
@@ -71,31 +60,20 @@ from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.logical_queues import LogicalQueues
-from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
-from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
-from rocketspark.broker.storage.json_tables import JsonFile, now_ms, sorted_json
+from rocketspark.broker.storage.json_tables import ConfigFolder, now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
-from rocketspark.broker.topics import Topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json.bodies import (
-    DelayOffsetTable,
-    GroupConfigTable,
-    OffsetTable,
-    QuarantineTable,
     TopicConfigTable,
 )
-from rocketspark.protocol.json.metadata import RequestModeTable
-from rocketspark.protocol.json.static_topics import MappingTable
 from rocketspark.protocol.message.message_ids import pack_host
-from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
-from rocketspark.store.timers.timer_files import TimerFiles
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
@@ -121,9 +99,6 @@ TIMED_PUTS = 16
 SIZES_S = 10.0
 # Slaves ask for some tables there, and clients with vipChannelEnabled send there (rule: BrokerController, 5.x).
 VIP_PORT_STEP = -2
-
-
-T = TypeVar("T")
 
 
 class BrokerServer:
@@ -171,9 +146,10 @@ class BrokerServer:
         self.role = BrokerRole(s)
         try:
             check_store(s.store_root)
+            self._config = ConfigFolder(s.store_root, self._saves)
             store_host = pack_host(s.host, self._server.port)
             self.store = Store(s.store_settings(), store_host=store_host)
-            known = JsonFile(Path(s.store_root) / "config" / "topics.json", TopicConfigTable).load()
+            known = self._config.file("topics.json", TopicConfigTable).load()
             configs = known.topic_config_table.values() if known else ()
             self.store.batch_topics = batch_queue_topics.batch_topics(configs)
             self.store.simple_topics = {c.topic_name for c in configs} - set(self.store.batch_topics)
@@ -244,10 +220,21 @@ class BrokerServer:
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         self._stats.put_was_timed = self._fast_failure.put_took
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
-        tables = self._make_tables()
-        messages = self._make_messages(tables)
+        tables = make_tables(
+            s,
+            self._config,
+            self.access.tables if self.access.users is not None and self.access.acls is not None else None,
+            soon=asyncio.get_running_loop().call_soon,
+            beside=self._tables_thread,
+            notify=lambda group: self._client_handler.notify(group),
+        )
+        self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        self._clients, self._modes = tables.clients, tables.request_modes
+        messages = make_messages(s, self.store, self._config, tables, self._long_polling, self._stats, self._saves)
+        self._delays, self._wheel, self._transactions = messages.delays, messages.timers, messages.transactions
+        self._quarantine, self._pops = messages.quarantine, messages.pops
         self._ha_info = HaInfoExchange(own=lambda: self.replication.own_ha_info())
-        ordered = OrderedPops(self._file(POP_ORDER, OrderTable, encode_table))
+        ordered = OrderedPops(self._config.file(POP_ORDER, OrderTable, encode_table))
         self._pop_state = Pops(s, tables, self._long_polling, self._pops, ordered)
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed
@@ -264,8 +251,9 @@ class BrokerServer:
             lambda: messages.put_message.rules.configure(MessageSettings.of(s)),
             self._long_polling.answer_all,
         )
+        deliver = unpark_message.delivery(messages.put_message, self._stats)
         self._services = SpecialServices(
-            self._delays, self._wheel, self._transactions, pop_lifecycle(s, self.store, tables, messages), self._deliver
+            self._delays, self._wheel, self._transactions, pop_lifecycle(s, self.store, tables, messages), deliver
         )
         self.replication = Replication(
             s,
@@ -286,80 +274,6 @@ class BrokerServer:
         self._metrics: Metrics | None = None
         if s.metrics_exporter == "PROM":
             self._metrics = self._make_metrics(routes, tables, messages)
-
-    def _file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
-        """Return a file of the store's config folder."""
-        return JsonFile(Path(self.settings.store_root) / "config" / name, kind, encode, self._saves)
-
-    def _make_tables(self) -> Tables:
-        s = self.settings
-        statics = StaticTopics(s.broker_name, self._file(STATIC_TOPICS, MappingTable))
-        self._topics = Topics(s, self._file("topics.json", TopicConfigTable), statics=statics)
-        self._groups = SubscriptionGroups(s, self._file("subscriptionGroup.json", GroupConfigTable))
-        self._offsets = ConsumerOffsets(
-            self._file("consumerOffset.json", OffsetTable, encode_offsets), lambda: s.offset_version_step
-        )
-        self._groups.creation = self._offsets.creation = self._topics.creation
-        self._clients = ConnectedClients(
-            lambda group: self._client_handler.notify(group) if s.notify_group_changes else None,
-            expiry_ms=s.client_expiry_ms,
-        )
-        for table in (self._topics.unsaved, self._groups.unsaved, self._offsets):
-            table.begin(asyncio.get_running_loop().call_soon, self._tables_thread)
-        # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
-        self._topics.unsaved.changed()
-        self._groups.unsaved.changed()
-        self._modes = RequestModes(self._file(REQUEST_MODES, RequestModeTable))
-        access = self.access.tables if self.access.users is not None and self.access.acls is not None else None
-        return Tables(self._topics, self._groups, self._offsets, self._clients, self._modes, access)
-
-    def _make_messages(self, tables: Tables) -> Messages:
-        s = self.settings
-        self._quarantine = Quarantine(self._file("quarantine.json", QuarantineTable))
-        delay_file = self._file("delayOffset.json", DelayOffsetTable, encode_delay_offsets)
-        self._delays = ScheduleMessages(
-            self.store, s.delays_ms(), delay_file, self._quarantine, lambda: s.delay_version_step
-        )
-        timer_rules = TimerRules(
-            broker_name=s.broker_name,
-            enabled=s.timers_enabled,
-            precision_ms=s.timer_precision_ms,
-            delay_max_ms=s.timer_delay_max_s * 1000,
-        )
-        send_rules = SendRules(self.store, tables.topics, MessageSettings.of(s))
-        send_rules.static_topics = tables.topics.statics.table
-        put_message = PutMessage(self.store, send_rules, self._long_polling, self._delays, self._stats, timer_rules)
-        timer_files = TimerFiles(
-            s.store_root,
-            precision_ms=s.timer_precision_ms,
-            log_file_bytes=s.timer_log_file_bytes,
-            roll_slots=s.timer_roll_slots,
-        )
-        self._wheel = TimerMessages(
-            self.store,
-            put_message,
-            timer_files,
-            self._file("timermetrics", TimerCounts),
-            self._stats,
-            self._quarantine,
-            saves=self._saves,
-        )
-        put_message.timer_arrived = self._wheel.arrived
-        self._deliver = unpark_message.delivery(put_message, self._stats)
-        self._transactions = Transactions(
-            self.store,
-            put_message,
-            tables.offsets,
-            tables.clients,
-            self._stats,
-            self._quarantine,
-            CheckLimits.of(s),
-            s.broker_name,
-        )
-        self._pops = InFlightMessages(s, put_message, tables.offsets, lambda: self.store.flushed_position)
-        return Messages(
-            put_message, self._delays, self._wheel, timer_rules, self._transactions, self._quarantine, self._pops
-        )
 
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats

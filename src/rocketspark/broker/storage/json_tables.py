@@ -36,6 +36,18 @@ def sorted_json(value: Any) -> bytes:
     return encode(value)
 
 
+class ConfigFolder:
+    """The config folder of a store: its tables, each by the name of its file."""
+
+    def __init__(self, store_root: str, saves: SaveFailures) -> None:
+        self._path = Path(store_root) / "config"
+        self._saves = saves
+
+    def file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
+        """Return one of its files."""
+        return JsonFile(self._path / name, kind, encode, self._saves)
+
+
 class JsonFile(Generic[T]):
     """One table in one file; `encode` writes RocketMQ's dialect where it is not plain JSON; `saves` notes attempts."""
 

@@ -1,0 +1,120 @@
+"""What a broker is made of: its tables, from their files, and the ways of its messages. Rule: nothing runs yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocketspark.access.tables import AccessTables
+from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
+from rocketspark.broker.consumers.request_modes import RequestModes
+from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.messages.half_messages import CheckLimits
+from rocketspark.broker.messages.put_message import PutMessage
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
+from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.messages.timers.timer_rules import TimerRules
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
+from rocketspark.broker.static_topics.mappings import StaticTopics
+from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.json_tables import ConfigFolder
+from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.topics import Topics
+from rocketspark.protocol.json.bodies import (
+    DelayOffsetTable,
+    GroupConfigTable,
+    OffsetTable,
+    QuarantineTable,
+    TopicConfigTable,
+)
+from rocketspark.protocol.json.metadata import RequestModeTable
+from rocketspark.protocol.json.static_topics import MappingTable
+from rocketspark.protocol.timers import TimerCounts
+from rocketspark.store.store import Store
+from rocketspark.store.timers.timer_files import TimerFiles
+
+
+def make_tables(
+    s: BrokerSettings,
+    config: ConfigFolder,
+    access: AccessTables | None,
+    *,
+    soon: Callable[..., object],
+    beside: BackgroundThread,
+    notify: Callable[[ConsumerGroup], None],
+) -> Tables:
+    """Make the tables, as their files hold them; they are saved in `beside`, once in a turn of the loop (`soon`).
+
+    `notify`: tells a group's members of a change among them. Raises ConfigError for a file that cannot be read.
+    """
+    statics = StaticTopics(s.broker_name, config.file(STATIC_TOPICS, MappingTable))
+    topics = Topics(s, config.file("topics.json", TopicConfigTable), statics=statics)
+    groups = SubscriptionGroups(s, config.file("subscriptionGroup.json", GroupConfigTable))
+    offsets = ConsumerOffsets(
+        config.file("consumerOffset.json", OffsetTable, encode_offsets), lambda: s.offset_version_step
+    )
+    groups.creation = offsets.creation = topics.creation
+    clients = ConnectedClients(
+        lambda group: notify(group) if s.notify_group_changes else None, expiry_ms=s.client_expiry_ms
+    )
+    for table in (topics.unsaved, groups.unsaved, offsets):
+        table.begin(soon, beside)
+    # In the next turn: a table that cannot be saved now is logged, and the broker serves all the same.
+    topics.unsaved.changed()
+    groups.unsaved.changed()
+    modes = RequestModes(config.file(REQUEST_MODES, RequestModeTable))
+    return Tables(topics, groups, offsets, clients, modes, access)
+
+
+def make_messages(
+    s: BrokerSettings,
+    store: Store,
+    config: ConfigFolder,
+    tables: Tables,
+    long_polling: LongPolling,
+    stats: Stats,
+    saves: SaveFailures,
+) -> Messages:
+    """Make the ways of messages. Raises ConfigError for a file that cannot be read."""
+    quarantine = Quarantine(config.file("quarantine.json", QuarantineTable))
+    delay_file = config.file("delayOffset.json", DelayOffsetTable, encode_delay_offsets)
+    delays = ScheduleMessages(store, s.delays_ms(), delay_file, quarantine, lambda: s.delay_version_step)
+    timer_rules = TimerRules(
+        broker_name=s.broker_name,
+        enabled=s.timers_enabled,
+        precision_ms=s.timer_precision_ms,
+        delay_max_ms=s.timer_delay_max_s * 1000,
+    )
+    send_rules = SendRules(store, tables.topics, MessageSettings.of(s))
+    send_rules.static_topics = tables.topics.statics.table
+    put_message = PutMessage(store, send_rules, long_polling, delays, stats, timer_rules)
+    timer_files = TimerFiles(
+        s.store_root,
+        precision_ms=s.timer_precision_ms,
+        log_file_bytes=s.timer_log_file_bytes,
+        roll_slots=s.timer_roll_slots,
+    )
+    timer_counts = config.file("timermetrics", TimerCounts)
+    timers = TimerMessages(store, put_message, timer_files, timer_counts, stats, quarantine, saves=saves)
+    put_message.timer_arrived = timers.arrived
+    transactions = Transactions(
+        store,
+        put_message,
+        tables.offsets,
+        tables.clients,
+        stats,
+        quarantine,
+        CheckLimits.of(s),
+        s.broker_name,
+    )
+    pops = InFlightMessages(s, put_message, tables.offsets, lambda: store.flushed_position)
+    return Messages(put_message, delays, timers, timer_rules, transactions, quarantine, pops)
