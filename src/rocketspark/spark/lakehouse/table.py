@@ -231,7 +231,7 @@ def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: 
 # What a format says whose log, metadata or data are gone or cannot be read; and the file, where it is named.
 _DAMAGED = re.compile(
     r"FAILED_READ_FILE\.(FILE_NOT_EXIST|PARQUET_|CANNOT_READ_FILE_FOOTER)|FAILED_READ_FILE[^\n]*/_delta_log/"
-    r"|ChecksumException: Checksum error|is not a Parquet file"
+    r"|ChecksumException: Checksum error|is not a Parquet file|Could not find any delta files for version"
     r"|DELTA_(LOG_FILE_NOT_FOUND|TRUNCATED_TRANSACTION_LOG|VERSIONS_NOT_CONTIGUOUS"
     r"|STATE_RECOVER_ERROR|FILE_NOT_FOUND|MISSING_PART_FILES|MISSING_FILES_UNEXPECTED|LOG_FILE_MALFORMED)"
     r"|iceberg\.exceptions\.NotFoundException: (Failed to open|File does not exist)|InvalidAvroMagicException"

@@ -161,6 +161,7 @@ METADATA = "Failed to open input stream for file: /t/metadata/00006-8af3.metadat
         (f"[FAILED_READ_FILE.NO_HINT] {LOG}", "00000000000000000003.json"),
         ("[FAILED_READ_FILE.FILE_NOT_EXIST] read file file:///t/topic=a/part-1.c000.snappy.parquet. File does",
          "part-1.c000.snappy.parquet"),
+        ("java.lang.IllegalStateException: Could not find any delta files for version 10", "a file"),
         ("[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions (0, 2) are not contiguous.", "a file"),
         (f"o1.table : org.apache.iceberg.exceptions.NotFoundException: {METADATA}", "00006-8af3.metadata.json"),
         ("Caused by: org.apache.iceberg.exceptions.NotFoundException: File does not exist: s3a://b/t/data/x.parquet",
