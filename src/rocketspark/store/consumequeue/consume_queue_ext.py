@@ -100,6 +100,7 @@ class ConsumeQueueExt:
             if start not in mapped_files.starts:
                 mapped_files.add(start, RESERVE_STEP_BYTES)
                 self._reserved = start + min(RESERVE_STEP_BYTES, mapped_files.size)
+            mapped_files.get(start)  # So that it is mapped before the record is written.
             fit = min((start + mapped_files.size - _END_BYTES - at) // UNIT_BYTES_MIN, count)
             end = at + fit * UNIT_BYTES_MIN + _END_BYTES
             if end > self._reserved:

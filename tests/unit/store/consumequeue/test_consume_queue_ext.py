@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.store.conftest import expire
 
-from rocketspark.errors import StoreFull
+from rocketspark.errors import StoreFull, StoreUnwritable
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_crc
@@ -256,3 +257,33 @@ def test_a_full_disk_leaves_no_unit_behind(make_store: Any, send: Any, files: An
     files.room_bytes = None
     send(store, "t", 0, b"after", tag="A")
     assert len(bodies(store, "t", frozenset({string_hash("A")}))) == stored + 1
+
+
+def test_a_file_that_cannot_be_mapped_leaves_no_message_behind(
+    make_store: Any, send: Any, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is refused, so no start may find it in the log."""
+    store = make_store(queue_ext=True, queue_ext_file_bytes=200)
+    mapped = files.map
+
+    def no_descriptor(path: str, **options: Any) -> Any:
+        if "consumequeue_ext" in path:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return mapped(path, **options)
+
+    acknowledged: list[bytes] = []
+    refused = 0
+    for n in range(30):
+        monkeypatch.setattr(files, "map", no_descriptor)
+        try:
+            send(store, "t", 0, b"%d" % n, tag="A")
+            acknowledged.append(b"%d" % n)
+        except StoreUnwritable:
+            refused += 1
+            monkeypatch.setattr(files, "map", mapped)
+            shutil.copytree(store.settings.root, tmp_path / f"killed{n}")
+            killed = make_store(tmp_path / f"killed{n}", queue_ext=True, queue_ext_file_bytes=200)
+            assert [r.body for r in killed.iterate(0)] == acknowledged
+            send(store, "t", 0, b"again", tag="A")
+            acknowledged.append(b"again")
+    assert refused > 1
