@@ -53,11 +53,12 @@ class BatchUnitRepair:
             gone = 0 <= position < log.min_position or log.is_damaged(position)
             if not gone:
                 found = log.record_at(position) if base >= queue.loaded_next else self._right_record(queue, index)
-            there = (gone or found is not None) and following < base + count
-            if not (there and base <= following) and following < queue.loaded_next and self.mend(queue, index):
+            expected = base <= following < base + count and (gone or found is not None)
+            if not expected and following < queue.loaded_next and self.mend(queue, index):
                 index = queue.index_of(following)
                 continue
-            if there:
+            # A copy in the place of a lost unit, or a wrong one that could not be mended, is passed over.
+            if expected or (found is not None and following < base):
                 yield base, count, position, size, code, found
                 following = base + count
             index += 1
@@ -133,7 +134,9 @@ class BatchUnitRepair:
         # Those whose records are removed come before all others.
         removed = stated & (units["position"] < self._log.min_position)
         if right.any():
-            removed[int(right.argmax()) :] = False
+            first = int(right.argmax())
+            removed[first:] = False
+            removed &= units["base"] < units["base"][first]
         right |= removed
         return right
 

@@ -309,7 +309,7 @@ class MessageReader:
             if stored is None or base > next_offset:
                 # A hole: its reader gets an answer of its own.
                 if next_offset == queue_offset:
-                    behind = base if base > queue_offset else min(base + messages, queue.next)
+                    behind = min(base if base > queue_offset else base + messages, queue.next)
                     return GetMessageResult(GetStatus.REMOVED, [], 0, 0, behind, queue.min, queue.next)
                 break
             if count and (count + messages > count_max or total + size > bytes_max):

@@ -56,6 +56,8 @@ class ConsumeQueueStore:
         self.min_position = 0
         self.expired_position = 0
         self.batch_topics: set[bytes] = set()
+        # Those that were known as such before the store was opened.
+        self._told_batch_topics: set[bytes] = set()
         # Set before the store is opened: topics that are known to have simple queues.
         self.simple_topics: Collection[str] = ()
         self.inventory = inventory
@@ -81,6 +83,7 @@ class ConsumeQueueStore:
             self._name_bytes_max = os.pathconf(self.directory, "PC_NAME_MAX")
         except (OSError, ValueError):
             pass
+        self._told_batch_topics = set(self.batch_topics)
         self._has_ext = self._settings.queue_ext or os.path.isdir(self._ext_directory)
         for topic, ids in _listed(self._batch_directory):
             self.batch_topics.add(topic.encode())
@@ -232,6 +235,8 @@ class ConsumeQueueStore:
                     self.delete_topic(topic)
                 except StoreUnwritable as e:
                     _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
+                # Its new queues are of the kind that the topic has by now.
+                self.batch_topics.update(self._told_batch_topics & {topic.encode()})
                 return
 
     def cut(self, position: int) -> None:

@@ -382,3 +382,48 @@ def test_lost_units_at_the_end_of_a_queue_that_is_cut(store: Store, send: Any, m
     assert [body.decode() for _, body in messages(again, "b", low)] == texts[:high]
     assert send_batch(again, ["x", "y"])[1] == high
     assert [body.decode() for _, body in messages(again, "b", low)] == [*texts[:high], "x", "y"]
+
+
+def test_a_damaged_unit_of_a_removed_record_hides_no_message(store: Store, make_store: Any) -> None:
+    for n in range(300):
+        send_batch(store, [f"{n}.{i}" + "x" * 50 for i in range(3)], now_ms=NOW_MS + n)
+    store.flush_log()
+    while expire(store, NOW_MS + 200):
+        pass
+    low, high = store.queue_range("b", 0)
+    first = low // 3 % 10
+    assert first > 0
+    store.close()
+
+    def misplace(content: bytearray) -> None:
+        content[(first - 1) * 46 + 30] ^= 0x10  # Of the first offset.
+
+    damage(Path(store.settings.root), misplace)
+    again = make_store(**SMALL)
+    assert again.queue_range("b", 0) == (low, high)
+    for start in range(low, high, 7):
+        assert [offset for offset, _ in messages(again, "b", start)] == list(range(start - start % 3, high))
+
+
+def test_a_batch_topic_made_again_stays_one_where_a_start_ends_its_deletion(
+    small: Callable[..., Any], send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> Store:
+        store = Store(small(tmp_path / "s", **SMALL))
+        store.batch_topics = ["b"]
+        store.open()
+        return store
+
+    store = opened()
+    send_batch(store, ["old"])
+    monkeypatch.setattr(store.consume_queues, "delete_topic", lambda topic: None)
+    store.delete_topic("b")
+    store.close()
+    store = opened()
+    assert "b" not in store.queues()
+    send_batch(store, ["new", "er"])
+    store.close()
+    assert list((tmp_path / "s").glob("*consumequeue/b/0")) == [tmp_path / "s/batchconsumequeue/b/0"]
+    store = opened()
+    assert list(messages(store, "b", 0)) == [(0, b"new"), (1, b"er")]
+    store.close()
