@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ log = logging.getLogger("rocketspark.spark")
 
 COMMIT, ROLLBACK = sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK
 IN_FLIGHT_MAX = 256
+CHUNKS_IN_FLIGHT = 2
 # An official broker drops an end that waited for 3 s: after these nothing told before is carried out any more.
 DRAIN_S = 6.0
 # Interval at which the records are read for a writer that took over; well below DRAIN_S.
@@ -206,21 +208,33 @@ class EndTransactions:
     ) -> _Round:
         """Send the ends of these rows, until some fail."""
         gone: list[int] = []
-        chunks = _chunks(manifest, rows, one_each=manifest.head.ordered)
+        failed: list[NDArray[np.int64]] = []
+        lost, cause = False, None
+        ordered = manifest.head.ordered
+        chunks = deque(_chunks(manifest, rows, one_each=ordered))
         peer = await self._log.again(lambda: self._log.instance.master_of(anchor), topic=anchor.topic)
         header = _header(self._log.topic, anchor, manifest.head.attempt, outcome)
-        for number, chunk in enumerate(chunks):
-            if not once:
-                await self._guarded()
-            asked = self._ask(peer, header, manifest, chunk)
-            if outcome == COMMIT:
-                passing("ends sent")
-            failed, lost, cause = await self._replies(asked, gone)
-            if cause is not None:
-                left = np.sort(np.concatenate((failed, *chunks[number + 1 :])))
-                return _Round(left, _array(gone), lost, cause)
-            if outcome == COMMIT:
+        # While the broker carries out one chunk the answers to the one before are read.
+        asked: deque[list[tuple[int, asyncio.Future[Reply]]]] = deque()
+        while asked or (chunks and cause is None):
+            while chunks and cause is None and len(asked) < (1 if ordered else CHUNKS_IN_FLIGHT):
+                if not once:
+                    try:
+                        await self._guarded()
+                    except BaseException:
+                        under_way = [reply for chunk in asked for _, reply in chunk]
+                        await asyncio.gather(*under_way, return_exceptions=True)
+                        raise
+                asked.append(self._ask(peer, header, manifest, chunks.popleft()))
+                if outcome == COMMIT:
+                    passing("ends sent")
+            rest, was_lost, why = await self._replies(asked.popleft(), gone)
+            failed.append(rest)
+            lost, cause = lost or was_lost, cause or why
+            if cause is None and outcome == COMMIT:
                 passing("some ends")
+        if cause is not None:
+            return _Round(np.sort(np.concatenate((*failed, *chunks))), _array(gone), lost, cause)
         return _Round(rows[:0], _array(gone), False, None)
 
     def _ask(
@@ -335,7 +349,8 @@ def _template(header: EndTransactionHeader) -> bytes:
 def _chunks(manifest: HandleManifest, rows: NDArray[np.int64], *, one_each: bool) -> list[NDArray[np.int64]]:
     """Divide rows into parts whose ends are sent at once. `one_each`: one row for each queue."""
     if not one_each:
-        return [rows[at : at + IN_FLIGHT_MAX] for at in range(0, len(rows), IN_FLIGHT_MAX)]
+        count = IN_FLIGHT_MAX // CHUNKS_IN_FLIGHT
+        return [rows[at : at + count] for at in range(0, len(rows), count)]
     # The official broker ends several at once, and any may refuse some of them (SYSTEM_BUSY): one at a time for each
     # queue keeps their order.
     targets = manifest.targets[rows]

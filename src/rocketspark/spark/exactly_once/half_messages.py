@@ -28,7 +28,7 @@ from rocketspark.spark.exactly_once.transaction_handles import HandleHead, Handl
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.queue_choice import QueueTarget
-from rocketspark.spark.write.row_sender import RowSender
+from rocketspark.spark.write.row_sender import RowSend, RowSender
 from rocketspark.spark.write.rows import CheckedRows, Text, parts
 from rocketspark.spark.write.sends_in_flight import SendsInFlight
 
@@ -39,6 +39,8 @@ IN_FLIGHT_MAX = 512
 IN_FLIGHT_BYTES_MAX = 4 << 20
 # Hex digits of the physical offset, with which a broker's id ends.
 _DIGITS = 16
+# Of an id with IPv4 and with IPv6.
+_ID_LENGTHS = (32, 56)
 _NOWHERE = np.empty((3, 0), np.int64)
 PREPARED = sysflags.TRANSACTION_PREPARED
 
@@ -73,6 +75,10 @@ class HalfMessageSender:
         self._sequence = 0
         self._first, self._last = 0, -1
         self.in_flight = SendsInFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
+        # Those that go alone and have no task.
+        self._singles: dict[int, RowSend] = {}
+        self._begun = 0
+        self._numbers: dict[MessageQueue, int] = {}
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -114,6 +120,8 @@ class HalfMessageSender:
 
     async def close(self) -> None:
         """End what is under way."""
+        for send in list(self._singles.values()):
+            send.give_up()
         await self.in_flight.end()
 
     async def _submit(self, send: Awaitable[Places], size: int) -> None:
@@ -131,6 +139,47 @@ class HalfMessageSender:
 
         await self.in_flight.room(size)
         self.in_flight.start(size, run())
+
+    async def _submit_singles(
+        self, items: BatchItems, rows: range, target: QueueTarget, queue: MessageQueue | None
+    ) -> None:
+        """Start the sends of rows one by one, each when there is room. Raises the error of an earlier one."""
+        places = np.empty((3, len(rows)), np.int64)
+        self._found.append(places)
+        for at, row in enumerate(rows):
+            if at or queue is None:
+                queue = await self._sender.queues.next(target)
+            out = self._sender.message(items, row, target, PREPARED)
+            if not self.in_flight.has_room(len(out.body)):
+                await self.in_flight.room(len(out.body))
+            self._begin_single(out, target, queue, places, at)
+
+    def _begin_single(
+        self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None, places: Places, at: int
+    ) -> None:
+        size = len(out.body)
+        number = self._begun = self._begun + 1
+
+        def told(sent: SendResult | None, error: BaseException | None) -> None:
+            self._singles.pop(number, None)
+            try:
+                if sent is None:
+                    assert error is not None
+                    raise error
+                places[0, at] = self._number_of(safely_stored(sent).queue)
+                places[1, at] = sent.queue_offset
+                places[2, at] = _position_of(sent.offset_message_id)
+            except Exception as e:
+                self.in_flight.fail(e)
+            except asyncio.CancelledError:
+                pass
+            finally:
+                self.in_flight.leave(size)
+
+        self.in_flight.enter(size)
+        send = self._sender.begin(out, target, queue, told, self.in_flight.go_on)
+        if not send.done():
+            self._singles[number] = send
 
     async def _send_all(
         self, items: BatchItems, groups: Sequence[tuple[QueueTarget, NDArray[np.int64] | None]]
@@ -151,11 +200,7 @@ class HalfMessageSender:
                 if queue is None or end == at or not (await self._abilities.of(queue)).batches:
                     # One by one; the queue that was found for it is that of the first.
                     end = max(end, at + 1)
-                    for row in range(at, end):
-                        if row > at or queue is None:
-                            queue = await self._sender.queues.next(target)
-                        out = self._sender.message(mine, row, target, PREPARED)
-                        await self._submit(self._send_one(out, target, queue), len(out.body))
+                    await self._submit_singles(mine, range(at, end), target, queue)
                 else:
                     out = self._sender.halves(mine, at, end, target)
                     await self._submit(self._send_batch(out, mine, at, end, target, queue), len(out.body))
@@ -179,7 +224,7 @@ class HalfMessageSender:
 
     async def _send_one(self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None) -> Places:
         sent = safely_stored(await self._sender.send(out, target, queue))
-        return self._places(sent, [parse_offset_message_id(sent.offset_message_id)[2]])
+        return self._places(sent, [_position_of(sent.offset_message_id)])
 
     async def _send_batch(
         self, out: PreparedMessage, items: BatchItems, at: int, end: int, target: QueueTarget, queue: MessageQueue
@@ -212,11 +257,19 @@ class HalfMessageSender:
         return np.concatenate(found, axis=1)
 
     def _places(self, sent: SendResult, positions: Sequence[int] | NDArray[np.int64]) -> Places:
-        number = self._queues.setdefault(self._options.access.wire_queue(sent.queue), len(self._queues))
+        number = self._number_of(sent.queue)
         count = len(positions)
         return np.array(
             (np.full(count, number), np.arange(sent.queue_offset, sent.queue_offset + count), positions), np.int64
         )
+
+    def _number_of(self, queue: MessageQueue) -> int:
+        """Return the number that the manifest has for a queue."""
+        number = self._numbers.get(queue)
+        if number is None:
+            wire = self._options.access.wire_queue(queue)
+            number = self._numbers[queue] = self._queues.setdefault(wire, len(self._queues))
+        return number
 
     async def _write_manifest(self) -> None:
         await self.in_flight.settle()
@@ -242,6 +295,16 @@ class HalfMessageSender:
                 self._first = offset
             self._last = offset
             self._sequence += 1
+
+
+def _position_of(message_id: str) -> int:
+    """Return the physical offset in a broker's id. Raises UsageError for anything else."""
+    try:
+        if len(message_id) in _ID_LENGTHS:
+            return int(message_id[-_DIGITS:], 16)
+    except ValueError:
+        pass
+    return parse_offset_message_id(message_id)[2]
 
 
 def positions_of(message_ids: str, count: int) -> NDArray[np.int64]:

@@ -4,10 +4,14 @@ never left for another.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
+from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, shrink
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult
@@ -67,14 +71,70 @@ class RowSender:
 
         `queue`: None if the topic is not there yet; this send may make it. Raises the producer's errors.
         """
-        send, attempts = self._producer.send_packed, self._options.attempts_max
-        if queue is None or not target.is_free or attempts == 1:
-            return await send(out, None, queue, None, attempts)
+        if self._attempts_there(target, queue) == self._options.attempts_max:
+            return await self._producer.send_packed(out, None, queue, None, self._options.attempts_max)
         began_s = time.monotonic()
         try:
-            return await send(out, None, queue, None, 1)
+            return await self._producer.send_packed(out, None, queue, None, 1)
         except RocketSparkError as e:
-            left_ms = self._options.timeout_ms - (time.monotonic() - began_s) * 1000
-            if not e.retriable or left_ms <= 0:
-                raise
-        return await send(out, None, None, left_ms, attempts - 1)
+            return await self._send_elsewhere(out, began_s, e)
+
+    def _attempts_there(self, target: QueueTarget, queue: MessageQueue | None) -> int:
+        """Return how often a message is sent to its queue: once, if it may go to another one then."""
+        return self._options.attempts_max if queue is None or not target.is_free else 1
+
+    async def _send_elsewhere(self, out: PreparedMessage, began_s: float, error: RocketSparkError) -> SendResult:
+        left_ms = self._options.timeout_ms - (time.monotonic() - began_s) * 1000
+        if not error.retriable or left_ms <= 0:
+            raise error
+        return await self._producer.send_packed(out, None, None, left_ms, self._options.attempts_max - 1)
+
+    def begin(
+        self,
+        out: PreparedMessage,
+        target: QueueTarget,
+        queue: MessageQueue | None,
+        told: Callable[[SendResult | None, BaseException | None], None],
+        go_on: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> RowSend:
+        """Begin what `send` does, without a task, which would cost as much; `told` gets the outcome, once.
+
+        `go_on` runs what must wait: the send to another queue.
+        """
+        attempts = self._attempts_there(target, queue)
+        send = RowSend(self._producer.send_path, out, None, queue, None, attempts)
+
+        def ended(result: SendResult | None, error: BaseException | None) -> None:
+            if attempts < self._options.attempts_max and isinstance(error, RocketSparkError) and not send.given_up:
+                go_on(elsewhere(error))
+            else:
+                told(result, error)
+
+        async def elsewhere(error: RocketSparkError) -> None:
+            try:
+                result = await self._send_elsewhere(out, send.began_s, error)
+            except BaseException as e:
+                told(None, e)
+                if not isinstance(e, Exception):
+                    raise
+            else:
+                told(result, None)
+
+        send.told = ended
+        send.begin_now()
+        return send
+
+
+class RowSend(InFlightSend):
+    """A send that tells its outcome by a call."""
+
+    told: Callable[[SendResult | None, BaseException | None], None] = lambda result, error: None
+
+    def tell(self, result: SendResult | None, error: BaseException | None) -> None:
+        """Tell the caller."""
+        self.told(result, error)
+
+    def give_up(self) -> None:
+        """End it: nobody waits any more."""
+        self.given_up = True
+        self.finish(None, asyncio.CancelledError())

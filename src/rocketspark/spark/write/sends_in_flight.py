@@ -36,11 +36,19 @@ class SendsInFlight:
 
     def start(self, size: int, send: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a send of so many bytes."""
+        self.enter(size)
+        return self.go_on(send)
+
+    def enter(self, size: int) -> None:
+        """Note the begin of a send of so many bytes that runs without a task; it must `leave`, too."""
+        self._count += 1
+        self._bytes += size
+
+    def go_on(self, send: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task of a send that has entered."""
         task = asyncio.ensure_future(send)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        self._count += 1
-        self._bytes += size
         return task
 
     def fail(self, error: Exception) -> None:
