@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from pathlib import Path
 from typing import Any
+
+from tests.raw_frames import read_frame, write_frame
 
 GOLDEN = Path(__file__).parent / "vectors" / "assignments_5.5.0.json"
 
@@ -29,24 +30,11 @@ class Link:
     def ask(self, code: int, body: Any = None, ext: dict[str, str] | None = None) -> tuple[int, str | None, bytes]:
         """One request; returns the answer's code, remark and body. Requests of the broker's own are passed over."""
         fields = {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": ext or {}}
-        header = json.dumps(fields).encode()
-        text = b"" if body is None else json.dumps(body).encode()
-        self._socket.sendall(struct.pack(">II", 4 + len(header) + len(text), len(header)) + header + text)
+        write_frame(self._socket, fields, b"" if body is None else json.dumps(body).encode())
         while True:
-            (total,) = struct.unpack(">I", self._read(4))
-            frame = self._read(total)
-            header_bytes = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
-            answer = json.loads(frame[4 : 4 + header_bytes])
+            answer, found = read_frame(self._socket)
             if answer["flag"] & 1:
-                return answer["code"], answer.get("remark"), frame[4 + header_bytes :]
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._socket.recv(count - len(data))
-            assert part, "closed by the other side"
-            data += part
-        return data
+                return answer["code"], answer.get("remark"), found
 
     def join(self, group: str, client_id: str, topics: list[str]) -> None:
         subscriptions = [{"topic": t, "subString": "*", "expressionType": "TAG", "subVersion": 1} for t in topics]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import struct
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.patience import LIMIT_S
+from tests.raw_frames import read_frame, write_frame
 
 CLUSTER, SET = "c1", "broker-a"
 ADDRESSES = {1: "127.0.0.1:11", 2: "127.0.0.1:21", 3: "127.0.0.1:31"}
@@ -63,23 +63,11 @@ class Link:
         self._opaque += 1
         fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in (ext or {}).items()}
         head = {"code": code, "language": "JAVA", "version": 513, "opaque": self._opaque, "flag": 0}
-        header = json.dumps(head | ({"extFields": fields} if fields else {})).encode()
-        self._socket.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
-        answer = self._read(*struct.unpack(">I", self._read(4)))
-        size = struct.unpack(">I", answer[:4])[0] & 0xFFFFFF
-        shown = answer[4 : 4 + size].decode().replace(self._address, "CONTROLLER")
-        found = json.loads(shown)
+        write_frame(self._socket, head | ({"extFields": fields} if fields else {}), body)
+        answer, data = read_frame(self._socket)
+        found = json.loads(json.dumps(answer).replace(self._address, "CONTROLLER"))
         ext = dict(sorted((found.get("extFields") or {}).items()))
-        return Row(found["code"], found.get("remark") or None, ext, _parsed(answer[4 + size :]))
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._socket.recv(count - len(data))
-            if not part:
-                raise ConnectionError("closed by the other side")
-            data += part
-        return data
+        return Row(found["code"], found.get("remark") or None, ext, _parsed(data))
 
     def close(self) -> None:
         """End the connection."""

@@ -13,10 +13,11 @@ import hmac
 import json
 import re
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.raw_frames import read_frame, write_frame
 
 VECTORS = Path(__file__).parent / "vectors" / "plain_acl_5.2.0.json"
 ACL_MARK = "org.apache.rocketmq.acl.common.AclException"
@@ -367,12 +368,8 @@ def answer(address: str, row: Row) -> dict[str, Any]:
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), 30, source_address=(row.source, 0)) as link:
         header = {"code": row.code, "language": "JAVA", "version": row.version, "opaque": 1, "flag": 0}
-        head = json.dumps(header | {"extFields": ext}, ensure_ascii=False).encode()
-        link.sendall(struct.pack(">II", 4 + len(head) + len(body), len(head)) + head + body)
-        (total,) = struct.unpack(">I", _read(link, 4))
-        frame = _read(link, total)
-    found: dict[str, Any] = json.loads(frame[4 : 4 + (struct.unpack(">I", frame[:4])[0] & 0xFFFFFF)])
-    return found
+        write_frame(link, header | {"extFields": ext}, body)
+        return read_frame(link)[0]
 
 
 def outcome(address: str, row: Row) -> dict[str, Any]:
@@ -385,16 +382,6 @@ def outcome(address: str, row: Row) -> dict[str, Any]:
     if ACL_MARK in (remark or "") or row.code in (50, 51, 53):
         return {"code": found["code"], "remark": remark}
     return {"served": True}
-
-
-def _read(link: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = link.recv(count - len(data))
-        if not part:
-            raise ConnectionError("closed by the other side")
-        data += part
-    return data
 
 
 def outcomes(address: str, expected: dict[str, Any] | None = None) -> dict[str, Any]:

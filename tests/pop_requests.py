@@ -10,10 +10,11 @@ import base64
 import json
 import re
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.raw_frames import read_frame, write_frame
 
 from rocketspark.protocol.message import properties, record
 
@@ -183,19 +184,8 @@ class Asking:
         """One request; returns the reply's header and its body."""
         fields = {k: str(v) for k, v in (ext or {}).items()}
         head = {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": fields}
-        header = json.dumps(head).encode()
-        self._link.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
-        frame = self._read(struct.unpack(">I", self._read(4))[0])
-        size = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
-        return json.loads(frame[4 : 4 + size]), frame[4 + size :]
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._link.recv(count - len(data))
-            assert part, "closed by the broker"
-            data += part
-        return data
+        write_frame(self._link, head, body)
+        return read_frame(self._link)
 
     def case(self, number: int, tags: str, steps: list[Step]) -> list[dict[str, Any]]:
         """Make a case's topics and groups, fill queue 0, ask; returns what the replies say."""

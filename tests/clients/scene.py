@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.java.apache import make_group
 from tests.patience import LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.client import PullConsumer
+from rocketspark.client import PullConsumer, PushConsumer
 from rocketspark.model import MessageQueue, ReceivedMessage
 
 
@@ -38,6 +38,13 @@ class Scene:
 
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, "broker-a", queue_id)
+
+    def consumer(self, listener: Any, **options: Any) -> PushConsumer:
+        """A member of the group that reads the topic from its first message on."""
+        made = PushConsumer(self.namesrv, self.group, consume_from="first", rebalance_interval_ms=500, **options)
+        made.subscribe(self.topic)
+        made.listen(listener)
+        return made
 
     def has_topic(self, topic: str) -> bool:
         with SyncOperations(self.namesrv) as operations:

@@ -17,13 +17,6 @@ from rocketspark.errors import FilterIllegal
 from rocketspark.model import Message, ReceivedMessage
 
 
-def consumer(scene: Scene, listener: Any, **options: Any) -> PushConsumer:
-    made = PushConsumer(scene.namesrv, scene.group, consume_from="first", rebalance_interval_ms=500, **options)
-    made.subscribe(scene.topic)
-    made.listen(listener)
-    return made
-
-
 def fill(scene: Scene, per_queue: int) -> None:
     with Producer(scene.namesrv, "pg") as producer:
         for queue in producer.queues(scene.topic):
@@ -76,7 +69,7 @@ def until(condition: Any, limit_s: float = LIMIT_S) -> None:
 def test_each_queue_in_order_also_over_failures(scene: Scene) -> None:
     fill(scene, 50)
     orderly = Orderly()
-    with consumer(scene, orderly, ordered=True, suspend_ms=50):
+    with scene.consumer(orderly, ordered=True, suspend_ms=50):
         until(lambda: orderly.count >= 200)
     assert orderly.taken == {queue: list(range(50)) for queue in range(4)}
     assert orderly.attempts == {queue: [0, 1, 2] for queue in range(4)}
@@ -86,10 +79,10 @@ def test_each_queue_in_order_also_over_failures(scene: Scene) -> None:
 def test_ordered_members_hand_queues_over_without_overlap(scene: Scene) -> None:
     orderly = Orderly()
     fill(scene, 30)
-    first = consumer(scene, orderly, ordered=True, suspend_ms=10)
+    first = scene.consumer(orderly, ordered=True, suspend_ms=10)
     with first:
         until(lambda: orderly.count >= 20)
-        with consumer(scene, orderly, ordered=True, suspend_ms=10) as second:
+        with scene.consumer(orderly, ordered=True, suspend_ms=10) as second:
             until(lambda: len([q for q in second.queues() if q.topic == scene.topic]) == 2)
             fill(scene, 30)
             until(lambda: orderly.count >= 240)
@@ -110,7 +103,7 @@ def test_ordered_messages_that_never_succeed_become_dead_letters(scene: Scene) -
         tries[message.queue_id, int(message.body)] += 1
         return int(message.body) != 1
 
-    with consumer(scene, listener, ordered=True, suspend_ms=20, max_reconsume_times=2):
+    with scene.consumer(listener, ordered=True, suspend_ms=20, max_reconsume_times=2):
         until(lambda: len(tries) == 12)
         until(lambda: scene.has_topic(f"%DLQ%{scene.group}"))
     assert {key: n for key, n in tries.items() if n > 1} == {(queue, 1): 3 for queue in range(4)}
@@ -125,7 +118,7 @@ def test_broadcast_reaches_every_member_and_goes_on_where_it_was(scene: Scene, t
     fill(scene, 5)
     inboxes = [Inbox(), Inbox()]
     members = [
-        consumer(scene, inbox, broadcast=True, offset_folder=str(tmp_path), instance_name=f"{scene.group}-m{n}")
+        scene.consumer(inbox, broadcast=True, offset_folder=str(tmp_path), instance_name=f"{scene.group}-m{n}")
         for n, inbox in enumerate(inboxes)
     ]
     with members[0], members[1]:
@@ -133,8 +126,8 @@ def test_broadcast_reaches_every_member_and_goes_on_where_it_was(scene: Scene, t
             assert len(inbox.wait_for(20)) == 20
     fill(scene, 1)
     again = Inbox(then=lambda message: False)
-    with consumer(
-        scene, again, broadcast=True, offset_folder=str(tmp_path), instance_name=f"{scene.group}-m0"
+    with scene.consumer(
+        again, broadcast=True, offset_folder=str(tmp_path), instance_name=f"{scene.group}-m0"
     ) as member:
         assert [m.body for m in again.wait_for(4)] == [b"0"] * 4
         path = tmp_path / member.client_id / scene.group / "offsets.json"
@@ -192,7 +185,7 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
         if message.reconsume_times == 0:
             release.wait(120)
 
-    with consumer(scene, listener, consume_timeout_ms=2000), Producer(scene.namesrv, "pg") as producer:
+    with scene.consumer(listener, consume_timeout_ms=2000), Producer(scene.namesrv, "pg") as producer:
         producer.send(scene.topic, b"slow")
         until(lambda: seen == [0, 1])
         release.set()
@@ -201,7 +194,7 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
 
 def test_retries_dead_letters_and_who_sent_them(scene: Scene) -> None:
     inbox = Inbox(then=lambda message: False)
-    with consumer(scene, inbox, max_reconsume_times=2), Producer(scene.namesrv, "pg") as producer:
+    with scene.consumer(inbox, max_reconsume_times=2), Producer(scene.namesrv, "pg") as producer:
         sent = producer.send(scene.topic, b"bad", tag="T", keys="k")
         received = inbox.wait_for(3)
         assert [m.reconsume_times for m in received] == [0, 1, 2]
@@ -219,7 +212,7 @@ def test_a_namespace_of_consumers(scene: Scene) -> None:
     inbox = Inbox()
     with Producer(scene.namesrv, "pg", namespace="space") as producer:
         producer.send(scene.topic, b"inside", queue=None)
-    with consumer(scene, inbox, namespace="space") as member:
+    with scene.consumer(inbox, namespace="space") as member:
         (message,) = inbox.wait_for(1)
         assert (message.topic, message.body) == (scene.topic, b"inside")
         until(lambda: {q.topic for q in member.queues()} == {scene.topic, f"%RETRY%{scene.group}"})

@@ -73,13 +73,6 @@ def java_reader(java: JavaDriver, scene: Scene, name: str, **options: Any) -> It
         java.submit("push_stop", name=name)
 
 
-def our_consumer(scene: Scene, listener: Any, **options: Any) -> PushConsumer:
-    made = PushConsumer(scene.namesrv, scene.group, consume_from="first", rebalance_interval_ms=500, **options)
-    made.subscribe(scene.topic)
-    made.listen(listener)
-    return made
-
-
 def awaited(java: JavaDriver, consumer: str, count: int, timeout_ms: int = 120_000) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = java.call("push_await", name=consumer, count=count, timeout_ms=timeout_ms)
     return found
@@ -191,7 +184,7 @@ def test_namespaces(scene: Scene, java: JavaDriver) -> None:
         with java.started("producer", namesrv=scene.namesrv, group="java-pg", namespace="space") as theirs:
             java.call("send", name=theirs, messages=[message(scene.topic, "from java")])
     with (
-        our_consumer(scene, inbox, namespace="space"),
+        scene.consumer(inbox, namespace="space"),
         java_reader(java, scene, "j", namespace="space") as reader,
     ):
         assert sorted(m.body for m in inbox.wait_for(2)) == [b"from java", b"from ours"]
@@ -242,7 +235,7 @@ def test_delays_timers_and_recall(scene: Scene, java: JavaDriver) -> None:
     inbox = Inbox()
     queue = java_queue(scene)
     with (
-        our_consumer(scene, inbox),
+        scene.consumer(inbox),
         java_reader(java, scene, "j") as reader,
         java.started("producer", namesrv=scene.namesrv, group="java-pg") as theirs,
         Producer(scene.namesrv, "pg") as ours,
@@ -324,7 +317,7 @@ def test_ordered_members_share_queues_without_overlap(scene: Scene, java: JavaDr
                 producer.send_batch([Message(topic=scene.topic, body=b"x")] * 20, queue=queue)
 
     fill()
-    consumer = our_consumer(scene, ours, ordered=True)
+    consumer = scene.consumer(ours, ordered=True)
     with consumer:
         until(lambda: len(ours.taken) >= 30 and len({queue for queue, *_ in ours.taken}) == 4)
         with java_reader(java, scene, "j", group=scene.group, orderly=True) as theirs:
@@ -388,7 +381,7 @@ def test_what_one_fails_comes_to_the_other(scene: Scene, java: JavaDriver) -> No
         with java_consumer(java, scene, fail_first=1) as theirs:
             awaited(java, theirs, 1)
         inbox = Inbox(then=lambda received: received.body != b"failed by ours" or received.reconsume_times)
-        with our_consumer(scene, inbox):
+        with scene.consumer(inbox):
             (again,) = inbox.wait_for(1)
             assert (again.body, again.topic, again.tag, again.keys) == (b"failed by java", scene.topic, "T", ("k",))
             assert again.reconsume_times == 1
@@ -414,7 +407,7 @@ def test_broadcast_offsets_are_one_file(scene: Scene, java: JavaDriver) -> None:
     def by_us() -> list[bytes]:
         inbox = Inbox()
         mine = {"client_ip": IP, "instance_name": me["instance"], "offset_folder": str(folder)}
-        with our_consumer(scene, inbox, broadcast=True, **mine):
+        with scene.consumer(inbox, broadcast=True, **mine):
             return [m.body for m in inbox.wait_for(4)]
 
     send(b"first")

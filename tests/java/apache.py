@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.java.driver import JARS, java_tool
 from tests.official import started
 from tests.patience import LIMIT_S
 from tests.ports import free_ports
+from tests.raw_frames import read_frame, write_frame
 
 SERVER_JARS = JARS / "server-5.5.0"
 BOOT_TIMEOUT_S = 200.0
@@ -36,15 +36,11 @@ def ask(
 ) -> Answer:
     """One request with a JSON header, written out by hand so that it depends on none of our code."""
     fields = {"code": code, "language": "JAVA", "version": 513, "opaque": 1, "flag": 0, "extFields": ext_fields or {}}
-    header = json.dumps(fields).encode()
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout_s) as link:
-        link.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
-        (total,) = struct.unpack(">I", _read(link, 4))
-        frame = _read(link, total)
-    header_bytes = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
-    answer = json.loads(frame[4 : 4 + header_bytes])
-    return Answer(answer["code"], answer.get("extFields", {}), frame[4 + header_bytes :])
+        write_frame(link, fields, body)
+        answer, found = read_frame(link)
+    return Answer(answer["code"], answer.get("extFields", {}), found)
 
 
 def committed_offset(broker: str, group: str, topic: str, queue_id: int) -> int | None:
@@ -77,16 +73,6 @@ def await_queues(broker: str, topic: str, *counts: int) -> None:
         while (found := max_offset(broker, topic, queue_id)) < count:
             assert time.monotonic() < deadline, f"queue {queue_id} of {topic} shows {found} of {count} messages"
             time.sleep(0.01)
-
-
-def _read(link: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = link.recv(count - len(data))
-        if not part:
-            raise ConnectionError("closed by the other side")
-        data += part
-    return data
 
 
 class _JavaServer:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import queue
 import socket
-import struct
 import threading
 import zlib
 from typing import Any, NamedTuple
 
 from tests.java.apache import Answer
 from tests.patience import LIMIT_S
+from tests.raw_frames import read_frame, write_frame
 
 CLUSTER = "c"
 
@@ -25,25 +25,6 @@ class Notice(NamedTuple):
     code: int
     flag: int
     ext_fields: dict[str, str]
-
-
-def _read(link: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = link.recv(count - len(data))
-        if not part:
-            raise ConnectionError("closed by the other side")
-        data += part
-    return data
-
-
-def read_frame(link: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """The JSON header and the body of the next frame."""
-    (total,) = struct.unpack(">I", _read(link, 4))
-    frame = _read(link, total)
-    header_bytes = struct.unpack(">I", frame[:4])[0] & 0xFFFFFF
-    header: dict[str, Any] = json.loads(frame[4 : 4 + header_bytes])
-    return header, frame[4 + header_bytes :]
 
 
 class Link:
@@ -60,8 +41,7 @@ class Link:
         """One request; its answer, None for a oneway one."""
         self._opaque += 1
         fields = {"code": code, "language": "JAVA", "version": 513, "opaque": self._opaque, "flag": 2 if oneway else 0}
-        header = json.dumps(fields | {"extFields": ext_fields or {}}).encode()
-        self._socket.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
+        write_frame(self._socket, fields | {"extFields": ext_fields or {}}, body)
         if oneway:
             return None
         answer, found = read_frame(self._socket)

@@ -15,6 +15,7 @@ from tests.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer
 from rocketspark.admin.operations import SyncOperations
+from rocketspark.cli.serve import loop_factory
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.testing import cluster as embedded
 from rocketspark.testing import run_cluster
@@ -104,13 +105,13 @@ def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_one_that_is_interrupted_before_it_has_a_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    make_loop = embedded._loop_factory()
+    make_loop = loop_factory()
 
     def late() -> asyncio.AbstractEventLoop:
         assert go_on.wait(LIMIT_S)
         return make_loop()
 
-    monkeypatch.setattr(embedded, "_loop_factory", lambda: late)
+    monkeypatch.setattr(embedded, "loop_factory", lambda: late)
     servers = embedded._ServerThread(tmp_path, 1, 1, {})
     servers._thread.start()
     closing = threading.Thread(target=servers.close)

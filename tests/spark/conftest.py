@@ -31,6 +31,8 @@ from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 
 ROOT = Path(__file__).resolve().parents[2]
+# Whether Spark hands its filters to Python sources.
+PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 # Left out rather than skipped: this Spark has nothing that it could show.
 collect_ignore = [] if FILTERS else ["test_pushdown.py"]
 
@@ -160,6 +162,16 @@ def load(producer: Producer) -> Callable[..., dict[Place, Message]]:
         return placed
 
     return send
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[None]:
+    """Spark hands its filters to Python sources meanwhile."""
+    spark.conf.set(PUSH_DOWN, "true")
+    try:
+        yield
+    finally:
+        spark.conf.unset(PUSH_DOWN)
 
 
 def await_stored(namesrv: str, topic: str, count: int, **options: Any) -> None:

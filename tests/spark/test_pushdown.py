@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.spark.conftest import PUSH_DOWN
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
@@ -42,21 +43,11 @@ from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.every_spark
 
-SETTING = "spark.sql.python.filterPushdown.enabled"
 COUNT = 64
 # "Aa" and "BB" have the same Java hash code, as have "AaAa", "AaBB" and "BBBB".
 TAGS = ["Aa", "BB", None, "C", "AaAa", "AaBB", "O'Neil", "a|b"]
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, tag string, keys array<string>, body binary"
 COLUMNS += ", storeTime timestamp, bornTime timestamp, properties map<string,string>"
-
-
-@pytest.fixture
-def pushing(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set(SETTING, "true")
-    try:
-        yield
-    finally:
-        spark.conf.unset(SETTING)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +180,7 @@ def test_it_is_offered_only_if_the_setting_and_the_option_are_on(
     query = "queueId = 1 AND queueOffset < 3"
     assert pushed(load().where(query)) == "none"
     assert load().where(query).count() == 6
-    spark.conf.set(SETTING, "true")
+    spark.conf.set(PUSH_DOWN, "true")
     try:
         assert pushed(load(pushDownPredicate="false").where(query)) == "none"
         # Spark reads all that one load() gave by the last plan of it, so it must be asked for: test_spark_plans.
@@ -197,7 +188,7 @@ def test_it_is_offered_only_if_the_setting_and_the_option_are_on(
         assert [frame.where(query).count(), frame.count()] == [6, COUNT]
         assert frame.union(frame.where(query)).count() == COUNT + 6
     finally:
-        spark.conf.unset(SETTING)
+        spark.conf.unset(PUSH_DOWN)
 
 
 @pytest.mark.usefixtures("pushing")

@@ -24,7 +24,6 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.spark_features import FILTERS
 from rocketspark.testing import Cluster
 
-SETTING = "spark.sql.python.filterPushdown.enabled"
 ALL = [0, 1, 2, 3]
 
 
@@ -155,15 +154,6 @@ class Toy:
         found = [json.loads(line) for line in self._log.read_text().splitlines()]
         self._log.write_text("")
         return [c for c in found if c["call"] != "read"], [c for c in found if c["call"] == "read"]
-
-
-@pytest.fixture
-def pushing(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set(SETTING, "true")
-    try:
-        yield
-    finally:
-        spark.conf.unset(SETTING)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rocketspark.broker.inner_connections import signer_of
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.cli.proxy_process import EXTRA, is_installed, proxy_process
-from rocketspark.cli.serve import start_in
+from rocketspark.cli.serve import loop_factory, start_in
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.replicas import Replicas, start_controller
@@ -184,7 +184,7 @@ class _ServerThread:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
         except BaseException as e:
             self._error = e
@@ -252,11 +252,3 @@ class _ServerThread:
         if self._door is not None:
             self._door.apply(settings)
         return settings
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

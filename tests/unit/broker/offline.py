@@ -21,6 +21,7 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames
 from rocketspark.protocol.json.bodies import QuarantineTable
+from rocketspark.protocol.message import record
 from rocketspark.store import Store
 from rocketspark.transport.peer import Peer
 
@@ -37,6 +38,17 @@ def rules_in(store: Store, *, body_bytes_max: int = 1 << 20, marks: dict[str, st
     """What a broker without topics takes."""
     topics: Any = SimpleNamespace(table={})
     return SendRules(store, topics, MessageSettings(body_bytes_max, marks))
+
+
+def records_in(store: Store, topic: str = "T", queue_id: int = 0) -> list[record.Record]:
+    """All messages of a queue, in order."""
+    found: list[record.Record] = []
+    low, high = store.queue_range(topic, queue_id)
+    while low < high:
+        read = store.read(topic, queue_id, low, 32, 1 << 20)
+        found += [r for chunk in read.records for r in record.decode_all(chunk)]
+        low = read.next_offset
+    return found
 
 
 class Wire(asyncio.Transport):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.offline import quarantine_in, rules_in
+from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
@@ -80,13 +80,7 @@ class Rig:
         self.delays._deliver = None
 
     def delivered(self) -> Counter[str]:
-        low, high = self.store.queue_range("T", 0)
-        found: list[str] = []
-        while low < high:
-            read = self.store.read("T", 0, low, 32, 1 << 20)
-            found += [r.body.decode() for chunk in read.records for r in record.decode_all(chunk)]
-            low = read.next_offset
-        return Counter(found)
+        return Counter(r.body.decode() for r in records_in(self.store))
 
 
 # What happens one after another: a message (its key, level and how often it was consumed), time going by, a save.

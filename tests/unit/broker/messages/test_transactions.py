@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.offline import quarantine_in, rules_in
+from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
@@ -135,13 +135,7 @@ class Rig:
         return {key.unique_id: half for key, half in self.transactions._open.items()}
 
     def delivered(self) -> Counter[str]:
-        low, high = self.store.queue_range("T", 0)
-        found: list[str] = []
-        while low < high:
-            read = self.store.read("T", 0, low, 32, 1 << 20)
-            found += [r.body.decode() for chunk in read.records for r in record.decode_all(chunk)]
-            low = read.next_offset
-        return Counter(found)
+        return Counter(r.body.decode() for r in records_in(self.store))
 
     def marks(self) -> list[record.Record]:
         """The records of what ended."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.golden_stores import unpack
-from tests.unit.broker.offline import quarantine_in, rules_in
+from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
@@ -114,13 +114,7 @@ class Rig:
         return self
 
     def records(self, topic: str = "T", queue_id: int = 0) -> list[record.Record]:
-        found: list[record.Record] = []
-        low, high = self.store.queue_range(topic, queue_id)
-        while low < high:
-            read = self.store.read(topic, queue_id, low, 32, 1 << 20)
-            found += [r for chunk in read.records for r in record.decode_all(chunk)]
-            low = read.next_offset
-        return found
+        return records_in(self.store, topic, queue_id)
 
     def keys(self, topic: str = "T", queue_id: int = 0) -> list[str]:
         return [pairs_of(r.properties)[b"UNIQ_KEY"].decode() for r in self.records(topic, queue_id)]
