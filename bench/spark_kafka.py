@@ -70,7 +70,7 @@ CASES = {
     "java": "batch read from the Java RocketMQ broker, beside Kafka's read and beside bare loops of pulls",
     "long": "10 M messages read in bounded memory (only when asked for, or with --long)",
 }
-# Rows of `exactly_once_java`: the start of the Spark job is a small part, and the broker still takes the ends as they come.
+# Rows of `exactly_once_java`: the start of the Spark job is a small part, and the broker takes the ends as they come.
 # It queues 20,000 of them for its marks; where these are written too slowly each further end waits 100 ms (5.5.0).
 JAVA_ONCE_ROWS = 40_000
 # Left out unless named: they take long, or fetch some GB.
