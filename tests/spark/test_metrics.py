@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,10 @@ def test_mistakes_are_one_line(spark: SparkSession, cluster: Cluster, listening:
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="needs a SparkSession, not str"):
         listen("spark")  # type: ignore[arg-type]
+    # As one is after its stop: the JVM would take the listener without a word.
+    stopped: Any = SimpleNamespace(streams=spark.streams, _sc=SimpleNamespace(_jsc=None))
+    with pytest.raises(ConfigError, match="this one is stopped"):
+        listen(stopped)
     # None of them left a listener or a port behind.
     scrape(listening.url)
 

@@ -30,7 +30,11 @@ def ddl_of(text: str) -> str:
     if text.lstrip()[:1] in ("{", "["):
         try:
             parsed = json.loads(text)
-            return quoted(t.StructType.fromJson(parsed)) if parsed.get("type") == "struct" else _ddl(parsed)
+            return (
+                quoted(t.StructType.fromJson(parsed))
+                if parsed.get("type") == "struct"
+                else _JsonSchema(parsed).ddl(parsed)
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ConfigError(
                 'decodeSchema is no schema: DDL such as "id INT, name STRING" is needed, or the JSON of a Spark type'
@@ -150,31 +154,58 @@ def _after(tokens: list[str], at: int, wanted: str) -> int:
 _OF_JSON_SCHEMA = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 
 
-def _ddl(schema: Any) -> str:
-    """Return the type of a JSON Schema, as a registry has it: what has no type of its own is text."""
-    kinds = schema.get("type")
-    if isinstance(kinds, list):
-        kinds = next((kind for kind in kinds if kind != "null"), None)
-    if kinds == "object" and isinstance(schema.get("properties"), dict) and schema["properties"]:
-        fields = ((name.replace("`", "``"), _ddl(one)) for name, one in schema["properties"].items())
-        return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields)}>"
-    if kinds == "object":
-        more = schema.get("additionalProperties")
-        return f"map<string,{_ddl(more) if isinstance(more, dict) else 'string'}>"
-    if kinds == "array" and isinstance(schema.get("items"), dict):
-        return f"array<{_ddl(schema['items'])}>"
-    return _OF_JSON_SCHEMA.get(kinds or "", "string")
+class _JsonSchema:
+    """A JSON Schema as a type, as a registry has it: what has no type of its own is text."""
+
+    def __init__(self, schema: Any) -> None:
+        self._whole, self._count = schema, 0
+
+    def ddl(self, schema: Any, above: tuple[str, ...] = ()) -> str:
+        """Raises ConfigError, and what JSON of another form comes to."""
+        self._count += 1
+        if self._count > COLUMNS_MAX:
+            raise ConfigError(f"the registry's schema has more than {COLUMNS_MAX} columns: give decodeSchema as DDL")
+        if isinstance(schema, bool):
+            return "string"
+        if isinstance(schema.get("$ref"), str):
+            return self._referred(schema["$ref"], above)
+        # As Java's serializers write what may be null.
+        choices = schema.get("oneOf") or schema.get("anyOf") or []
+        real = [one for one in choices if one != {"type": "null"}]
+        if len(real) == 1:
+            return self.ddl(real[0], above)
+        kinds = schema.get("type")
+        if isinstance(kinds, list):
+            kinds = next((kind for kind in kinds if kind != "null"), None)
+        if kinds == "object" and isinstance(schema.get("properties"), dict) and schema["properties"]:
+            fields = ((name.replace("`", "``"), self.ddl(one, above)) for name, one in schema["properties"].items())
+            return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields)}>"
+        if kinds == "object":
+            more = schema.get("additionalProperties")
+            return f"map<string,{self.ddl(more, above) if isinstance(more, dict) else 'string'}>"
+        if kinds == "array" and isinstance(schema.get("items"), dict):
+            return f"array<{self.ddl(schema['items'], above)}>"
+        return _OF_JSON_SCHEMA.get(kinds or "", "string")
+
+    def _referred(self, reference: str, above: tuple[str, ...]) -> str:
+        """Return the type of what lies in the same schema; text for other places, and for what lies within itself."""
+        if not reference.startswith("#/") or reference in above:
+            return "string"
+        found = self._whole
+        for part in reference[2:].split("/"):
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        return "string" if found is None else self.ddl(found, (*above, reference))
 
 
 def of_json_schema(text: str) -> str:
     """Return the type of a JSON Schema. Raises ConfigError."""
     try:
-        found = _ddl(json.loads(text))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        schema = json.loads(text)
+        return _JsonSchema(schema).ddl(schema)
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        if isinstance(e, ConfigError):
+            raise
         raise ConfigError("the registry's schema is no JSON Schema: give decodeSchema as DDL") from None
-    if found.count("`:") > COLUMNS_MAX:
-        raise ConfigError(f"the registry's schema has more than {COLUMNS_MAX} columns: give decodeSchema as DDL")
-    return found
 
 
 class JsonDecoder:

@@ -80,6 +80,8 @@ def listen_with(spark: SparkSession, settings: Settings, more: More | None = Non
     _check(settings)
     if not hasattr(spark, "streams"):
         raise ConfigError(f"listen() needs a SparkSession, not {type(spark).__name__}")
+    if _is_stopped(spark):
+        raise ConfigError("listen() needs a session that runs, and this one is stopped: make another")
     try:
         from rocketspark.spark.metrics.scrape_thread import ScrapeThread
     except ImportError as e:
@@ -105,6 +107,13 @@ def listen_with(spark: SparkSession, settings: Settings, more: More | None = Non
     if lag is not None:
         lag.start()
     return Listening(spark, settings.host, figures, server, lag, listener)
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    if hasattr(type(spark), "is_stopped"):  # Of Spark Connect.
+        return bool(getattr(spark, "is_stopped"))  # noqa: B009
+    context = getattr(spark, "_sc", None)
+    return context is not None and getattr(context, "_jsc", context) is None
 
 
 class Listening:

@@ -323,6 +323,28 @@ def test_what_is_inferred() -> None:
 def test_schemas_of_json() -> None:
     schema = {"type": "object", "properties": {"a": {"type": ["null", "integer"]}, "b": {"type": "array", "items": {}}}}
     assert json_bodies.of_json_schema(json.dumps(schema)) == "struct<`a`:bigint,`b`:array<string>>"
+    # As Java's serializers write them: what may be null, and objects in other ones.
+    inner = {"type": "object", "properties": {"x": {"type": "number"}, "self": {"$ref": "#/definitions/I~1n"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"oneOf": [{"type": "null"}, {"type": "integer"}]},
+            "b": {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/I~1n"}]},
+            "c": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+            "d": {"$ref": "other.json"},
+            "e": True,
+            "f": {"$ref": "#/none"},
+        },
+        "definitions": {"I/n": inner},
+    }
+    wanted = "struct<`a`:bigint,`b`:struct<`x`:double,`self`:string>,`c`:string,`d`:string,`e`:string,`f`:string>"
+    assert json_bodies.of_json_schema(json.dumps(schema)) == wanted
+    bomb = {f"t{i}": {"type": "object", "properties": {n: {"$ref": f"#/t{i + 1}"} for n in "abcd"}} for i in range(30)}
+    with pytest.raises(ConfigError, match="more than 10000 columns"):
+        json_bodies.of_json_schema(json.dumps(bomb | {"$ref": "#/t0"}))
+    for wrong in ("[", "[]", "3", '{"type": "object", "properties": {"a": 3}}'):
+        with pytest.raises(ConfigError, match="no JSON Schema"):
+            json_bodies.of_json_schema(wrong)
     many = {f"k{i}": {"type": "integer"} for i in range(10_001)}
     with pytest.raises(ConfigError, match="more than 10000 columns"):
         json_bodies.of_json_schema(json.dumps({"type": "object", "properties": many}))
