@@ -21,7 +21,7 @@ from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.errors import RocketSparkError, RouteNotFound
-from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
+from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute, checksums
 from rocketspark.model.route import PERM_READ, PERM_WRITE
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -30,6 +30,7 @@ from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record as StoredRecord
+from rocketspark.protocol.message.record_layout import CRC_MASK
 from rocketspark.spark.exactly_once import commit_records, transaction_handles
 from rocketspark.spark.exactly_once.commit_records import CommitRecord, HalfOutcome, LastCommit, TransactionalIdState
 from rocketspark.spark.options import WriteOptions
@@ -162,8 +163,9 @@ class CommitTopic:
         if not writable:
             raise RouteNotFound(
                 self.topic,
-                remark=f"transactionalId {self.name!r}: the broker that has its commit topic {self.topic} is down:"
-                " start it again; nothing can be written exactly once meanwhile",
+                remark=f"transactionalId {self.name!r}: the broker that has its commit topic {self.topic} is down, or"
+                " the topic was made read-only there: start it again, or give the topic permission 6; nothing can be"
+                " written exactly once meanwhile",
             )
         if len(writable) > 1:
             # One of them was never used; `make` sees to it that it never will be.
@@ -221,8 +223,13 @@ class CommitTopic:
         """Return the offset that the next manifest will get."""
         return (await self.bounds(self._queue(MANIFESTS)))[1]
 
-    async def read(self, queue: MessageQueue, first: int, end: int) -> AsyncIterator[StoredRecord]:
-        """Return the messages of a queue from offset `first` up to `end`; those that are gone are left out."""
+    async def read(
+        self, queue: MessageQueue, first: int, end: int, *, check_bodies: bool = True
+    ) -> AsyncIterator[StoredRecord]:
+        """Return the messages of a queue from offset `first` up to `end`; those that are gone are left out.
+
+        Raises RocketSparkError for one whose body is damaged, unless `check_bodies` is false.
+        """
 
         async def ask() -> client_api.PullResult:
             header = PullHeader(
@@ -246,8 +253,10 @@ class CommitTopic:
         while first < end:
             pulled = await self.again(ask, topic=queue.topic)
             if pulled.code == ResponseCode.SUCCESS:
-                for stored in record.decode_all(pulled.records):
+                for stored in record.decode_all(pulled.records, check_crc=False):
                     if first <= stored.queue_offset < end:
+                        if check_bodies and not is_whole(stored):
+                            raise _damaged(queue, stored.queue_offset)
                         yield stored
             elif pulled.header.next_offset <= first:
                 # The messages have just been deleted, or an official broker has them in its log, not yet in the queue.
@@ -276,18 +285,27 @@ class CommitTopic:
     async def state(self, since: int | None = None, *, upto: int = 0) -> TransactionalIdState:
         """Return the state by the records, among them at least all from queue offset `since` on and all up to
         `upto`.
+
+        Raises RocketSparkError for a damaged one that may decide: of these, or since the last commit.
         """
         queue = self._queue(RECORDS)
         oldest, end = await self.settled(queue, upto)
         found: list[tuple[int, CommitRecord]] = []
+        damaged = -1
         at = end
         while at > oldest and (not commit_records.holds_commit(found) or (since is not None and at > since)):
             first = max(at - READ_BACK, oldest)
-            found = [
-                (stored.queue_offset, commit_records.decode(stored.body))
-                async for stored in self.read(queue, first, at)
-            ] + found
+            part = []
+            async for stored in self.read(queue, first, at, check_bodies=False):
+                if is_whole(stored):
+                    part.append((stored.queue_offset, commit_records.decode(stored.body)))
+                else:
+                    damaged = max(damaged, stored.queue_offset)
+            found = part + found
             at = first
+        decided = max((at for at, one in found if one.kind == commit_records.COMMIT and one.at == at), default=0)
+        if damaged >= min(decided, end if since is None else since):
+            raise _damaged(queue, damaged)
         state = commit_records.state_of(found, end)
         if state.last is None and oldest:
             state.kept = await self._kept(oldest)
@@ -362,6 +380,19 @@ class CommitTopic:
         )
         with contextlib.suppress(RocketSparkError):
             client_api.end_transaction(peer, header)
+
+
+def is_whole(stored: StoredRecord) -> bool:
+    """Tell whether a record's body is what was stored."""
+    return not stored.crc or checksums.crc32(stored.body) & CRC_MASK == stored.crc
+
+
+def _damaged(queue: MessageQueue, offset: int) -> RocketSparkError:
+    return RocketSparkError(
+        f"topic {queue.topic!r}: the message at offset {offset} of queue {queue.queue_id} on broker"
+        f" {queue.broker_name!r} is damaged: restore that broker's store from a replica or a backup; without one"
+        " compare what was written with the query's checkpoint, and go on with another transactionalId"
+    )
 
 
 class NotSafelyStored(RocketSparkError):

@@ -311,7 +311,7 @@ class EndTransactions:
             _, end = await self._log.bounds(queue)
             found = [
                 stored.prepared_position
-                async for stored in self._log.read(queue, at, end)
+                async for stored in self._log.read(queue, at, end, check_bodies=False)
                 if stored.sys_flag & sysflags.TRANSACTION_MASK == COMMIT
             ]
             arrived.append(_array(found))
