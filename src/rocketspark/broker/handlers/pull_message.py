@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
-from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
 import msgspec
 
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.filter_compiler import TEXT_KEPT_MAX, ToCompile
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling
-from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX, FilterTurn, PullFilter
+from rocketspark.broker.consumers.pull_filter import PullFilter
+from rocketspark.broker.consumers.pull_subscriptions import PullSubscriptions
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.errors import FilterIllegal, ServerError
-from rocketspark.filters import sql92
-from rocketspark.model import Subscription, subscribe
+from rocketspark.broker.storage.log_memory import LogMemory
+from rocketspark.errors import ServerError
 from rocketspark.model.route import MASTER_ID, PERM_READ
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -61,25 +60,10 @@ BULK_BYTES_MAX = 2 << 20
 # Records of a bulk pull that lie together in stretches of this size, on average, are not copied.
 PART_BYTES_MIN = 16 << 10
 HOLD_MS_MAX = 60_000
-# Subscriptions that requests bring are kept parsed, unless their text is longer.
-TEXT_KEPT_MAX = 1024
 # The limit of a held pull's other memory, so that all of them stay within some hundred MB.
 CODES_OF_WEIGHT = 32
 FILTER_TEXT_OF_WEIGHT = 64
 _NOTHING_YET = (GetStatus.AT_END, GetStatus.EMPTY, GetStatus.NO_QUEUE)
-
-
-class _ToCompile(Exception):
-    """Raised for an expression that takes long to compile, or needs the grammar loaded first."""
-
-
-def _try_to_compile(expression: str) -> str:
-    """Compile the expression; return what is wrong with it, "" if nothing is."""
-    try:
-        sql92.compile(expression)
-    except FilterIllegal as e:
-        return str(e)
-    return ""
 
 
 class PullHandler:
@@ -99,16 +83,16 @@ class PullHandler:
         self._settings = settings
         self._store = store
         self._role = role
-        self._memory_bytes = memory_bytes()
+        self._is_far_behind = LogMemory(settings, store).is_far_behind
         self._topics = tables.topics
         self._groups = tables.groups
-        self._clients = tables.clients
         self._offsets = tables.offsets
         self._long_polling = long_polling
         self._stats = stats
         self._long_scans = long_scans
-        self._beside = beside
-        self._filter_turn = FilterTurn()
+        self._subscriptions = PullSubscriptions(settings, tables.clients, beside)
+        self._filter_of, self._compiler = self._subscriptions.filter_of, self._subscriptions.compiler
+        self._filter_turn = self._compiler.turn
         # Held pulls with something for a connection that does not read.
         self._stalled: dict[Peer, dict[HeldRequest, None]] = {}
 
@@ -123,8 +107,8 @@ class PullHandler:
         h = request.ext
         topic_sys_flag = self._check(peer, h)
         try:
-            codes, accepts = self._filter(h)
-        except _ToCompile as e:
+            codes, accepts = self._filter_of(h)
+        except ToCompile as e:
             return self._compile_first(peer, request, body, str(e))
         reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
         if reset_to is not None:
@@ -159,12 +143,12 @@ class PullHandler:
         self, peer: Peer, request: Request[PullHeader], body: bytes, expression: str
     ) -> bytes | Parts | None:
         while True:
-            await self._beside.run(lambda: _try_to_compile(expression))
+            await self._compiler.compile(expression)
             if not peer.is_open:
                 return None
             try:
                 answer = self.pull(peer, request, body)
-            except _ToCompile:
+            except ToCompile:
                 continue
             return answer if answer is None or isinstance(answer, bytes | Parts) else await answer
 
@@ -354,90 +338,22 @@ class PullHandler:
             )
         return config.topic_sys_flag
 
-    def _subscription(self, h: PullHeader) -> Subscription:
-        if h.sys_flag & sysflags.PULL_SUBSCRIPTION:
-            kind = h.expression_type or "TAG"
-            text = h.subscription or ""
-            try:
-                keep = len(text) < TEXT_KEPT_MAX
-                wanted = _parsed(h.topic, text, kind) if keep else subscribe(h.topic, text, kind=kind)
-            except FilterIllegal as e:
-                raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
-        else:
-            group = self._clients.consumers.get(h.group)
-            if group is None:
-                raise ServerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
-            known = group.subscriptions.get(h.topic)
-            if known is None:
-                raise ServerError(
-                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {h.topic}"
-                )
-            if known.version < h.subscription_version:
-                raise ServerError(
-                    ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest: a heartbeat is due"
-                )
-            wanted = known
-        return wanted
-
-    def _filter(self, h: PullHeader) -> tuple[frozenset[int] | None, PullFilter | None]:
-        """Return (tag codes, test of a record) of a subscription; None where everything passes."""
-        if h.sys_flag & sysflags.PULL_SUBSCRIPTION and h.subscription == "*" and h.expression_type in ("TAG", None):
-            return None, None
-        subscription = self._subscription(h)
-        if subscription.is_all:
-            return None, None
-        if subscription.expression_type == "TAG":
-            return subscription.codes, None
-        compiled = self._property_filter(subscription.expression, subscription.expression_type)
-        return None, PullFilter(compiled, self._beside)
-
-    def _property_filter(self, expression: str, kind: str) -> sql92.Filter:
-        """Return the filter of an expression. Raises ServerError: 1 if such filters are off, 23 for a wrong expression.
-
-        Raises _ToCompile for one that has to be compiled in a thread first.
-        """
-        if kind != "SQL92" or not self._settings.property_filter:
-            raise ServerError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {kind}"
-                + (" (enablePropertyFilter=true allows it)" if kind == "SQL92" else ""),
-            )
-        here_max = 0 if self._filter_turn.is_over() else COMPILED_HERE_MAX
-        if len(expression) <= sql92.LENGTH_MAX and not sql92.is_quick(expression, here_max):
-            raise _ToCompile(expression)
-        try:
-            return sql92.compile(expression)
-        except FilterIllegal as e:
-            raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
-
     def check_client(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """CHECK_CLIENT_CONFIG (46): a consumer asks whether its filter will work before it starts."""
         asked = java_json.decode_request(body, ClientCheck).subscription_data
         if asked is not None and (asked.expression_type or "TAG") != "TAG":
             try:
-                self._property_filter(asked.sub_string, asked.expression_type or "")
-            except _ToCompile as e:
+                self._subscriptions.property_filter(asked.sub_string, asked.expression_type or "")
+            except ToCompile as e:
                 return self._check_compiled(request, str(e))
         return reply(request.opaque)
 
     async def _check_compiled(self, request: Request[Any], expression: str) -> bytes:
-        if mistake := await self._beside.run(lambda: _try_to_compile(expression)):
+        if mistake := await self._compiler.compile(expression):
             raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, mistake)
         return reply(request.opaque)
 
     # -- where to pull from ---------------------------------------------------------------------------------------
-
-    def _is_far_behind(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether a message lies so far before the log's end that it has left memory (rule: checkInDisk, 5.x)."""
-        store = self._store
-        limit = self._memory_bytes * self._settings.memory_percent // 100
-        if store.written_position - store.min_position <= limit:
-            return False
-        low, high = store.queue_range(topic, queue_id)
-        if not low <= offset < high:
-            return False
-        ((position, _, _),) = store.queue_units(topic, queue_id, offset, 1)
-        return store.written_position - position > limit
 
     def _placed(self, h: PullHeader, read: GetMessageResult, code: int) -> tuple[int, int, int]:
         """Return code, suggested broker id and next offset of a reply where slaves serve too.
@@ -509,13 +425,3 @@ class PullHandler:
         if total > frames.FRAME_BYTES_MAX:
             frames.check_length(total)
         return _LENGTHS.pack(total, len(header)) + header
-
-
-def memory_bytes() -> int:
-    """Return the size of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@lru_cache(maxsize=1024)
-def _parsed(topic: str, text: str, kind: str) -> Subscription:
-    return subscribe(topic, text, kind=kind)

@@ -18,6 +18,7 @@ from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.pop_filter import PopFilter
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.errors import ServerError, StoreError
 from rocketspark.protocol import pop_info, retry_topics
 from rocketspark.protocol.headers import PopHeader
@@ -72,8 +73,7 @@ class PopReading:
         ordered: OrderedPops,
         block_ends: BlockEnds,
         stats: Stats,
-        *,
-        memory_bytes: int,
+        memory: LogMemory,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -84,7 +84,7 @@ class PopReading:
         self._ordered = ordered
         self._block_ends = block_ends
         self._stats = stats
-        self._memory_bytes = memory_bytes
+        self._memory = memory
 
     def read(self, h: PopHeader, wanted: PopFilter, address: str, now_ms: int) -> Found:
         """Take messages for a request, at most as many as it asks for. Raises ServerError if none can be noted."""
@@ -286,15 +286,10 @@ class PopReading:
         low, high = self._store.queue_range(topic, queue_id)
         if init_mode == INIT_MIN or retry_topics.retry_flag(topic) != retry_topics.NORMAL:
             return low
-        if self._settings.pop_init_by_memory and low <= 0 and high > 0 and self._is_in_memory(topic, queue_id, 0):
-            return 0
+        if self._settings.pop_init_by_memory and low <= 0 and high > 0:
+            # Near enough to the log's end (rule: checkInMemByConsumeOffset, 5.x).
+            return max(high - 1, 0) if self._memory.is_far_behind(topic, queue_id, 0) else 0
         return max(high - 1, 0)
-
-    def _is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether a message is near enough to the log's end (rule: checkInMemByConsumeOffset, 5.x)."""
-        ((position, _, _),) = self._store.queue_units(topic, queue_id, offset, 1)
-        limit = self._memory_bytes * self._settings.memory_percent // 100
-        return self._store.written_position - position <= limit
 
     # -- records --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from rocketspark.broker.handlers.pops.lite_topics import LiteHandler
 from rocketspark.broker.handlers.pops.notification import NotificationHandler
 from rocketspark.broker.handlers.pops.peek_message import PeekHandler
 from rocketspark.broker.handlers.pops.pop_message import PopHandler
-from rocketspark.broker.handlers.pull_message import memory_bytes
 from rocketspark.broker.parts import HasRoutes, Tables
 from rocketspark.broker.pop.pop_filter import PopFilters
 from rocketspark.broker.pop.pops import Pops
@@ -20,6 +19,7 @@ from rocketspark.broker.pop.requests import PopChecks
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.store.store import Store
 
 
@@ -36,8 +36,7 @@ def pop_handlers(
     topics, offsets = tables.topics, tables.offsets
     in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
     checks, filters = PopChecks(settings, tables, in_flight), PopFilters(filtering)
-    memory = memory_bytes()
-    reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, memory_bytes=memory)
+    reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, LogMemory(settings, store))
     yield PopHandler(settings, checks, filters, reading, pops.waiting, in_flight)
     yield PeekHandler(settings, checks, store, topics, reading)
     yield NotificationHandler(settings, checks, filters, store, topics, reading, ordered, pops.waiting, pops.notified)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rocketspark.broker.consumers.filter_compiler import ToCompile
 from rocketspark.broker.pop.ordered import OrderedPops
-from rocketspark.broker.pop.pop_filter import ALL, PopFilter, PopFilters, ToCompile
+from rocketspark.broker.pop.pop_filter import ALL, PopFilter, PopFilters
 from rocketspark.broker.pop.reading import PopReading
 from rocketspark.broker.pop.requests import NO_REMARK, PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops

@@ -8,8 +8,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from rocketspark.broker.consumers.filter_compiler import ToCompile
 from rocketspark.broker.pop.in_flight import InFlightMessages
-from rocketspark.broker.pop.pop_filter import PopFilter, PopFilters, ToCompile
+from rocketspark.broker.pop.pop_filter import PopFilter, PopFilters
 from rocketspark.broker.pop.reading import Found, PopReading
 from rocketspark.broker.pop.requests import PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPop, WaitingPops

@@ -1,0 +1,29 @@
+"""What of the log lies in the machine's memory. Rule (checkInDisk, 5.x): its last part, as large as a share of it."""
+
+from __future__ import annotations
+
+import os
+
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.store.store import Store
+
+
+class LogMemory:
+    """Tells which messages have left memory."""
+
+    def __init__(self, settings: BrokerSettings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def is_far_behind(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether a message lies so far before the log's end that it has left memory; False if there is none."""
+        store = self._store
+        limit = self._memory_bytes * self._settings.memory_percent // 100
+        if store.written_position - store.min_position <= limit:
+            return False
+        low, high = store.queue_range(topic, queue_id)
+        if not low <= offset < high:
+            return False
+        ((position, _, _),) = store.queue_units(topic, queue_id, offset, 1)
+        return store.written_position - position > limit
