@@ -364,6 +364,10 @@ def _field_count(kind: Any) -> int:
     return _field_count(kind[0]) if isinstance(kind, list) else 0
 
 
+# Numbers that differ from body to body are the wider.
+_WIDER = ("bigint", "decimal(38,0)", "double")
+
+
 def _merged(a: Any, b: Any) -> Any:
     if a is None or b is None or a == b:
         return b if a is None else a
@@ -371,9 +375,7 @@ def _merged(a: Any, b: Any) -> Any:
         return {name: _merged(a.get(name), b.get(name)) for name in (*a, *(n for n in b if n not in a))}
     if isinstance(a, list) and isinstance(b, list):
         return [_merged(a[0], b[0])]
-    if {str(a), str(b)} == {"bigint", "double"}:
-        return "double"
-    return "string"
+    return max(a, b, key=_WIDER.index) if a in _WIDER and b in _WIDER else "string"
 
 
 def _text(kind: Any) -> str:

@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import datetime
 import json
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,8 @@ def test_what_is_inferred() -> None:
     bodies = [b'{"a": 1, "b": {"c": [1, 2.5]}, "n": null}', b'{"a": "x", "b": {"d": true}, "e": []}', b"no", b"[]"]
     wanted = "`a` string, `b` struct<`c` array<double>, `d` boolean>, `n` string, `e` array<string>"
     assert json_bodies.infer(bodies) == wanted
+    numbers = [b'{"a": 1, "b": 1, "c": 1.5}', b'{"a": %d, "b": 2.5, "c": %d}' % (2**70, 2**70)]
+    assert json_bodies.infer(numbers) == "`a` decimal(38,0), `b` double, `c` double"
     with pytest.raises(ConfigError, match="no body of the sample is a JSON object"):
         json_bodies.infer([b"1", b"x"])
     # SQL has no name without a letter, and what lies deep is text.
@@ -443,6 +446,14 @@ def test_an_error_that_nobody_thought_of_costs_its_row(monkeypatch: pytest.Monke
     values, reasons = made.decode([b"odd", b""])
     assert reasons == ["the body cannot be decoded: KeyError 'a\\nb'", None]
     assert values[1].is_valid
+
+
+@pytest.mark.parametrize("name", ["avro", "protobuf"])
+def test_an_executor_without_the_package_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"avro": AVRO, "protobuf": PROTOBUF}[name]._options
+    monkeypatch.setitem(sys.modules, {"avro": "fastavro", "protobuf": "google.protobuf"}[name], None)
+    with pytest.raises(ConfigError, match=r"on executors too: pip install 'rocketspark\[schemas\]'"):
+        BodyDecoder(given)
 
 
 def test_framed_bodies_that_are_read_as_plain_say_so() -> None:
