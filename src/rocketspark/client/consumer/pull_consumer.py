@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -18,6 +17,7 @@ from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection.queue_watches import QueueWatches
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
+from rocketspark.client.consumer.handed_out import HandedOut
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.message_iterator import MessageIterator, Run
 from rocketspark.client.consumer.offset_commits import ConsumeFrom
@@ -94,6 +94,9 @@ class AsyncPullConsumer(ConsumerLife):
         wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
         super().__init__(namesrv, options, wrapped)
         self._auto_commit = auto_commit
+        self._handed_out = HandedOut()
+        # Bound once: a poll for one message after the other pays for each look-up.
+        self._take, self._settle = self._handed_out.take, self._handed_out.settle
         own = LocalOffsets(offset_folder, self._instance, self.group) if broadcast else None
         self._offsets = own or BrokerOffsets(self._instance, self.group)
         self._rebalance = Rebalance(
@@ -110,7 +113,7 @@ class AsyncPullConsumer(ConsumerLife):
                 send_commits=False,
             ),
             deliver=self._deliver,
-            to_commit=self._to_commit,
+            to_commit=self._handed_out.done,
             rebalance_interval_ms=rebalance_interval_ms,
             commit_interval_ms=commit_interval_ms if auto_commit else None,
             with_retries=False,
@@ -119,7 +122,7 @@ class AsyncPullConsumer(ConsumerLife):
             offsets=self._offsets,
             on_taken=self._bare_queues(on_assigned),
             on_leaving=self._bare_queues(on_revoked),
-            continued=self._lent_on,
+            continued=self._handed_out.follow,
         )
         # By the names of RocketMQ's properties: what its tools show.
         self._settings: dict[str, object] = {
@@ -132,9 +135,6 @@ class AsyncPullConsumer(ConsumerLife):
             "pullThresholdForQueue": backlog_count_max,
             "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
         }
-        self._fetched: deque[Run] = deque()
-        # The iterators in use; messages that they did not give out yet are not finished.
-        self.lent: list[MessageIterator] = []
         self._arrived = asyncio.Event()
         self._by_hand = False
         self._one_assign = asyncio.Lock()
@@ -178,7 +178,7 @@ class AsyncPullConsumer(ConsumerLife):
         await self._rebalance.stop_reading()
         if self._auto_commit and self._entered:
             if through:
-                self._settle()
+                self._settle(self._rebalance.pullers.values())
             await self._rebalance.commit()
         await self._leave()
 
@@ -275,7 +275,7 @@ class AsyncPullConsumer(ConsumerLife):
         if self._namespace:
             for message in messages:
                 message.topic = namespace.unwrap(self._namespace, message.topic)
-        self._fetched.append((puller, messages))
+        self._handed_out.fetched.append((puller, messages))
         self._arrived.set()
 
     async def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:
@@ -291,32 +291,27 @@ class AsyncPullConsumer(ConsumerLife):
 
     async def lend(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> MessageIterator:
         """As `poll`, for a caller that gives the messages out one by one; `take_back` must follow."""
-        message_iterator = MessageIterator(await self._next(timeout_ms, count_max))
-        self.lent.append(message_iterator)
-        if self._hooks.consumes and (messages := [m for _, messages in message_iterator.rest() for m in messages]):
+        runs = await self._next(timeout_ms, count_max)
+        if self._hooks.consumes and (messages := [message for _, part in runs for message in part]):
             self._show(messages)
-        return message_iterator
+        return self._handed_out.lend(runs)
 
     def take_back(self, message_iterator: MessageIterator) -> None:
         """End an iterator: messages that it did not give out are read again, and not committed."""
-        if message_iterator not in self.lent:
-            return
-        for puller in message_iterator.held():
-            self._to_commit(puller)
-        self.lent.remove(message_iterator)
-        if self._state == "started":
-            for puller, messages in message_iterator.rest():
+        for puller, messages in self._handed_out.take_back(message_iterator):
+            if self._state == "started":
                 self._unread(puller.queue, puller, messages[0].queue_offset)
 
-    def _lent_on(self, before: Puller, after: Puller) -> None:
-        for message_iterator in self.lent:
-            message_iterator.follow(before, after)
+    @property
+    def lent(self) -> list[MessageIterator]:
+        """The iterators in use."""
+        return self._handed_out.lent
 
     async def _next(self, timeout_ms: float, count_max: int) -> list[Run]:
         self._check_started()
         if math.isnan(timeout_ms):
             raise UsageError("timeout_ms is no number: give milliseconds, 0 or more")
-        self._settle()
+        self._settle(self._rebalance.pullers.values())
         self._poller = asyncio.current_task()
         self._in_a_row += 1
         if timeout_ms <= 0 or self._in_a_row >= IN_A_ROW_MAX:
@@ -347,43 +342,6 @@ class AsyncPullConsumer(ConsumerLife):
         for each in self._hooks.consumes:
             guarded(each.after_consume, consuming)
 
-    def _take(self, count_max: int) -> list[Run]:
-        taken: list[Run] = []
-        room = count_max
-        now_ms = int(time.time() * 1000)
-        while self._fetched and room > 0:
-            puller, messages = self._fetched.popleft()
-            if puller.dropped:
-                continue
-            if len(messages) > room:
-                self._fetched.appendleft((puller, messages[room:]))
-                messages = messages[:room]
-            room -= len(messages)
-            puller.process_queue.finish(messages)
-            puller.consumed_ms = now_ms
-            taken.append((puller, messages))
-        return taken
-
-    def _settle(self) -> None:
-        """Count all messages returned so far as finished, and those of iterators as far as they came."""
-        self.lent = [message_iterator for message_iterator in self.lent if not message_iterator.is_through]
-        held: dict[Puller, int] = {}
-        for message_iterator in self.lent:
-            for puller, offset in message_iterator.held().items():
-                held[puller] = min(offset, held.get(puller, offset))
-        for puller in self._rebalance.pullers.values():
-            lowest = puller.process_queue.lowest
-            barred = lowest if puller.barred is None else puller.barred
-            puller.done = min(lowest, barred, held.get(puller, lowest))
-
-    def _to_commit(self, puller: Puller) -> int:
-        """Return the offset to commit for a queue. Iterators go on without telling the consumer."""
-        held = [offsets[puller] for message_iterator in self.lent if puller in (offsets := message_iterator.held())]
-        if held:
-            # All below what they were lent was settled when they were.
-            puller.done = max(puller.done, min(held))
-        return puller.done
-
     async def unread(self, messages: Iterable[ReceivedMessage]) -> None:
         """Take back messages that `poll` returned: they are read again, and not committed."""
         self.unread_now(messages)
@@ -408,7 +366,7 @@ class AsyncPullConsumer(ConsumerLife):
         if self._rebalance.reads(queue):
             after = self._rebalance.seek(queue, offset)
             after.done = done
-            self._lent_on(puller, after)
+            self._handed_out.follow(puller, after)
         else:
             # The queue is about to be given up: the next member to read it begins there.
             puller.done = done
@@ -479,7 +437,7 @@ class AsyncPullConsumer(ConsumerLife):
         """
         self._check_started()
         if offsets is None:
-            self._settle()
+            self._settle(self._rebalance.pullers.values())
             await self._rebalance.commit(strict=True, oneway=not wait)
             return
         given = {self._full(q): _offset(offset) for q, offset in offsets.items()}

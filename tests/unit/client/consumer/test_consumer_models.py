@@ -375,7 +375,7 @@ class PullMachine(Machine):
         messages = await consumer.poll(timeout_ms, count_max=count_max)
         assert len(messages) <= count_max
         if not messages and consumer._state == "started":
-            assert all(puller.dropped for puller, _ in consumer._fetched), "what is there is not given out"
+            assert all(puller.dropped for puller, _ in consumer._handed_out.fetched), "what is there is not given out"
         for message in messages:
             self.world.gives(name, MessageQueue(*message.queue), message.queue_offset)
         self.last[name] = messages
