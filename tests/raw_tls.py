@@ -87,6 +87,8 @@ class RawTls:
     async def flush(self, step: int = 0) -> None:
         data = self.outside.read()
         for at in range(0, len(data), step or max(len(data), 1)):
+            if self.writer.is_closing():
+                raise ConnectionResetError  # uvloop has no error of connections for this.
             self.writer.write(data[at : at + (step or len(data))])
             if step:
                 await asyncio.sleep(0)

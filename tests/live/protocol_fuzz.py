@@ -216,17 +216,24 @@ class Honest:
             self.read += 1
 
 
+def _open(writer: asyncio.StreamWriter) -> asyncio.StreamWriter:
+    """Raises an error of connections if the other side has closed it, which uvloop does not."""
+    if writer.is_closing():
+        raise ConnectionResetError
+    return writer
+
+
 async def _feed(address: str, pieces: list[bytes]) -> None:
     """Write the pieces and end this side; what comes back is read until the other side closes, if it does soon."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         for piece in pieces:
-            writer.write(piece)
+            _open(writer).write(piece)
             await writer.drain()
             if len(pieces) > 1:
                 await asyncio.sleep(0)
-        writer.write_eof()
+        _open(writer).write_eof()
         while await reader.read(1 << 16):
             pass
     except OSError:
@@ -261,8 +268,8 @@ async def _feed_secure(address: str, pieces: list[bytes], chance: random.Random)
                 raw.tls.unwrap()
             await raw.flush()
         elif end == 1:
-            raw.writer.write(chance.randbytes(chance.choice((1, 5, 40))))
-        raw.writer.write_eof()
+            _open(raw.writer).write(chance.randbytes(chance.choice((1, 5, 40))))
+        _open(raw.writer).write_eof()
         await raw.rest()
     except (OSError, EOFError, ssl.SSLError):
         pass
