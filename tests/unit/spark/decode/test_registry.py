@@ -61,7 +61,8 @@ def test_failures_that_pass_are_retried() -> None:
         assert clock.now_s == pytest.approx(100 + 0.1 + 0.3 + 1.0)
         server.failures = [500] * 100
         with pytest.raises(RegistryAway, match="it answers 500"):
-            client(server, clock, timeout_ms=2000).by_id(number)
+            # The last request may take what is left, of which a busy machine needs some.
+            client(server, clock, timeout_ms=15_390).by_id(number)
 
 
 def test_an_unknown_id_is_asked_for_again_after_a_while() -> None:
