@@ -38,7 +38,8 @@ from rocketspark.transport.request_frames import request as request_frame
 log = logging.getLogger("rocketspark.spark")
 
 COMMIT, ROLLBACK = sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK
-IN_FLIGHT_MAX = 256
+# Ends told at once, after a look whether another writer has taken over; and how many such are under way.
+CHUNK_ROWS = 256
 CHUNKS_IN_FLIGHT = 2
 # An official broker drops an end that waited for 3 s: after these nothing told before is carried out any more.
 DRAIN_S = 6.0
@@ -349,8 +350,7 @@ def _template(header: EndTransactionHeader) -> bytes:
 def _chunks(manifest: HandleManifest, rows: NDArray[np.int64], *, one_each: bool) -> list[NDArray[np.int64]]:
     """Divide rows into parts whose ends are sent at once. `one_each`: one row for each queue."""
     if not one_each:
-        count = IN_FLIGHT_MAX // CHUNKS_IN_FLIGHT
-        return [rows[at : at + count] for at in range(0, len(rows), count)]
+        return [rows[at : at + CHUNK_ROWS] for at in range(0, len(rows), CHUNK_ROWS)]
     # The official broker ends several at once, and any may refuse some of them (SYSTEM_BUSY): one at a time for each
     # queue keeps their order.
     targets = manifest.targets[rows]
