@@ -18,16 +18,16 @@ from rocketspark.client import validators
 from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
-from rocketspark.client.consumer.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.listening.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.listening.ordered_listeners import OrderedListeners
+from rocketspark.client.consumer.listening.returned_messages import ReturnedMessages
 from rocketspark.client.consumer.offset_commits import ConsumeFrom
 from rocketspark.client.consumer.offset_stores import LocalOffsets
-from rocketspark.client.consumer.ordered_listeners import OrderedListeners
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
 from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance
-from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import ConfigError, StateError, UsageError

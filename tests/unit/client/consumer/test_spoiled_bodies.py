@@ -109,7 +109,7 @@ async def test_a_body_that_is_not_what_its_crc_says_is_asked_for_again_first(mon
 
 @in_loop
 async def test_dead_letters_that_no_broker_takes_are_passed_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.001)
+    monkeypatch.setattr("rocketspark.client.consumer.listening.returned_messages.AGAIN_S", 0.001)
     body, flag = POISON["no zlib"]
     async with Fake(t=1) as fake:
         fake.broker.rules[SEND_BACK] = lambda header, body: (1, "as told")

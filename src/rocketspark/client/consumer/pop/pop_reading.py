@@ -17,7 +17,7 @@ from typing import Any
 from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection import pop_api
 from rocketspark.client.connection.instance import Instance
-from rocketspark.client.consumer.listeners import Unit
+from rocketspark.client.consumer.listening.listeners import Unit
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.popper import PopBatch, Popper, PopSettings
 from rocketspark.client.observe.consume_stats import ConsumeStats

@@ -17,8 +17,8 @@ from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPushConsumer
 from rocketspark.client.callbacks import in_thread
-from rocketspark.client.consumer.listeners import Overdue, TaskListeners, ThreadListeners, Unit
-from rocketspark.client.consumer.ordered_listeners import OrderedListeners
+from rocketspark.client.consumer.listening.listeners import Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.listening.ordered_listeners import OrderedListeners
 from rocketspark.client.hooks import Consuming, Hooks
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.errors import UsageError
@@ -252,7 +252,7 @@ def test_in_order_nothing_overtakes_what_failed_by_whatever(failure: Any) -> Non
 
 @in_loop
 async def test_a_worker_that_is_cancelled_leaves_its_message_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.consumer.listeners.CANCELLED_PAUSE_S", 0.001)
+    monkeypatch.setattr("rocketspark.client.consumer.listening.listeners.CANCELLED_PAUSE_S", 0.001)
 
     async def listener(given: ReceivedMessage) -> None:
         if given.queue_offset == 1:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
-from rocketspark.client.consumer.listeners import Listener, Report, Unit, log_failure
+from rocketspark.client.consumer.listening.listeners import Listener, Report, Unit, log_failure
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.model import MessageQueue, ReceivedMessage
