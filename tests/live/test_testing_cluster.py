@@ -15,7 +15,7 @@ from tests.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.cli.serve import loop_factory
+from rocketspark.cli.serving.serve import loop_factory
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.testing import cluster as embedded
 from rocketspark.testing import run_cluster

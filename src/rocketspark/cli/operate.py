@@ -17,7 +17,7 @@ def run_operation(at: ClusterAccess, act: Callable[[Operations], Awaitable[T]]) 
     import asyncio
 
     from rocketspark.admin.operations import Operations
-    from rocketspark.cli.serve import loop_factory
+    from rocketspark.cli.serving.serve import loop_factory
 
     options = at.client_options()
 

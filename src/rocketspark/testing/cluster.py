@@ -19,8 +19,8 @@ from rocketspark.broker.access.secure_folder import SecureFolder
 from rocketspark.broker.inner_connections import signer_of
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.cli.proxy_process import EXTRA, is_installed, proxy_process
-from rocketspark.cli.serve import loop_factory, start_in
+from rocketspark.cli.serving.proxy_process import EXTRA, is_installed, proxy_process
+from rocketspark.cli.serving.serve import loop_factory, start_in
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.replicas import Replicas, start_controller

@@ -13,7 +13,7 @@ from rocketspark.broker.replication.controller_client import ControllerClient, S
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.cli.serve import start_in
+from rocketspark.cli.serving.serve import start_in
 from rocketspark.errors import RocketSparkError, StateError
 
 LIMIT_S = 60.0

@@ -52,7 +52,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     # The tree is the same each time; making it is most of what a run costs here.
     monkeypatch.setattr("rocketspark.cli.tree.tree", lambda: ROOT)
-    monkeypatch.setattr("rocketspark.cli.serve.serve", stopped)
+    monkeypatch.setattr("rocketspark.cli.serving.serve.serve", stopped)
     monkeypatch.setattr("rocketspark.cli.commands.pipelines.shared.SharedOptions.start", stopped)
     if importlib.util.find_spec("pyspark"):
         monkeypatch.setattr("rocketspark.spark.environment.pack", stopped)
@@ -134,7 +134,7 @@ def test_what_nobody_foresaw_is_one_line_and_can_be_seen_whole(
     def fails(*arguments: Any, **more: Any) -> None:
         raise KeyError("x\n\x1b[31m")
 
-    monkeypatch.setattr("rocketspark.cli.serve.serve", fails)
+    monkeypatch.setattr("rocketspark.cli.serving.serve.serve", fails)
     code, said = run(["namesrv"], capsys)
     assert (code, said.count("\n")) == (1, 1)
     assert "ROCKETSPARK_TRACEBACK=1" in said

@@ -47,7 +47,7 @@ def consume(
 
     Example: `rocketspark consume numbers --from first --json`
     """
-    from rocketspark.cli.serve import loop_factory
+    from rocketspark.cli.serving.serve import loop_factory
 
     where = _where(start)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

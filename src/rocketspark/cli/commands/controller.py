@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli import server_tls
-from rocketspark.cli.server_options import Level, LogLevel, warn
+from rocketspark.cli.serving import server_tls
+from rocketspark.cli.serving.server_options import Level, LogLevel, warn
 from rocketspark.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def controller(
 
     Example: `rocketspark controller -c controller.conf`
     """
-    from rocketspark.cli.serve import serve, start_in
+    from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.controller.server import ControllerServer
     from rocketspark.controller.settings import ControllerSettings, read_controller_conf
 

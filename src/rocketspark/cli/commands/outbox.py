@@ -156,7 +156,7 @@ def relay(
     import asyncio
     import time
 
-    from rocketspark.cli.serve import loop_factory
+    from rocketspark.cli.serving.serve import loop_factory
     from rocketspark.client.producer.producer import AsyncProducer
     from rocketspark.errors import RocketSparkError
     from rocketspark.recipes import AsyncOutbox

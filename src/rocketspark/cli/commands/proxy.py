@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketspark.cli import server_tls
-from rocketspark.cli.child_processes import ChildProcess
 from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess
-from rocketspark.cli.proxy_process import DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
-from rocketspark.cli.server_options import Level, LogLevel, Secure, warn
+from rocketspark.cli.serving import server_tls
+from rocketspark.cli.serving.child_processes import ChildProcess
+from rocketspark.cli.serving.proxy_process import DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
+from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def proxy(
         raise ConfigError(EXTRA)
     # What gRPC's own library would write of a port is told in our words.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from rocketspark.cli.serve import serve, start_in
+    from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.client.connection.acl_signing import Signer
     from rocketspark.proxy.server import ProxyServer
     from rocketspark.transport.tls.client_tls import client_tls

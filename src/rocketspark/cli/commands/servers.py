@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketspark.cli import server_tls
-from rocketspark.cli.server_options import Level, LogLevel, Secure, warn
+from rocketspark.cli.serving import server_tls
+from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def server(
     """
     from rocketspark.broker.inner_connections import signer_of
     from rocketspark.broker.server import BrokerServer
-    from rocketspark.cli.secure import how_to_enter
-    from rocketspark.cli.serve import serve, start_in
+    from rocketspark.cli.serving.secure import how_to_enter
+    from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
@@ -156,14 +156,14 @@ def server(
 
 
 def _grpc_port(settings: BrokerSettings, asked: int | None) -> int | None:
-    from rocketspark.cli.proxy_process import port_beside
+    from rocketspark.cli.serving.proxy_process import port_beside
 
     return port_beside(settings.listen_host or "127.0.0.1", asked)
 
 
 async def _proxy(servers: AsyncExitStack, settings: BrokerSettings, port: int, log_level: LogLevel) -> str:
     """Start the proxy's process; returns its address."""
-    from rocketspark.cli.proxy_process import access_beside, proxy_process
+    from rocketspark.cli.serving.proxy_process import access_beside, proxy_process
 
     options, environment = access_beside(settings)
     options += ["--log-level", log_level.value]
@@ -195,7 +195,7 @@ async def _replicated(
     options: list[str],
 ) -> list[str]:
     """Start `replicas` processes of each of `count` brokers and wait until all are in sync; returns their addresses."""
-    from rocketspark.cli.broker_processes import BrokerProcess, names, ports, wait_in_sync
+    from rocketspark.cli.serving.broker_processes import BrokerProcess, names, ports, wait_in_sync
 
     options = [*options, "--controller", controller]
     free = iter(ports(settings.listen_port, count * replicas))
@@ -216,7 +216,7 @@ async def _replicated(
 
 async def _fleet(servers: AsyncExitStack, settings: BrokerSettings, count: int, options: list[str]) -> list[str]:
     """Start `count` broker processes; returns their addresses."""
-    from rocketspark.cli.broker_processes import BrokerProcess, names, ports
+    from rocketspark.cli.serving.broker_processes import BrokerProcess, names, ports
 
     addresses = []
     for name, port in zip(names(settings.broker_name, count), ports(settings.listen_port, count), strict=True):
@@ -258,7 +258,7 @@ def namesrv(
 
     Example: `rocketspark namesrv -c namesrv.conf`
     """
-    from rocketspark.cli.serve import serve, start_in
+    from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.namesrv.server import NameServer
 
     tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
@@ -318,7 +318,7 @@ def broker(
     Example: `rocketspark broker --store ./replica-2 -p 10921 -n 127.0.0.1:9876 --controller 127.0.0.1:9877`
     """
     from rocketspark.broker.server import BrokerServer
-    from rocketspark.cli.serve import serve, start_in
+    from rocketspark.cli.serving.serve import serve, start_in
 
     tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     settings = _settings(config, store=store, host=host, port=port)
@@ -369,7 +369,7 @@ def _controller_inside(settings: NameServerSettings) -> ControllerSettings:
 
 async def _controller(servers: AsyncExitStack, settings: ControllerSettings, *, share: float) -> str:
     """Start a controller in this process; returns its address."""
-    from rocketspark.cli.serve import start_in
+    from rocketspark.cli.serving.serve import start_in
     from rocketspark.controller.server import ControllerServer
 
     return (await start_in(servers, ControllerServer(settings, share=share))).address

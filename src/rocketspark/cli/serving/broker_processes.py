@@ -10,7 +10,7 @@ import string
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketspark.cli.child_processes import READY_TIMEOUT_S, ChildProcess
+from rocketspark.cli.serving.child_processes import READY_TIMEOUT_S, ChildProcess
 from rocketspark.errors import RocketSparkError
 
 if TYPE_CHECKING:

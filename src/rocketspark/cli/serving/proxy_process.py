@@ -7,9 +7,9 @@ import importlib.util
 import socket
 from typing import TYPE_CHECKING
 
-from rocketspark.cli.child_processes import ChildProcess
 from rocketspark.cli.options import PASSWORD_VARIABLE, SECRET_KEY_FILE_VARIABLE
-from rocketspark.cli.server_options import warn
+from rocketspark.cli.serving.child_processes import ChildProcess
+from rocketspark.cli.serving.server_options import warn
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,0 +1,4 @@
+"""How servers are run: in this process or in ones beside it, with which options.
+
+Start with serve.
+"""
