@@ -23,9 +23,9 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClusterInfo, GroupConfig
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.messages import NORMAL, TOPIC_TYPES, TYPE_ATTRIBUTE
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer

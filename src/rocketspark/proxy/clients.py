@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.call import Call
-from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import ClientType, Code
 

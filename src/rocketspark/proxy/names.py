@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from rocketspark.model.text import shown
-from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 
 TOPIC_CHARACTERS_MAX, GROUP_CHARACTERS_MAX = 127, 120

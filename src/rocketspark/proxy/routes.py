@@ -11,10 +11,10 @@ from rocketspark.model import QueueData
 from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
 from rocketspark.proxy import names
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.messages import MIXED, WIRE_TYPES
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.statuses import Refused, status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, Code, MessageType, Permission
 

@@ -10,7 +10,8 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.access.control import AccessControl
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call_times import CallTimes
+from rocketspark.proxy.calls.call_times import CallTimes
+from rocketspark.proxy.calls.service import Service, not_supported
 from rocketspark.proxy.clients import GRACE_S, Clients
 from rocketspark.proxy.consuming.service import Consuming
 from rocketspark.proxy.front import relay as front
@@ -20,7 +21,6 @@ from rocketspark.proxy.front.remoting import Behind, RemotingRelay
 from rocketspark.proxy.metrics import Metrics
 from rocketspark.proxy.producing.service import Producing
 from rocketspark.proxy.routes import QueryRoutes
-from rocketspark.proxy.service import Service, not_supported
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.telemetry import Telemetry
 from rocketspark.transport.peer import Peer

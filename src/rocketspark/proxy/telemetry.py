@@ -10,11 +10,11 @@ from typing import Any
 
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.statuses import Refused, status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 

@@ -27,10 +27,10 @@ from rocketspark.proxy.access.contexts import contexts_of
 from rocketspark.proxy.access.credentials import NotReadable, credentials_of
 from rocketspark.proxy.access.fetched_tables import FetchedTables
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 
 audit = LimitedLog("rocketspark.proxy.audit")

@@ -20,9 +20,9 @@ from rocketspark.protocol.frames import LANGUAGES
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat, SubscriptionBody
 from rocketspark.protocol.retry_topics import RETRY_V1, retry_topic
 from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.names import checked_topic
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import FilterType
 from rocketspark.transport.connections import Connections
 

@@ -12,7 +12,8 @@ from typing import Any
 from rocketspark.client.connection import pop_api
 from rocketspark.errors import FrameError
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, code_of_remoting, status, status_of
 from rocketspark.proxy.consuming.handle_calls import (
     AT_ONCE_MAX,
     HandleCalls,
@@ -26,7 +27,6 @@ from rocketspark.proxy.consuming.limits import duration_ms
 from rocketspark.proxy.consuming.renewals import Renewals
 from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.statuses import Refused, code_of_remoting, status, status_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.request_frames import Reply

@@ -23,7 +23,8 @@ from rocketspark.protocol.headers import PopHeader, PopReply
 from rocketspark.protocol.headers.pop import INIT_MAX
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, status, status_of
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, now_ms
 from rocketspark.proxy.consuming.limits import duration_ms
@@ -33,7 +34,6 @@ from rocketspark.proxy.message_form import fill
 from rocketspark.proxy.messages import MESSAGE_ID, TAGS
 from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.statuses import Refused, status, status_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import ClientType, Code, FilterType
 from rocketspark.transport.peer import Peer

@@ -8,6 +8,7 @@ from typing import Any
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.calls.service import Service
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.consuming.group_members import GroupMembers
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, changed, now_ms
@@ -16,7 +17,6 @@ from rocketspark.proxy.consuming.questions import Questions
 from rocketspark.proxy.consuming.receive import Receives
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
 from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
-from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 
 log = LimitedLog("rocketspark.proxy")

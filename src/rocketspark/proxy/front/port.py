@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.call import address_of
+from rocketspark.proxy.calls.call import address_of
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.front.relay import HOST, Relay, RelayedClients
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.connection_bounds import Bounds
 from rocketspark.transport.descriptors import OF_PROCESS, Descriptors

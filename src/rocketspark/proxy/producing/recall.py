@@ -12,11 +12,11 @@ from rocketspark.client.connection import client_api
 from rocketspark.errors import NotSent, ProtocolError
 from rocketspark.protocol.timers import decode_handle
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.messages import DELAY
 from rocketspark.proxy.names import checked_topic
 from rocketspark.proxy.producing.send import check_type, timeout_ms_of
-from rocketspark.proxy.statuses import Refused, status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 

@@ -20,14 +20,14 @@ from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.messages import DELAY, MIXED, TRANSACTIONAL
 from rocketspark.proxy.names import checked_topic
 from rocketspark.proxy.producing.queue_choice import QueueChoice
 from rocketspark.proxy.producing.stored_form import StoredForm, stored_form
 from rocketspark.proxy.producing.transaction_data import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.producing.validation import SendLimits, check_body
-from rocketspark.proxy.statuses import Refused, status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.peer import Peer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import CheckTransactionHeader
 from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.calls.service import Service
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.producing.orphans import Orphans
 from rocketspark.proxy.producing.producer_groups import ProducerGroups
@@ -13,7 +14,6 @@ from rocketspark.proxy.producing.send import Sends
 from rocketspark.proxy.producing.transaction_data import TransactionData, monotonic_ms
 from rocketspark.proxy.producing.transactions import Transactions
 from rocketspark.proxy.producing.validation import SendLimits
-from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.proxy import messages
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.producing import validation
 from rocketspark.proxy.producing.validation import SendLimits
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 
 # Numbers of definition.proto.

@@ -18,13 +18,13 @@ from rocketspark.model.text import shown
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import sysflags
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.names import checked_topic
 from rocketspark.proxy.producing.half_messages import find_half_message
 from rocketspark.proxy.producing.send import timeout_ms_of
 from rocketspark.proxy.producing.transaction_data import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.producing.validation import is_blank
-from rocketspark.proxy.statuses import Refused, status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 

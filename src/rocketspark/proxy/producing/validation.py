@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rocketspark.model.text import shown
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.messages import RESERVED_NAMES
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 
 # What Java's Character.isWhitespace takes; Python's isspace also takes blanks that do not break a line.

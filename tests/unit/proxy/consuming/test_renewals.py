@@ -14,10 +14,10 @@ from tests.patience import LIMIT_S
 from rocketspark.errors import NotSent
 from rocketspark.protocol.pop_answers import with_new_time
 from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.consuming.handle_calls import Held
 from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
 from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 
 MINUTE_MS = 60_000

@@ -12,8 +12,8 @@ import pytest
 from tests.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
-from rocketspark.proxy.call import Call
-from rocketspark.proxy.statuses import status
+from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.statuses import status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster

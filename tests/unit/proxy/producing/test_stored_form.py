@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.unit.proxy.producing.sent_messages import REFUSED, STORED, TOPIC, message
 
 from rocketspark.protocol.message import properties, sysflags
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.messages import type_of
 from rocketspark.proxy.names import checked_topic
 from rocketspark.proxy.producing.stored_form import StoredForm, delay_level, stored_form
 from rocketspark.proxy.producing.validation import SendLimits
-from rocketspark.proxy.statuses import Refused
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from rocketspark.proxy.statuses import Refused
+from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.wire.codes import Code
 
 CLIENT_ID = "x-mq-client-id"

@@ -15,9 +15,9 @@ import grpc
 from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.call import CANCELLED, AddressOf, Call, address_of
-from rocketspark.proxy.call_times import CallTimes
-from rocketspark.proxy.statuses import Refused, status, status_of
+from rocketspark.proxy.calls.call import CANCELLED, AddressOf, Call, address_of
+from rocketspark.proxy.calls.call_times import CallTimes
+from rocketspark.proxy.calls.statuses import Refused, status, status_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from rocketspark.model.histogram import Histogram
-from rocketspark.proxy.call import CANCELLED
+from rocketspark.proxy.calls.call import CANCELLED
 
 # In ms.
 CALL_BOUNDS = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
