@@ -19,9 +19,9 @@ from rocketspark.protocol.message.compression import KINDS
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.decode.options import NAMES as DECODE_NAMES
 from rocketspark.spark.decode.options import DecodeOptions, check_error_topic, parse_decode
-from rocketspark.spark.given_options import TLS_TEXTS, GivenOptions, StorePaths
-from rocketspark.spark.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, Where
-from rocketspark.spark.topic_selection import Assigned
+from rocketspark.spark.option_kinds.given_options import TLS_TEXTS, GivenOptions, StorePaths
+from rocketspark.spark.option_kinds.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, Where
+from rocketspark.spark.option_kinds.topic_selection import Assigned
 
 READER_GROUP = "SPARK_READER"
 # ntpd ends rather than set a clock back by more than 1000 s.

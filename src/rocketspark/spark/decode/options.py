@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from rocketspark.client import validators
 from rocketspark.errors import ConfigError, MessageIllegal
 from rocketspark.model.text import shown
-from rocketspark.spark.topic_selection import matching
+from rocketspark.spark.option_kinds.topic_selection import matching
 from rocketspark.transport.tls.client_tls import ClientTls
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 from rocketspark.errors import UsageError
 from rocketspark.protocol.message import properties
 from rocketspark.spark.lakehouse.table import TablePlace
+from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.restore import origin_properties
-from rocketspark.spark.time_options import check_range
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"

@@ -28,9 +28,9 @@ from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.spark.client_access import Access
+from rocketspark.spark.option_kinds.topic_selection import matching
 from rocketspark.spark.options import READER_GROUP
 from rocketspark.spark.plan.offsets_by_time import first_at_or_after
-from rocketspark.spark.topic_selection import matching
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again, is_retriable

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.offset_options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
+from rocketspark.spark.option_kinds.offset_options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
 
 Offsets = dict[MessageQueue, int]
 

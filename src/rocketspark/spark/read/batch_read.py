@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
 from rocketspark.errors import ConfigError
-from rocketspark.spark.offset_options import AtTime, AtTimes
+from rocketspark.spark.option_kinds.offset_options import AtTime, AtTimes
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries

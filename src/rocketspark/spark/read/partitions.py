@@ -14,7 +14,8 @@ from rocketspark.arrow.row_filter import RowFilter
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.decode.read_columns import columns_of
-from rocketspark.spark.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes
+from rocketspark.spark.option_kinds.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes
+from rocketspark.spark.option_kinds.topic_selection import assigned_of, check_all_there
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
@@ -23,7 +24,6 @@ from rocketspark.spark.python_workers import settle
 from rocketspark.spark.read.data_loss import ReadFindings
 from rocketspark.spark.read.pull_records import PulledPiece, fetch, lost
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
-from rocketspark.spark.topic_selection import assigned_of, check_all_there
 
 log = logging.getLogger("rocketspark.spark")
 

@@ -17,7 +17,8 @@ from rocketspark.arrow import records
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.decode.read_columns import columns_of
-from rocketspark.spark.given_options import StorePaths
+from rocketspark.spark.option_kinds.given_options import StorePaths
+from rocketspark.spark.option_kinds.topic_selection import matching
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import OffsetBounds
@@ -27,7 +28,6 @@ from rocketspark.spark.read.data_loss import ReadFindings
 from rocketspark.spark.read.partitions import Narrow, changed, ranges
 from rocketspark.spark.read.pull_records import lost
 from rocketspark.spark.read.read_filter import ReadFilter
-from rocketspark.spark.topic_selection import matching
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.queue_units import QueueFiles
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore

@@ -16,6 +16,7 @@ from rocketspark.admin.states import QueueProgress as State
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
+from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.audit.figures import (
     AuditReport,
     Duplicate,
@@ -32,7 +33,6 @@ from rocketspark.spark.pipelines.audit.figures import (
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.plan.offset_ranges import to_json
-from rocketspark.spark.time_options import check_range
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp"
 PLACES_MAX = 10

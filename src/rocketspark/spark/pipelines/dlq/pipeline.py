@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
+from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq.dead_letters import DEAD_FROM_TOPIC, Choice, age_name, quoted, shown
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.trace import records
 from rocketspark.spark.pipelines.trace.figures import CONTEXTS
 from rocketspark.spark.plan.offset_ranges import to_json
-from rocketspark.spark.time_options import check_range
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"

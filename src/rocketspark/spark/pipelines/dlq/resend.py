@@ -19,11 +19,11 @@ from rocketspark.client.producer.prepared_message import PackingSettings, Prepar
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
+from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq.dead_letters import Choice, DeadLetter, outgoing, resend_id
 from rocketspark.spark.pipelines.dlq.pipeline import choose, find, letters
 from rocketspark.spark.pipelines.progress import SILENT, Progress, step_report
-from rocketspark.spark.time_options import check_range
 
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0

@@ -24,6 +24,7 @@ from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, read_table
+from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
     HOUR_MS,
@@ -49,7 +50,6 @@ from rocketspark.spark.pipelines.restore.tasks import (
     queue_offsets,
     topic_reader,
 )
-from rocketspark.spark.time_options import check_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

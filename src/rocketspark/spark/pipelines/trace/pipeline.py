@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from rocketspark.protocol import trace as records
+from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.progress import SILENT, Progress
 from rocketspark.spark.pipelines.trace import records as rows
@@ -26,7 +27,6 @@ from rocketspark.spark.pipelines.trace.figures import (
     latency,
     step_for,
 )
-from rocketspark.spark.time_options import check_range
 
 SLACK_MS = 3_600_000
 STEPS_MAX = 60

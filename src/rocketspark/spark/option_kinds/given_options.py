@@ -16,9 +16,17 @@ from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
 from rocketspark.filters import sql92
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, Where, check_offsets
-from rocketspark.spark.time_options import duration_ms, time_ms
-from rocketspark.spark.topic_selection import Assigned, check_pattern, from_json_text, parse_assigned
+from rocketspark.spark.option_kinds.offset_options import (
+    COMMITTED,
+    EARLIEST,
+    LATEST,
+    AtTime,
+    AtTimes,
+    Where,
+    check_offsets,
+)
+from rocketspark.spark.option_kinds.time_options import duration_ms, time_ms
+from rocketspark.spark.option_kinds.topic_selection import Assigned, check_pattern, from_json_text, parse_assigned
 from rocketspark.transport.connections import parse_addresses
 from rocketspark.transport.tls.client_tls import ClientTls, client_tls
 

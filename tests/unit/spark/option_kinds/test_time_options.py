@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.time_options import duration_ms, time_ms
+from rocketspark.spark.option_kinds.time_options import duration_ms, time_ms
 
 
 @pytest.mark.parametrize(

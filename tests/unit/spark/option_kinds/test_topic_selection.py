@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.topic_selection import assigned_of, check_all_there, matching, parse_assigned
+from rocketspark.spark.option_kinds.topic_selection import assigned_of, check_all_there, matching, parse_assigned
 
 SERVERS = ["broker-a", "DefaultCluster"]
 SYSTEM = [
