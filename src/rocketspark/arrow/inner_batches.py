@@ -13,8 +13,8 @@ import numpy as np
 
 from rocketspark.arrow.columns import Ints, at
 from rocketspark.arrow.row_by_row import INNER
-from rocketspark.model import checksums
 from rocketspark.model.text import whole_number
+from rocketspark.protocol.message import checksums
 from rocketspark.protocol.message.batch import HEAD_BYTES
 from rocketspark.protocol.message.record_layout import CRC_MASK, PROPERTIES_LENGTH_BYTES, Buffer
 

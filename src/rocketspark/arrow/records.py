@@ -23,8 +23,7 @@ from rocketspark.arrow.record_places import Span, find_records
 from rocketspark.arrow.row_by_row import INNER, DecodeRequest, slow_batches
 from rocketspark.arrow.row_filter import EVERYTHING, RowFilter
 from rocketspark.errors import RecordError
-from rocketspark.model import checksums
-from rocketspark.protocol.message import compression, properties, record, record_layout, sysflags
+from rocketspark.protocol.message import checksums, compression, properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
 from rocketspark.protocol.message.record_layout import (
     AFTER_BODY_BYTES_MIN,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rocketspark.errors import RecordError
-from rocketspark.model import ReceivedMessage, checksums
+from rocketspark.model import ReceivedMessage
 from rocketspark.model.text import whole_number
-from rocketspark.protocol.message import batch, compression, properties, sysflags
+from rocketspark.protocol.message import batch, checksums, compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,

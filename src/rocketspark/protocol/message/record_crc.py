@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rocketspark.model import checksums
+from rocketspark.protocol.message import checksums
 
 NAME = b"__CRC32#\x01"
 _ROOM = NAME + b"0" * 10 + b"\x02"

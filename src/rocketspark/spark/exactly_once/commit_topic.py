@@ -21,13 +21,13 @@ from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.errors import RocketSparkError, RouteNotFound
-from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute, checksums
+from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.route import PERM_READ, PERM_WRITE
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader, PullHeader
 from rocketspark.protocol.json import bodies
-from rocketspark.protocol.message import properties, record, sysflags
+from rocketspark.protocol.message import checksums, properties, record, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record as StoredRecord
 from rocketspark.protocol.message.record_layout import CRC_MASK

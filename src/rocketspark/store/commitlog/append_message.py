@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import MessageIllegal, StoreError
-from rocketspark.model import checksums
-from rocketspark.protocol.message import record, record_crc, record_layout, sysflags
+from rocketspark.protocol.message import checksums, record, record_crc, record_layout, sysflags
 from rocketspark.protocol.message.properties import BYTES_MAX as PROPERTIES_BYTES_MAX
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,

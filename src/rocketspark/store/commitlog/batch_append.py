@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.model import checksums
-from rocketspark.protocol.message import record_layout
+from rocketspark.protocol.message import checksums, record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, PROPERTIES_LENGTH_BYTES
 

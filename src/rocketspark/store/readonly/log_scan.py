@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreError
-from rocketspark.model import checksums
-from rocketspark.protocol.message import record, record_layout, sysflags
+from rocketspark.protocol.message import checksums, record, record_layout, sysflags
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import plausible
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count

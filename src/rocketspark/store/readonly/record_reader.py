@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketspark.model import checksums
-from rocketspark.protocol.message import record_crc, record_layout
+from rocketspark.protocol.message import checksums, record_crc, record_layout
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,
     FIXED_BYTES_V4,

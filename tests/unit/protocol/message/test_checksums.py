@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 
-from rocketspark.model import checksums
+from rocketspark.protocol.message import checksums
 
 
 @given(st.binary(max_size=9000), st.integers(0, 100))
