@@ -1,4 +1,6 @@
-"""Kills of a driver that writes Delta and Iceberg tables to a store which fails by plan, SOAK_KILLS of them (20)."""
+"""Kills of a driver that writes Delta and Iceberg tables to a store which fails by plan, SOAK_KILLS (20) in
+each one's writes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.spark.lakehouse.kills_on_s3a import KillsOnS3a
+from tests.spark.lakehouse.kills_on_s3a import PLACES, KillsOnS3a
 
 
 @pytest.mark.soak
@@ -20,5 +22,5 @@ def test_every_message_is_once_in_the_tables_on_s3a(tmp_path: Path, capsys: pyte
 
     say(f"\nSOAK_SEED={seed}")
     run = KillsOnS3a(tmp_path, seed, say)
-    run.run(int(os.environ.get("SOAK_KILLS", "20")))
+    run.run(int(os.environ.get("SOAK_KILLS", "20")) * len(PLACES))
     say(f"{run.sent} messages: each once in the Delta and once in the Iceberg table; the store: {run.faults}")

@@ -23,14 +23,16 @@ class KillPlan:
         self.hit = threading.Event()
         self.where = ""
         self._after = -1
+        self._below: tuple[str, ...] = ("/",)
 
-    def kill_after(self, count: int) -> None:
-        """Have the kill fall on the request that writes after that many others."""
+    def kill_after(self, count: int, *below: str) -> None:
+        """Have the kill fall on the request that writes after that many others; `below`: paths that count."""
         self.hit.clear()
+        self._below = below or ("/",)
         self._after = count
 
     def __call__(self, seen: Seen) -> Fault:
-        if self._after >= 0 and seen.method in ("PUT", "POST", "DELETE"):
+        if self._after >= 0 and seen.method in ("PUT", "POST", "DELETE") and seen.path.startswith(self._below):
             self._after -= 1
             if self._after < 0:
                 self.where = f"{seen.method} {seen.path.partition('?')[0]}"

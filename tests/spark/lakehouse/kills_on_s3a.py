@@ -23,6 +23,10 @@ TOPIC = "lake-source"
 ROWS_PER_RUN = 300
 KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 LIMIT_S = 200
+# Where the writes of each table's query go: kills take turns, as Iceberg's has many more.
+PLACES = {"delta": ("/lake/delta/",), "iceberg": ("/lake/ice/", "/lake/checkpoint/")}
+# Spark ends a query whose Python does not start within 10 s.
+WORKER_LATE, LATE_MAX = "Python worker failed to connect back", 3
 
 
 class KillsOnS3a:
@@ -31,7 +35,7 @@ class KillsOnS3a:
     def __init__(self, folder: Path, seed: int, say: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self.say = folder, say
         self.chance = random.Random(seed)
-        self.sent = self.killed = 0
+        self.sent = self.killed = self._late = 0
         self.faults: dict[str, int] = {}
         self._plan = KillPlan()
 
@@ -43,15 +47,19 @@ class KillsOnS3a:
             server.start()
             try:
                 conf = settings(store, self.folder)
-                for number in range(kills + 1):
+                for _ in range(kills):
                     self._send(server.namesrv)
-                    self._one_driver(conf, server.namesrv, last=number == kills)
+                    self._one_kill(conf, server.namesrv)
+                self._send(server.namesrv)
+                while not self._is_compared(conf, server.namesrv):
+                    pass
             finally:
                 server.stop()
                 self.faults = store.proxy.faults
 
-    def _spec(self, conf: dict[str, str], namesrv: str) -> dict[str, Any]:
-        read = {"namesrv": namesrv, "topic": TOPIC, "startingOffsets": "earliest", "maxMessagesPerTrigger": "150"}
+    def _spec(self, conf: dict[str, str], namesrv: str, per_trigger: int) -> dict[str, Any]:
+        read = {"namesrv": namesrv, "topic": TOPIC, "startingOffsets": "earliest"}
+        read |= {"maxMessagesPerTrigger": str(per_trigger)}
         delta = {"path": "s3a://lake/delta", "checkpoint": str(self.folder / "checkpoint")}
         iceberg = {"checkpoint": "s3a://lake/checkpoint"}
         stream = {"do": "stream", "read": read, "delta": delta, "iceberg": iceberg}
@@ -64,24 +72,38 @@ class KillsOnS3a:
                 producer.send(Message(topic=TOPIC, body=str(n).encode()))
         self.sent += ROWS_PER_RUN
 
-    def _one_driver(self, conf: dict[str, str], namesrv: str, *, last: bool) -> None:
-        with driver(self._spec(conf, namesrv), self.folder / "driver.log", KEYS) as job:
+    def _one_kill(self, conf: dict[str, str], namesrv: str) -> None:
+        with driver(self._spec(conf, namesrv, 150), self.folder / "driver.log", KEYS) as job:
             job.until("ready")
-            if not last:
-                self._plan.kill_after(self.chance.randrange(4, 30))
-                assert self._plan.hit.wait(LIMIT_S), self.log_end()
-                job.kill()
-                self.killed += 1
-                self.say(f"kill {self.killed}: driver at {self._plan.where}, {self.sent} rows sent")
-                return
+            name = tuple(PLACES)[self.killed % len(PLACES)]
+            self._plan.kill_after(self.chance.randrange(2, 15), *PLACES[name])
+            assert self._plan.hit.wait(LIMIT_S), self.log_end()
+            job.kill()
+        self.killed += 1
+        self.say(f"kill {self.killed}: {name} at {self._plan.where}, {self.sent} rows sent")
+
+    def _is_compared(self, conf: dict[str, str], namesrv: str) -> bool:
+        """Let a driver take all that is left, and compare. False if a busy machine ended it: one more kill."""
+        log = self.folder / "driver.log"
+        before = len(log.read_text())
+        # One micro-batch: nothing is killed any more.
+        with driver(self._spec(conf, namesrv, 1_000_000), log, KEYS) as job:
+            job.until("ready")
             job.tell("")
-            job.until("done")
+            try:
+                job.until("done")
+            except AssertionError:
+                if WORKER_LATE not in log.read_text()[before:] or self._late == LATE_MAX:
+                    raise
+                self._late += 1
+                return False
             numbers = range(self.sent)
             for name in ("delta", "iceberg"):
                 found = job.until("table")
                 assert found["table"] == name
                 assert found["totals"][:3] == [self.sent, self.sent, sum(numbers)], found
             assert job.process.wait(60) == 0
+        return True
 
     def log_end(self) -> str:
         """The end of what the drivers logged."""
