@@ -99,6 +99,8 @@ class AsyncClient(Life):
 
     def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
         super().__init__()
+        for name in options.keys() - ClientOptions.__optional_keys__:
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}")
         hooks = options.pop("hooks", ())
         trace = options.pop("trace", False)
         telemetry = options.pop("telemetry", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
+from numbers import Real
 from typing import TypedDict
 
 import msgspec
@@ -163,9 +164,17 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_sends: bool = False
 
 
+_PRODUCER_DEFAULTS = dict(zip(ProducerSettings.__struct_fields__, ProducerSettings.__struct_defaults__, strict=True))
+
+
 def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, ClientOptions]:
     """Return the producer's own settings, and those of every client. Raises ConfigError for values that cannot be."""
     own = {name: options.pop(name) for name in ProducerSettings.__struct_fields__ if name in options}  # type: ignore[misc]
+    for name, value in own.items():
+        default = _PRODUCER_DEFAULTS.get(name)
+        # Not a number is none either.
+        if type(default) in (int, float) and (not isinstance(value, Real) or value != value):
+            raise ConfigError(f"{name} {value!r}: a number is needed")
     settings = ProducerSettings(**own)
     if settings.compression not in KINDS:
         raise ConfigError(f"compression {settings.compression!r} is not one of {', '.join(KINDS)}")

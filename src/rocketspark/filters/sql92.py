@@ -51,6 +51,8 @@ def compile(expression: str) -> Filter:
         FilterIllegal: it is none of RocketMQ's SQL92. `position` is the offset of the mistake; the message names
             line and column, and what was expected.
     """
+    if not isinstance(expression, str):
+        raise FilterIllegal(f"a filter expression is a text, not {type(expression).__name__}", position=0)
     if len(expression) > LENGTH_MAX:
         raise FilterIllegal(
             f"filter expression of {len(expression)} characters; at most {LENGTH_MAX} are taken, write it shorter",

@@ -35,6 +35,9 @@ def subscribe(topic: str, expression: str | None = ALL, *, version: int = 0, kin
     Tags are split at `||` and trimmed; an empty expression means all (rule: FilterAPI, 5.x). Raises FilterIllegal for
     one of more than 65,536 characters.
     """
+    if not isinstance(expression, str | None):
+        kind_of = type(expression).__name__
+        raise FilterIllegal(f"a filter expression is a text such as 'TagA || TagB', not {kind_of}", position=0)
     text = (expression or "").strip()
     if len(text) > EXPRESSION_LENGTH_MAX:
         raise FilterIllegal(

@@ -38,6 +38,8 @@ def is_ip(host: str) -> bool:
 
 def parse_addresses(addresses: str) -> list[str]:
     """Return the addresses of a ";" or "," separated list. Raises ConfigError if there is none or one is wrong."""
+    if not isinstance(addresses, str):
+        raise ConfigError(f"{addresses!r} is no address: a text host:port is needed, several with ; between")
     found = [a.strip().removeprefix("http://") for a in addresses.replace(",", ";").split(";") if a.strip()]
     if not found:
         raise ConfigError("no NameServer address was given: host:port is needed, such as 127.0.0.1:9876")

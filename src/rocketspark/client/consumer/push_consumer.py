@@ -245,6 +245,8 @@ class AsyncPushConsumer(ConsumerLife):
         """
         if self._state != "new":
             raise StateError("the listener is set before the consumer starts")
+        if not callable(listener):
+            raise UsageError(f"a listener is a function, not {listener!r}: name it, without calling it")
         if inspect.isgeneratorfunction(listener) or inspect.isasyncgenfunction(listener):
             raise UsageError(
                 "a listener that holds a `yield` is a generator: calling it runs nothing; leave the yield out"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,7 +52,7 @@ def make_message(message: Message | str, body: bytes | None, fields: MessageFiel
     if body is None:
         raise MessageIllegal(f"message for topic {message!r}: no body was given", topic=message)
     if "properties" in fields:
-        fields["properties"] = dict(fields["properties"] or {})
+        fields["properties"] = dict(_mapping(fields["properties"] or {}, message))
     return Message(topic=message, body=body, **fields)  # type: ignore[arg-type]
 
 
@@ -90,6 +90,8 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
     """
     if not messages:
         raise MessageIllegal("the batch is empty")
+    if not isinstance(messages, Sequence) or not all(isinstance(each, Message) for each in messages):
+        raise MessageIllegal("a batch is a list of Messages; send takes a single one")
     first = messages[0]
     validators.check_target(first.topic)
     if first.topic.startswith(validators.RETRY_PREFIX):
@@ -187,20 +189,24 @@ def properties_text(message: Message, unique_id: str) -> str:
     if message.sharding_key:
         text = f"{text}{properties.SHARDING_KEY}\x01{_clean(message.sharding_key, 'sharding key', message)}\x02"
     if message.delay_level:
-        if message.delay_level < 0:
-            raise MessageIllegal(f"delay level {message.delay_level}: 0 is none, 1 the first", topic=message.topic)
+        if not hasattr(message.delay_level, "__index__") or message.delay_level < 0:
+            text = f"delay level {message.delay_level!r}: a whole number is needed; 0 is none, 1 the first"
+            raise MessageIllegal(text, topic=message.topic)
         text = f"{text}DELAY\x01{message.delay_level}\x02"
     if message.delay_ms or message.deliver_at_ms:
         text += _timer(message)
     if message.properties:
-        for name in message.properties:
+        for name, value in _mapping(message.properties, message.topic).items():
             if name in properties.SYSTEM_NAMES:
                 raise MessageIllegal(
                     f"property {name!r} is RocketMQ's own: use the Message's field, or another name",
                     topic=message.topic,
                 )
-            if not message.properties[name]:
+            if value is None or value == "":
                 raise MessageIllegal(f"property {name!r} has no value; leave it out", topic=message.topic)
+            if not isinstance(value, str) or not isinstance(name, str):
+                text = f"property {name!r}: {value!r}: names and values are texts; make a str of it"
+                raise MessageIllegal(text, topic=message.topic)
         text += properties.encode(message.properties)
     if not text.isascii():
         _check_encodes(text, message)
@@ -211,6 +217,12 @@ def properties_text(message: Message, unique_id: str) -> str:
             topic=message.topic,
         )
     return text
+
+
+def _mapping(given: object, topic: str) -> Mapping[str, str]:
+    if not isinstance(given, Mapping):
+        raise MessageIllegal(f"properties {given!r}: a dict of texts is needed", topic=topic)
+    return given
 
 
 def _check_encodes(text: str, message: Message) -> None:
@@ -227,6 +239,10 @@ def _check_encodes(text: str, message: Message) -> None:
 def _timer(message: Message) -> str:
     if (message.delay_level != 0) + (message.delay_ms != 0) + (message.deliver_at_ms != 0) > 1:
         raise MessageIllegal("give one of delay_level, delay_ms and deliver_at_ms", topic=message.topic)
+    for name in ("delay_ms", "deliver_at_ms"):
+        if not hasattr(getattr(message, name), "__index__"):
+            text = f"{name} {getattr(message, name)!r}: a whole number of ms is needed; make an int of it"
+            raise MessageIllegal(text, topic=message.topic)
     if message.delay_ms < 0 or message.deliver_at_ms < 0:
         raise MessageIllegal("delay_ms and deliver_at_ms are 0 or more", topic=message.topic)
     if message.delay_ms:
@@ -236,6 +252,8 @@ def _timer(message: Message) -> str:
 
 def _keys(message: Message) -> str:
     keys = message.keys.split() if isinstance(message.keys, str) else message.keys
+    if not isinstance(keys, Iterable):
+        raise MessageIllegal(f"keys {keys!r}: a list of texts is needed", topic=message.topic)
     for key in keys:
         if not key or not isinstance(key, str) or len(key.split()) != 1:
             raise MessageIllegal(f"key {key!r}: a key is a text without blanks", topic=message.topic)

@@ -167,3 +167,32 @@ def test_queue_of_a_key_is_javas() -> None:
 def test_the_fields_of_a_send_call_are_a_messages() -> None:
     # A transaction gives its id itself.
     assert [*MessageFields.__annotations__, "transaction_id"] == [*Message.__struct_fields__[2:]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"properties": {"a": 5}}, "'a': 5: names and values are texts"),
+        ({"properties": {"a": 0}}, "'a': 0: names and values are texts"),
+        ({"properties": {5: "a"}}, "5: 'a': names and values are texts"),
+        ({"properties": {"a": None}}, "'a' has no value"),
+        ({"properties": ["a"]}, "a dict of texts is needed"),
+        ({"keys": 5}, "keys 5: a list of texts is needed"),
+        ({"delay_level": "1"}, "delay level '1': a whole number is needed"),
+        ({"delay_level": 1.5}, "delay level 1.5: a whole number is needed"),
+        ({"delay_ms": "5"}, "delay_ms '5': a whole number of ms is needed"),
+        ({"deliver_at_ms": 1e12}, "deliver_at_ms 1000000000000.0: a whole number of ms is needed"),
+    ],
+)
+def test_values_of_other_types_are_named(fields: MessageFields, says: str) -> None:
+    with pytest.raises(MessageIllegal, match=says):
+        pack(make_message("t", b"b", dict(fields)), PACKING)  # type: ignore[arg-type]
+    with pytest.raises(MessageIllegal, match=says):
+        pack(Message(topic="t", body=b"b", **fields), PACKING)
+
+
+def test_what_is_no_batch() -> None:
+    one = Message(topic="t", body=b"b")
+    for given in (one, (each for each in [one]), ["b"], {one.topic: one}):
+        with pytest.raises(MessageIllegal, match="a batch is a list of Messages"):
+            pack_batch(given, PACKING)  # type: ignore[arg-type]
