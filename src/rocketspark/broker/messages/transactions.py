@@ -98,6 +98,8 @@ class Transactions:
         self.set_limits(limits)
         self._refreshed_ms = now_ms()
         self._open: dict[TransactionKey, HalfMessage] = {}
+        # Topic and queue that those are for which were open at the start, each with where the last of them is.
+        self._recovered: dict[tuple[str, str], int] = {}
         # Progress of half and op queue, to be saved once the log is on the disk up to a position.
         self._noted: tuple[int, int, int] | None = None
         self._turn = 0
@@ -125,6 +127,7 @@ class Transactions:
     def start(self) -> None:
         """Find the half messages that are open, then check them from time to time. May be called again after `stop`."""
         self._open.clear()
+        self._recovered.clear()
         self.batched.runs.clear()
         self._noted = None
         self._op_messages.begin_anew()
@@ -168,6 +171,7 @@ class Transactions:
                 self._op_messages.add(before.queue_offset)
             self._open[key] = found = half_message(queue_offset, position, half.store_time_ms, pairs)
             found.aside = quarantine_name(position) in self._quarantine
+            self._recovered[key.topic, pairs.get(properties.REAL_QUEUE_ID, "")] = position
         if self._open:
             self._find_unmarked_commits()
         if not all_read:
@@ -175,6 +179,19 @@ class Transactions:
         self._op_messages.write()
         if self._open:
             log.info("%d half messages are open", len(self._open))
+
+    def recovered_queues(self) -> dict[str, set[int]]:
+        """Return the queues that the half messages are for which were open at the start, by topic.
+
+        Not of topics that were deleted since.
+        """
+        found: dict[str, set[int]] = {}
+        deleted = self._store.deleted_topics()
+        for (topic, queue_id), position in self._recovered.items():
+            target = topic_names.target_of({b"REAL_TOPIC": topic.encode(), b"REAL_QID": queue_id.encode()})
+            if target is not None and position >= deleted.get(topic, 0):
+                found.setdefault(topic, set()).add(target[1])
+        return found
 
     def _find_unmarked_commits(self) -> None:
         """Find the half messages that were committed but not marked before a kill, in the log.

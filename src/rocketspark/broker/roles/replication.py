@@ -355,8 +355,14 @@ class Replication(RoleDriver):
         await self._announce()
 
     def _find_topics(self) -> None:
-        """Messages that were acknowledged stay readable, though the master died before it told of their topics."""
-        found = self._tables.topics.find_missing(self._store.queues())
+        """Messages that were acknowledged stay readable, though the master died before it told of their topics.
+
+        Half messages too, which are in no queue of these yet.
+        """
+        queues = self._messages.transactions.recovered_queues()
+        for topic, numbers in self._store.queues().items():
+            queues.setdefault(topic, set()).update(numbers)
+        found = self._tables.topics.find_missing(queues)
         if found:
             log.warning(
                 "the master before made %d topics that are known by their messages alone: check their numbers of"

@@ -759,3 +759,20 @@ def test_a_damaged_half_message_of_a_shape_harms_no_other(rigs: Callable[[], Rig
         assert (stored, gone) == (100, [])
     else:
         assert (stored, gone) == (99, [50])
+
+
+def test_a_start_tells_of_the_queues_that_open_half_messages_are_for(rigs: Callable[[], Rig]) -> None:
+    """A new master makes their topics if nobody told it of them; not one that was deleted since."""
+    rig = rigs()
+    ranges = HalfRanges(rig.transactions)
+    places = {}
+    for topic, queue_id in (("A", 3), ("A", 9), ("ended", 0), ("deleted", 0)):
+        found = ranges.prepare(topic, queue_id, batch.encode([item(f"{topic}{queue_id}", b"b")]), 4, NOW_MS, BORN)
+        places[topic, queue_id] = found
+    found = places["ended", 0]
+    end_all(ranges, ROLLBACK, found.queue_offset, found.positions, topic="ended")
+    rig.store.delete_topic("deleted")
+    rig.transactions._op_messages.write()
+    rig.transactions.batched.runs.clear()
+    rig.transactions._recover()
+    assert rig.transactions.recovered_queues() == {"A": {3, 9}}
