@@ -31,8 +31,12 @@ def pack(target: Path, extras: tuple[str, ...] = ("spark",), note: Callable[[str
         extras: whose requirements go in too.
         note: called with the name and version of each distribution.
 
-    Raises ConfigError if something that is needed is not installed here.
+    Raises ConfigError if something that is needed is not installed here, or there is no such extra.
     """
+    known = distribution("rocketspark").metadata.get_all("Provides-Extra") or []
+    for extra in extras:
+        if extra not in known:
+            raise ConfigError(f"there is no extra {extra!r}: {', '.join(known)}")
     found = list(_needed("rocketspark", extras))
     with tarfile.open(target, "w:gz", compresslevel=1) as archive:
         for package in (rocketspark, pyspark_rocketmq):
