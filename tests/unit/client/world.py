@@ -32,7 +32,7 @@ LOCK_S = 60.0
 REQUESTS = ["pull", "max_offset", "min_offset", "query_consumer_offset", "update_consumer_offset", "consumer_list"]
 REQUESTS += ["lock", "unlock", "send_back", "send"]
 # Where clients look at the clock; the loop's is the only one here.
-CLOCKS = ["puller", "listeners", "queue_locks", "ordered_listeners", "pull_consumer"]
+CLOCKS = ["puller", "listening.listeners", "queue_locks", "listening.ordered_listeners", "pull_consumer", "handed_out"]
 
 
 class FakeClockLoop(asyncio.SelectorEventLoop):
