@@ -149,6 +149,10 @@ class EndTransactions:
                 )
             # Another kind of broker may be its master now.
             can = await self._abilities_for(anchor, outcome)
+            if can.batches and isinstance(cause, end_ranges.NoRanges):
+                # It is of ours, and what stands before it lets no such request through.
+                self._abilities.no_batches(anchor)
+                can = can._replace(batches=False)
             if unsure and not can.ends_once:
                 await asyncio.sleep(DRAIN_S)
                 rows = await self._missing(broker, manifest, rows)
