@@ -367,30 +367,3 @@ class ArchiveTable(ABC):
     def changed(self) -> ConfigError:
         """Return the error of columns that are not those of the run's begin."""
         return ConfigError(f"the columns of the table {self.place} were changed while it was written: archive again")
-
-
-def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
-    """Return the table at a place. Raises ConfigError if the session has not its format."""
-    from rocketspark.spark.lakehouse.packages import EXTENSIONS, NAMES
-
-    if EXTENSIONS[place.format] not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        raise ConfigError(
-            f"this Spark session has no {NAMES[place.format]}: start it with its jar and with spark.sql.extensions="
-            f"{EXTENSIONS[place.format]}"
-        )
-    if place.format == "delta":
-        from rocketspark.spark.lakehouse.delta_table import DeltaTable
-
-        return DeltaTable(spark, place)
-    from rocketspark.spark.lakehouse.iceberg_table import IcebergTable
-
-    return IcebergTable(spark, place)
-
-
-def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
-    """Return the rows of an archive that is a table. Raises ConfigError if there is none."""
-    table = open_table(spark, place)
-    if not table.exists():
-        raise ConfigError(f"{place} is no archive: there is no {place.format} table")
-    table.check()
-    return table.read()

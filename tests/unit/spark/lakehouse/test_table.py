@@ -29,7 +29,7 @@ from rocketspark.spark.lakehouse.table import (
     table_place,
 )
 from rocketspark.spark.pipelines.archive.manifest import open_archive
-from rocketspark.spark.pipelines.archive.pipeline import may_pass
+from rocketspark.spark.pipelines.archive.micro_batches import may_pass
 from rocketspark.spark.pipelines.archive.table_archive import Merges, TableTarget, with_hour
 from rocketspark.spark.pipelines.restore.table_source import SHARE, hour_bounds, parts_by_share
 

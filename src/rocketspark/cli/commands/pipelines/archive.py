@@ -68,9 +68,9 @@ def archive(
             f"files that a {table_format} table merged stay until its own clean-up", param_hint="--keep-replaced"
         )
     writes = (target.place,) if isinstance(target, TablePlace) else ()
-    from rocketspark.spark.pipelines.archive import pipeline
+    from rocketspark.spark.pipelines.archive import micro_batches, pipeline
 
-    pipeline.options_of(where, topics or [])
+    micro_batches.options_of(where, topics or [])
     with shared.start("archive", writes=writes, archives=(target,)) as (spark, progress):
         result = pipeline.run(
             spark,

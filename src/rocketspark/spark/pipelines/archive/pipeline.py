@@ -9,19 +9,17 @@ moment leaves the last whole micro-batch, and the next start goes on after it.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for, read_table
-from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.pipelines.archive import tasks
-from rocketspark.spark.pipelines.archive.decoding import archive_options
+from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for
+from rocketspark.spark.lakehouse.tables import read_table
+from rocketspark.spark.pipelines.archive import table_archive, tasks
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
     Archive,
@@ -31,11 +29,15 @@ from rocketspark.spark.pipelines.archive.manifest import (
     open_archive,
     read_manifest,
 )
+from rocketspark.spark.pipelines.archive.micro_batches import (
+    BATCHES_BETWEEN_MERGES,
+    ArchiveResult,
+    MicroBatches,
+    options_of,
+)
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
-from rocketspark.spark.pipelines.session import one_line
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
-from rocketspark.transport.retries import Retries, RetryRule
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,12 +49,8 @@ INTERVAL_S = 60.0
 CLOSE_AFTER_S = 300.0
 KEEP_REPLACED_S = 3600.0
 FILE_BYTES = 256 << 20
-# Failures in a row that may pass (a broker that restarts) before one ends a run with `once`; others go on for ever.
-ATTEMPTS = 6
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-# Hours merged in one job; and micro-batches of a backlog after which closed hours are merged.
+# Hours merged in one job.
 HOURS_PER_JOB = 16
-BATCHES_BETWEEN_MERGES = 50
 
 
 class Hour(NamedTuple):
@@ -63,21 +61,6 @@ class Hour(NamedTuple):
     rows: int
     files: int
     bytes: int
-
-
-class ArchiveResult(NamedTuple):
-    """The result of a run: `rows` and `batches` archived, hours compacted; and `total_rows`, `files`: what is there
-    now.
-    """
-
-    archive: str
-    rows: int
-    batches: int
-    hours_compacted: int
-    total_rows: int
-    files: int
-    seconds: float
-    stopped: bool
 
 
 def run(
@@ -108,8 +91,6 @@ def run(
     progress = progress or Progress("archive")
     place = folder if isinstance(folder, TablePlace) else archive_for("parquet", folder)
     if isinstance(place, TablePlace):
-        from rocketspark.spark.pipelines.archive import table_archive
-
         return table_archive.run(
             spark,
             connection(where, decodes=True),
@@ -170,32 +151,6 @@ def _check_numbers(
             raise ConfigError(f"{name} is {count}: 1 or more are needed")
 
 
-def options_given(where: Connection, topics: Sequence[str]) -> dict[str, str]:
-    """Return the options of the topics' read, as a stream has them."""
-    # A body that does not inflate is kept as it is stored.
-    options = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options()}
-    return options | ({"topic": ",".join(topics)} if topics else {})
-
-
-def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
-    """Return how the topics are read. Raises ConfigError for wrong options, or none that name a topic."""
-    return archive_options(options_given(where, topics))
-
-
-class Target(Protocol):
-    """Where micro-batches go."""
-
-    @property
-    def offsets(self) -> dict[str, Any] | None:
-        """The next offset of each queue, as a stream's JSON; None: it is new."""
-
-    def begin(self, offsets: dict[str, Any]) -> None:
-        """Fix where a new one begins."""
-
-    def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
-        """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
-
-
 class _Folder:
     """A Parquet archive as a target."""
 
@@ -214,94 +169,6 @@ class _Folder:
             written = run_tasks(self._spark, _ReadTask(reader, partitions, staging), type_=WrittenFile)
             self._archive.commit(written, offsets=offsets)
         return sum(one.rows for one in written)
-
-
-class MicroBatches:
-    """The micro-batches of a run. They follow the contract of a stream's reader, so what a stream reads is archived."""
-
-    def __init__(
-        self,
-        target: Target,
-        reader: StreamReader,
-        topics: Sequence[str],
-        *,
-        progress: Progress,
-        batch_rows: int,
-        once: bool,
-    ) -> None:
-        self._topics = {name.strip() for topic in topics for name in topic.split(",")}
-        self._target, self._reader, self._progress = target, reader, progress
-        self._batch_rows, self._once = batch_rows, once
-        self.rows = self.batches = 0
-
-    def begin(self) -> None:
-        """Fix where a new archive begins, and with `once` where the run ends."""
-        if self._target.offsets is None:
-            self._target.begin(self._reader.initialOffset())
-        if self._once:
-            self._reader.prepareForTriggerAvailableNow()
-        # Should the first micro-batch not come to its end, the lag is known all the same.
-        start, _ = self._offsets()
-        self._progress.hear(step_report(self.batches, start=start, end=start))
-
-    def _offsets(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return where the run's topics are archived up to, and others, of other runs, which keep their place."""
-        offsets = self._target.offsets or {}
-        others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
-        return {name: value for name, value in offsets.items() if name not in others}, others
-
-    def batch(self) -> bool:
-        """Archive the next messages; False if there are none."""
-        from rocketspark.spark.spark_features import ReadMaxRows
-
-        began_s = time.monotonic()
-        start, others = self._offsets()
-        end = self._reader.latestOffset(start, ReadMaxRows(self._batch_rows))
-        if end == start:
-            self._progress.hear(step_report(self.batches, start=start, end=end))
-            return False
-        asked_s = time.monotonic()
-        rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
-        self._reader.commit(end)
-        steps_s = {"latestOffset": asked_s - began_s, "addBatch": time.monotonic() - asked_s}
-        self.batches += 1
-        self.rows += rows
-        latest = self._reader.reportLatestOffset()
-        self._progress.hear(step_report(self.batches, rows, steps_s, start=start, end=end, latest=latest))
-        self._progress.update(self.rows, lag=lag_of(end, latest))
-        return True
-
-    def patiently(self, step: Callable[[], T]) -> T:
-        """Do a step, again after a while if it failed in a way that may pass."""
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-        retries = Retries(RetryRule(ATTEMPTS if self._once else None, pauses_s=PAUSES_S, may_pass=may_pass))
-        while True:
-            try:
-                return step()
-            except (RocketSparkError, PySparkException, Py4JError) as e:
-                wait_s = retries.pause_s(e)
-                if self._progress.stop.asked:
-                    raise
-                self._progress.say(f"{one_line(str(e))}; trying again in {wait_s:.0f} s")
-                self._progress.stop.wait(wait_s)
-
-
-# Spark's errors of a task that failed because of the network, or lost its executor.
-# And those of an object store or a catalog that is away for a while.
-_PASSING = re.compile(
-    r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|RouteNotFound|BrokerNotFound): |ExecutorLost"
-    r"|AWS(ClientIO|ServiceThrottled|Status500|NoResponse)Exception|CommitStateUnknownException|SQLITE_BUSY"
-    r"|SocketTimeoutException|SdkClientException"
-)
-
-
-def may_pass(error: Exception) -> bool:
-    """Tell whether a repetition may succeed."""
-    if isinstance(error, RocketSparkError):
-        return error.retriable or isinstance(error, RouteNotFound)
-    return _PASSING.search(str(error)) is not None
 
 
 class _ReadTask:

@@ -15,11 +15,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.decoded_columns import fitted, path_of
 from rocketspark.spark.lakehouse.object_store import scheme_of
-from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl, open_table
+from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl
+from rocketspark.spark.lakehouse.tables import open_table
 from rocketspark.spark.pipelines.archive import tasks
 from rocketspark.spark.pipelines.archive.decoding import decoding
 from rocketspark.spark.pipelines.archive.manifest import HOUR_MS, hour_name
-from rocketspark.spark.pipelines.archive.pipeline import (
+from rocketspark.spark.pipelines.archive.micro_batches import (
     BATCHES_BETWEEN_MERGES,
     ArchiveResult,
     MicroBatches,

@@ -23,7 +23,8 @@ from rocketspark.model import namespace, subscribe, typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
-from rocketspark.spark.lakehouse.table import TablePlace, archive_at, read_table
+from rocketspark.spark.lakehouse.table import TablePlace, archive_at
+from rocketspark.spark.lakehouse.tables import read_table
 from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
