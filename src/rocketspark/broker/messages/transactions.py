@@ -416,6 +416,7 @@ class Transactions:
     def _check_all(self) -> None:
         self._op_messages.write()
         now = now_ms()
+        self._refreshed_ms = min(self._refreshed_ms, now)  # The clock was ahead then.
         refresh = now - self._refreshed_ms >= REFRESH_INTERVAL_MS
         if refresh:
             self._refreshed_ms = now

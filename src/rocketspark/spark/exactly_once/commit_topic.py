@@ -20,7 +20,7 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.results import SendResult, SendStatus
-from rocketspark.errors import RocketSparkError, RouteNotFound
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.route import PERM_READ, PERM_WRITE
 from rocketspark.model.text import whole_number
@@ -108,7 +108,15 @@ class CommitTopic:
 
     async def _make(self) -> None:
         routes = self.instance.routes
-        cluster = await routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self._timeout_ms))
+        try:
+            cluster = await routes.ask(lambda peer: admin_api.cluster_info(peer, timeout_ms=self._timeout_ms))
+        except ServerError as e:
+            if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            raise ConfigError(
+                f"{e.address} is no NameServer: it tells of no brokers; exactly-once writes reach these themselves, so"
+                " give namesrv the addresses of NameServers, not those of a proxy or broker"
+            ) from None
         masters = {
             broker.broker_name: broker.broker_addrs[0]
             for broker in cluster.broker_addr_table.values()

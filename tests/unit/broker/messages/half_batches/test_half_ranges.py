@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.live.support import until
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
+from rocketspark.broker import topic_names
 from rocketspark.broker.messages import op_messages, put_message, transactions
 from rocketspark.broker.messages.half_batches import batched_halves, half_ranges, half_runs
 from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, HalfRanges
@@ -281,7 +282,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.patch = pytest.MonkeyPatch()
-        self.now = NOW_MS
+        self.now, self.jumped = NOW_MS, False
         stop_clocks(self.patch, lambda: self.now)
         self.patch.setattr(half_runs, "ENDED_ROWS_MAX", 60)
         self.patch.setattr(half_ranges, "SINGLE_MAX", 7)
@@ -419,7 +420,14 @@ class Machine(RuleBasedStateMachine):
         assert max(Counter(producer.asked).values(), default=0) <= 1
         if seconds == 601 and not self.rig.full and producer.is_open:
             is_open = {key for key, state in self.state.items() if state == "open"}
-            assert is_open <= set(producer.asked) <= is_open | self.forgotten
+            assert set(producer.asked) <= is_open | self.forgotten
+            # After a jump their time begins anew, after a start too.
+            assert self.jumped or is_open <= set(producer.asked)
+
+    @rule(years=st.sampled_from((-10, 0, 10)))
+    def jump(self, years: int) -> None:
+        """The clock is set."""
+        self.now, self.jumped = NOW_MS + years * 365 * 86_400_000, True
 
     @rule()
     def disk(self) -> None:
@@ -776,3 +784,25 @@ def test_a_start_tells_of_the_queues_that_open_half_messages_are_for(rigs: Calla
     rig.transactions.batched.runs.clear()
     rig.transactions._recover()
     assert rig.transactions.recovered_queues() == {"A": {3, 9}}
+
+
+def test_a_clock_that_was_ahead_at_the_start_puts_no_refresh_off(
+    rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else half messages nobody can be asked about stay far behind, and a start looks through the log since then."""
+    monkeypatch.setattr(transactions, "REFRESH_BYTES", 1000)
+    now = [NOW_MS + 86_400_000]
+    stop_clocks(monkeypatch, lambda: now[0])
+
+    async def main() -> None:
+        rig = rigs()
+        items = [item(f"K{i}", b"b" * 100) for i in range(30, 70)]
+        HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        rig.clients.producers.clear()
+        for now[0], stored in ((NOW_MS, 40), (NOW_MS + transactions.REFRESH_INTERVAL_MS, 80)):
+            rig.transactions._check_all()
+            await asyncio.sleep(0)
+            assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, stored)
+        rig.transactions.stop()
+
+    asyncio.run(main())
