@@ -28,7 +28,7 @@ from tests.java.driver import missing_tools
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection import admin_api, client_api
-from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.errors import ConfigError, ConnectionLost, RocketSparkError, SendFailed
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader
@@ -651,6 +651,45 @@ def test_a_broker_that_takes_no_batches_any_more(
     exactly_once.commit(sent, query.options, 0)
     query.expect(0)
     assert len(asked) > 2
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+@pytest.mark.usefixtures("soon_asked")
+def test_what_stands_between_ends_the_connection_at_what_it_does_not_know(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    """Rows go, and end, one by one then; each is there once, and no half message stays open."""
+    cuts: list[str] = []
+    send, ask = row_sender.RowSender.send, end_ranges.ask
+
+    async def cut(request: Coroutine[Any, Any, Any], what: str) -> None:
+        cuts.append(what)
+        if carried_out:
+            await request
+        request.close()
+        raise ConnectionLost("cut off")
+
+    async def sent(self: Any, out: Any, *args: Any) -> Any:
+        request = send(self, out, *args)
+        if out.code != RequestCode.SEND_HALF_BATCH:
+            return await request
+        try:
+            await cut(request, "halves")
+        except ConnectionLost as e:
+            raise SendFailed(out.topic, e, attempts=1, brokers=(), cost_ms=0) from e
+
+    monkeypatch.setattr(row_sender.RowSender, "send", sent)
+    monkeypatch.setattr(end_ranges, "ask", lambda *args, **options: cut(ask(*args, **options), "ends"))
+    query = Query(servers, commitTimeoutMs="10000")
+    query.run(0)
+    query.expect(0)
+    query.wait_until_all_ended()
+    query.expect(0)
+    if cuts:
+        assert "halves" in cuts
+        assert cuts.count("ends") >= end_transactions.CUTS_MAX
+    query.run(1)
+    query.expect(0, 1)
 
 
 def test_properties_of_what_is_written(servers: Servers) -> None:

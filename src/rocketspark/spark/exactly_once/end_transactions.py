@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.errors import NotSent, RocketSparkError
+from rocketspark.errors import ConnectionLost, NotSent, RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
@@ -43,6 +43,8 @@ CHUNK_ROWS = 256
 CHUNKS_IN_FLIGHT = 2
 # An official broker drops an end that waited for 3 s: after these nothing told before is carried out any more.
 DRAIN_S = 6.0
+# Ranges at which the connection ended, one behind another, before ends go one by one.
+CUTS_MAX = 3
 # Interval at which the records are read for a writer that took over; well below DRAIN_S.
 GUARD_S = 1.0
 # Part of the remark of a broker whose log no longer has the half message.
@@ -131,9 +133,13 @@ class EndTransactions:
             rows = await self._missing(broker, manifest, rows)
             unsure = False
         end_s = time.monotonic() + self._budget_s
+        cuts = 0
         while len(rows):
-            round_ = self._round_of_ranges if can.batches else self._round
+            # What stands before the broker may end the connection at each range.
+            round_ = self._round_of_ranges if can.batches and cuts < CUTS_MAX else self._round
+            before = len(rows)
             rows, gone, lost, cause = await round_(anchor, manifest, rows, outcome, can.ends_once)
+            cuts = cuts + 1 if len(rows) == before and isinstance(cause, ConnectionLost) else 0
             unsure = unsure or lost
             if len(gone) and outcome == COMMIT and len(gone := await self._missing(broker, manifest, gone)):
                 raise RocketSparkError(

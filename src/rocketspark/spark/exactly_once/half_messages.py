@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.results import SendResult
-from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError
+from rocketspark.errors import ConnectionLost, MessageIllegal, RocketSparkError, SendFailed, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties, sysflags
@@ -229,20 +229,23 @@ class HalfMessageSender:
     async def _send_batch(
         self, out: PreparedMessage, items: BatchItems, at: int, end: int, target: QueueTarget, queue: MessageQueue
     ) -> Places:
+        one_by_one = False
         try:
             sent = safely_stored(await self._sender.send(out, target, queue))
         except (SendFailed, ServerError) as e:
             if e.code == ResponseCode.MESSAGE_ILLEGAL and len(out.body) > SMALL_BATCH_BYTES:
                 self._bytes_max = SMALL_BATCH_BYTES
-            elif e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                # Its topic needs them one by one, or a broker of another kind took over.
+            elif one_by_one := e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or _is_cut(e):
+                # Its topic needs them one by one, a broker of another kind took over, or what stands before it ends
+                # the connection at a request that it does not know.
                 self._abilities.no_batches(queue)
             else:
                 raise
-            one_by_one = e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         else:
             return self._places(sent, positions_of(sent.offset_message_id, end - at))
-        # Nothing of it is stored.
+        # An attempt whose reply was lost may have stored it: no manifest names that one, it is rolled back when it is
+        # asked for. With ids of its own, so that no end of these is taken for one of it.
+        items, at, end = self._sender.anew(items, at, end), 0, end - at
         found = []
         alone = np.arange(at, end) if one_by_one else self._alone(items)
         while at < end:
@@ -295,6 +298,11 @@ class HalfMessageSender:
                 self._first = offset
             self._last = offset
             self._sequence += 1
+
+
+def _is_cut(error: RocketSparkError) -> bool:
+    """Tell whether the connection ended at the last attempt too; of a broker that went away there is none any more."""
+    return isinstance(error.__cause__, ConnectionLost)
 
 
 def _position_of(message_id: str) -> int:

@@ -46,6 +46,19 @@ class BatchItems:
         places = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
         return BatchItems(self._column.take(places))
 
+    def with_new_ids(self, ids: UniqueIdBlocks, at: int, end: int) -> BatchItems:
+        """Return items [at, end) with other unique ids: messages that a broker takes for no copies of these."""
+        prefix, first = ids.take(end - at)
+        data = bytearray(self.data[self.starts[at] : self.starts[end]])
+        starts = self.starts[at : end + 1] - self.starts[at]
+        for row, start in enumerate(starts[:-1].tolist()):
+            body_bytes = int.from_bytes(data[start + _HEAD_BYTES - 4 : start + _HEAD_BYTES], "big")
+            id_at = start + _HEAD_BYTES + body_bytes + 2 + len(_BEFORE_ID)
+            unique_id = b"%b%012X" % (prefix.encode(), first + row)
+            data[id_at : id_at + len(unique_id)] = unique_id
+        buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(bytes(data))]
+        return BatchItems(pa.BinaryArray.from_buffers(_BINARY, end - at, buffers))
+
     def body_bytes(self) -> NDArray[np.int64]:
         """Return the length of each item's body."""
         data = np.frombuffer(self.data, np.uint8)

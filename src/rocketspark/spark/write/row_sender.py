@@ -43,6 +43,10 @@ class RowSender:
         """Encode all rows, each with a unique id of its own. Raises MessageIllegal."""
         return encode(rows, self._ids)
 
+    def anew(self, items: BatchItems, at: int, end: int) -> BatchItems:
+        """Return items [at, end) as messages of their own, to be sent where copies of them may be stored already."""
+        return items.with_new_ids(self._ids, at, end)
+
     async def targets(self, rows: CheckedRows) -> list[RowGroup]:
         """Return each target with its rows. Raises ConfigError, RouteNotFound."""
         return await targets(rows, self.queues.find)
