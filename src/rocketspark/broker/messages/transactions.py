@@ -64,7 +64,8 @@ _LOOKS_PER_CHECK = 20
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
 
-
+# Kept of those that came alone, each with its topic; with so many all are looked up.
+ALONE_MAX = 10_000
 # Part of the remark for a half message that cannot be committed any more.
 HALF_GONE = "Find prepared transaction message failed"
 
@@ -98,6 +99,8 @@ class Transactions:
         self.set_limits(limits)
         self._refreshed_ms = now_ms()
         self._open: dict[TransactionKey, HalfMessage] = {}
+        # Groups and topics of half messages that came alone.
+        self._alone: set[tuple[str, str]] = set()
         # Topic and queue that those are for which were open at the start, each with where the last of them is.
         self._recovered: dict[tuple[str, str], int] = {}
         # Progress of half and op queue, to be saved once the log is on the disk up to a position.
@@ -260,6 +263,8 @@ class Transactions:
         count(self._stats.prepared, topic, end - position)
         texts = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in pairs.items()}
         key = TransactionKey(texts[properties.UNIQUE_ID], texts.get(properties.PRODUCER_GROUP, ""), topic)
+        if len(self._alone) < ALONE_MAX:
+            self._alone.add((key.group, topic))
         before = self._open.get(key)
         if before is not None:
             # A producer without an answer sends again: one transaction, of which the newest copy counts.
@@ -293,7 +298,8 @@ class Transactions:
         self._op_messages.add_all(offsets)
 
     def _take_over(self, run: HalfRun, offset: int) -> TransactionKey | None:
-        """Make an open half message of a batch one of `_open`; return its key, None for an older copy of one there.
+        """Make an open half message of a batch one of `_open`; return its key, None for an older copy of one there, or
+        of one that was committed.
 
         Raises RecordError, with the message where it was.
         """
@@ -308,8 +314,15 @@ class Transactions:
             return None
         if before is not None:
             self._op_messages.add(before.queue_offset)
+        elif self._may_have_come_alone(run.group, run.topic) and self._half_messages.was_committed(key):
+            self._op_messages.add(offset)
+            return None
         self._open[key] = half_message(offset, position, run.since_ms, pairs)
         return key
+
+    def _may_have_come_alone(self, group: str, topic: str) -> bool:
+        """Tell whether newer copies of a batch's half messages may have come alone, which do not replace those."""
+        return (group, topic) in self._alone or len(self._alone) >= ALONE_MAX
 
     def end(self, h: EndTransactionHeader, *, same_topic: bool = False) -> int | None:
         """Commit or roll back; returns the physical offset that must be on disk before a commit is safe, else None.
@@ -337,6 +350,11 @@ class Transactions:
         if (found_open := self.batched.find_open(half.queue_offset)) is not None:
             self._take_over(*found_open)
         known = self._open.get(key)
+        if known is not None and known.queue_offset < half.queue_offset and self._half_messages.was_committed(key):
+            # Of a batch, which a copy that comes alone does not replace: the newer one ended before.
+            del self._open[key]
+            self._op_messages.add(known.queue_offset)
+            known = None
         if known is None and self._half_messages.was_committed(key):
             log.info("transaction %s of group %s was committed before", key.unique_id, h.producer_group)
             # The commit may have been just now.

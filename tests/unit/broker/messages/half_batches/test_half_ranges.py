@@ -806,3 +806,35 @@ def test_a_clock_that_was_ahead_at_the_start_puts_no_refresh_off(
         rig.transactions.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("between", ["a check", "a start"])
+@pytest.mark.usefixtures("stopped")
+def test_a_repeated_end_of_a_message_that_came_alone_delivers_no_older_copy_of_a_batch(
+    rigs: Callable[[], Rig], between: str
+) -> None:
+    async def main() -> None:
+        rig = rigs()
+        items = [item(f"K{i}", b"b%d" % i) for i in range(30, 70)]
+        HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
+        alone = items[5]
+        position, offset, _ = rig.transactions.prepare(
+            "T", 0, alone.body, alone.properties, pairs_of(alone.properties), 0, 4, NOW_MS, BORN
+        )
+        header = EndTransactionHeader(
+            topic="T", producer_group="P", half_offset=offset, physical_offset=position, outcome=COMMIT
+        )
+        rig.transactions.end(header)
+        if between == "a check":
+            rig.transactions._check_all()
+            await until(lambda: len(rig.producer.asked) == 39)
+        else:
+            rig.transactions.stop()
+            rig.transactions.start()
+        rig.transactions.end(header)
+        rig.transactions.end(header)
+        rig.transactions.stop()
+        assert rig.transactions.open_count == 39
+        assert rig.delivered() == Counter(["b35"])
+
+    asyncio.run(main())
