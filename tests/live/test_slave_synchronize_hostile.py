@@ -318,8 +318,8 @@ def test_addresses_are_told_and_asked(tmp_path: Path) -> None:
             told: list[HaInfo] = []
             numbers: list[int] = []
             own = server._ha_info.own()
-            host, _, port = server.address.rpartition(":")
-            assert own == HaInfo(f"{host}:{int(port) + 1}", 0, server.address)
+            # The port after its own, if nobody has that.
+            assert own == HaInfo(f"127.0.0.1:{server.replication.listener.port}", 0, server.address)
             assert await ask_ha_info(connections, server.address) == own
             server._ha_info.told = told.append
             server._ha_info.reset_flush_offset = numbers.append

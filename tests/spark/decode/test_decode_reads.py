@@ -245,8 +245,9 @@ sinks:
     assert told == source_told
     with listen(spark) as listening:
         done = sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
+        ends = "rocketspark_stream_ends_total"
         told = scrape_until(
-            listening.url, lambda s: s.value("rocketspark_stream_ends_total", query="bad", outcome="stopped") == 1
+            listening.url, lambda s: all(s.value(ends, query=sink, outcome="stopped") == 1 for sink in ("good", "bad"))
         )
     # Each sink reads for itself.
     assert [(sink.sink, sink.rows, sink.bad_rows) for sink in done.sinks] == [("good", 21, 1), ("bad", 21, 1)]
