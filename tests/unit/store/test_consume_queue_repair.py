@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.store.readonly.test_read_only_store import Lost, read_all
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import GetStatus, Store, consume_queue_repair
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE, ConsumeQueue
 
 UNIT_BYTES = 20
 FILE_UNITS = 50
@@ -221,3 +225,51 @@ def test_what_was_given_up_is_found_between_nearer_neighbours(
     assert store.mender.lost == 1
     assert walk(store, 32) == (list(range(COUNT)), [])
     assert store.mender.lost == 1
+
+
+def test_units_are_told_right_together_as_one_by_one(make_store: Any, send: Any) -> None:
+    """Over several log files, whatever units say: the fields of the record that each leads to, read by themselves."""
+    store = make_store(log_file_bytes=4096)
+    for i in range(80):
+        send(store, ("t0", "t1")[i % 2], 0, b"x" * (i // 2 % 7 * 20), tag="A")
+    log, queue, other = store.log, store.consume_queues.find("t0", 0), store.consume_queues.find("t1", 0)
+
+    def units_of(queue: ConsumeQueue) -> Any:
+        view, at, here = queue.place(0, 40)
+        return np.frombuffer(view, UNIT_TYPE, here, at)
+
+    stored = units_of(queue)
+    fields = record_layout.head_type("size", "queue_id", "queue_offset", "position", "body_bytes")
+
+    def is_right(offset: int, position: int, size: int) -> bool:
+        if size == GAP_SIZE:
+            return True
+        start = position - position % 4096
+        if start not in log.mapped_files.starts or position - start + record_layout.RECORD_BYTES_MIN > 4096:
+            return False
+        content = log.mapped_files.get(start).view
+        head = np.frombuffer(content, fields, 1, position - start)[0]
+        topic_at = position - start + record_layout.FIXED_BYTES_V4 + int(head["body_bytes"])
+        told = tuple(int(head[name]) for name in ("size", "queue_id", "queue_offset", "position"))
+        is_topic = int(head["body_bytes"]) >= 0 and bytes(content[topic_at : topic_at + 3]) == b"\x02t0"
+        return told == (size, 0, offset, position) and is_topic
+
+    positions = st.one_of(st.integers(-(1 << 62), 1 << 62), st.integers(-5000, log.written + 5000))
+    sizes = st.one_of(st.integers(-(1 << 31), (1 << 31) - 1), st.just(GAP_SIZE))
+    others = st.sampled_from([tuple(unit) for unit in [*stored.tolist(), *units_of(other).tolist()]])
+    change = st.one_of(st.tuples(positions, sizes, st.just(0)), others)
+    swapped = st.sets(st.integers(0, 39), max_size=3)
+
+    @given(st.integers(0, 39), st.integers(1, 40), st.dictionaries(st.integers(0, 39), change, max_size=6), swapped)
+    def hold(first: int, count: int, changes: dict[int, tuple[int, int, int]], same_of_other: set[int]) -> None:
+        units = stored.copy()
+        for row in same_of_other:
+            units[row] = units_of(other)[row]
+        for row, unit in changes.items():
+            units[row] = unit
+        units = units[first : first + count]
+        offsets = np.arange(first, first + len(units))
+        expected = [is_right(int(o), *unit.item()[:2]) for o, unit in zip(offsets, units, strict=True)]
+        assert consume_queue_repair.right_units(log, queue, offsets, units).tolist() == expected
+
+    hold()
