@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model.text import shown, whole_number
+from rocketspark.transport.dialing import connect
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
 from rocketspark.transport.tls.client_tls import ClientTls
@@ -60,20 +61,14 @@ async def dial(
 ) -> Peer:
     """Connect to "host:port". Raises NotSent if no server answers within `timeout_ms`; `tls`: None for plain."""
     host, port = parse_address(address)
-    loop = asyncio.get_running_loop()
-
-    def make() -> Peer:
-        peer = Peer(routes, language=language, on_close=on_close)
-        peer.address = address
-        peer.hooks = hooks
-        return peer
-
+    peer = Peer(routes, language=language, on_close=on_close)
+    peer.address = address
+    peer.hooks = hooks
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             if tls is None:
-                _, peer = await loop.create_connection(make, host, port)
+                await connect(lambda: peer, host, port)
             else:
-                peer = make()
                 await secured(peer, host, port, tls)
     except TimeoutError:
         what = "did not accept the connection" if tls is None else "did not finish the TLS handshake"

@@ -492,6 +492,20 @@ def test_a_forked_child_opens_the_broadcast_consumer_of_its_parent(fake: Fake, t
         assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_forked_child_ends_as_it_wants_to(fake: Fake) -> None:
+    """Not by a fault: libuv's threads, which a child has not, are waited for at its end."""
+    code = (
+        "import os, sys\n"
+        "from rocketspark import Producer\n"
+        f"p = Producer({fake.namesrv!r}, 'pg'); p.start(); p.send('u', b'x')\n"
+        "child = os.fork()\n"
+        "if not child: sys.exit(3)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])); p.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 def test_a_script_that_forgets_to_close_ends(fake: Fake) -> None:
     code = (
         "from rocketspark import Producer, PushConsumer\n"

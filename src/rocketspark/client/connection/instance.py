@@ -27,6 +27,7 @@ from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address
+from rocketspark.transport.dialing import own_ip
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.tls.client_tls import client_tls
 
@@ -429,13 +430,8 @@ async def _every(interval_s: float, act: Callable[[], object]) -> None:
 
 
 async def _own_ip(address: str) -> str:
-    """Return the address this machine has towards a server; no packet is sent."""
-    loop = asyncio.get_running_loop()
+    """Return the address this machine has towards a server; that of itself if there is no way to it."""
     try:
-        transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=parse_address(address))
+        return await own_ip(*parse_address(address))
     except OSError:
         return "127.0.0.1"
-    try:
-        return str(transport.get_extra_info("sockname")[0])
-    finally:
-        transport.close()

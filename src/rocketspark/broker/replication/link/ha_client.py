@@ -14,6 +14,7 @@ from rocketspark.broker.replication.link.troubles import Troubles, reason_of
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.connections import parse_address
+from rocketspark.transport.dialing import connect
 
 log = LimitedLog("rocketspark.broker.replication")
 
@@ -221,7 +222,7 @@ class HaClient:
         connection = self._connection = _Connection(self, link)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: connection, host, port)
+                await connect(lambda: connection, host, port)
         except (OSError, TimeoutError) as e:
             self._connection = None
             log.info("the master's replication at %s cannot be reached, tried again: %s", address, e)

@@ -1,0 +1,78 @@
+"""Sockets towards servers. Rule: a host that is given by its number needs no look-up, and no thread for one.
+
+uvloop looks up numbers too, in threads of its own. A forked process has not got them: it would wait for them as it
+ends, and die of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+
+async def connect(make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+    """Connect the protocol that `make` gives. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    family = _family(host)
+    if family is None:
+        await loop.create_connection(make, host, port)
+        return
+    # asyncio sends at once on what says that it is TCP.
+    connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        connected.setblocking(False)
+        await _finish(connected, connected.connect_ex((host, port)))
+        await loop.create_connection(make, sock=connected)
+    except BaseException:
+        connected.close()
+        raise
+
+
+async def own_ip(host: str, port: int) -> str:
+    """Return the address that this machine has towards a server; no packet is sent. Raises OSError."""
+    family = _family(host)
+    if family is None:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=(host, port))
+        try:
+            return str(transport.get_extra_info("sockname")[0])
+        finally:
+            transport.close()
+    with socket.socket(family, socket.SOCK_DGRAM) as towards:
+        towards.connect((host, port))
+        return str(towards.getsockname()[0])
+
+
+def _family(host: str) -> int | None:
+    """Return the kind of a number; None for a name, and where loops watch no sockets."""
+    for family in (socket.AF_INET, socket.AF_INET6) if sys.platform != "win32" else ():
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return family
+    return None
+
+
+async def _finish(connected: socket.socket, error: int) -> None:
+    """Wait until a connection that was begun is there. Raises OSError."""
+    if error in (errno.EINPROGRESS, errno.EINTR):
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def writable() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        loop.add_writer(connected, writable)
+        try:
+            await done
+        finally:
+            loop.remove_writer(connected)
+        error = connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))
