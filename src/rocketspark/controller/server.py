@@ -12,8 +12,8 @@ from rocketspark.controller.role_notices import RoleNotices
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.controller.state_file import StateFile
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.bounds.descriptors import connections_max
 from rocketspark.transport.connections import Connections
-from rocketspark.transport.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server

@@ -13,7 +13,7 @@ from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import DEFAULT_PORT, SCAN_S, Settings
 from rocketspark.namesrv.write_gate import WriteGate
-from rocketspark.transport.descriptors import connections_max
+from rocketspark.transport.bounds.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_signer import RequestSigner

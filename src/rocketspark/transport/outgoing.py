@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.connection_bounds import ConnectionBounds
+from rocketspark.transport.bounds.connection_bounds import ConnectionBounds
 from rocketspark.transport.pending_requests import PendingRequests
 from rocketspark.transport.request_frames import buffers
 

@@ -9,8 +9,8 @@ import msgspec
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.headers import Header, NoHeader, Request
+from rocketspark.transport.bounds.overload import Overload
 from rocketspark.transport.gate import Gate
-from rocketspark.transport.overload import Overload
 from rocketspark.transport.request_frames import Parts, Reply
 
 Answer = bytes | Parts | None | Coroutine[Any, Any, bytes | Parts | None]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.connection_bounds import WAITING_BYTES_MAX, Bounds, ConnectionBounds
-from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
+from rocketspark.transport.bounds.connection_bounds import WAITING_BYTES_MAX, Bounds, ConnectionBounds
+from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.tls.first_bytes import FirstBytes, Front, TakeHttp2

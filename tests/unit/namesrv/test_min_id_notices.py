@@ -19,7 +19,7 @@ from rocketspark.namesrv.acting_master import MinIdChange
 from rocketspark.namesrv.min_id_notices import LOOKUPS_MAX, NOTICES_MAX, MinIdNotices
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MinBrokerIdHeader, Request
-from rocketspark.transport.descriptors import OF_PROCESS
+from rocketspark.transport.bounds.descriptors import OF_PROCESS
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server

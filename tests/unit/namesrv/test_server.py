@@ -6,7 +6,7 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.namesrv.server import SHARE_ALONE, SHARE_BESIDE_A_BROKER, NameServer
-from rocketspark.transport.descriptors import connections_max
+from rocketspark.transport.bounds.descriptors import connections_max
 
 
 def test_beside_a_broker_it_leaves_connections_to_the_broker() -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from rocketspark.errors import ConfigError
-from rocketspark.transport.descriptors import Descriptors
+from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.metrics_server import HEAD_BYTES_MAX, MetricsServer
 
 

@@ -19,7 +19,7 @@ from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, Ser
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import outgoing
-from rocketspark.transport.connection_bounds import Bounds
+from rocketspark.transport.bounds.connection_bounds import Bounds
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

@@ -17,8 +17,8 @@ from tests.live.support import run, until
 from rocketspark.protocol import frames
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
+from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.connections import dial
-from rocketspark.transport.descriptors import Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

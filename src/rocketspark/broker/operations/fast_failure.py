@@ -9,9 +9,9 @@ import asyncio
 
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.transport import descriptors
-from rocketspark.transport.connection_bounds import Bounds
-from rocketspark.transport.overload import Overload
+from rocketspark.transport.bounds import descriptors
+from rocketspark.transport.bounds.connection_bounds import Bounds
+from rocketspark.transport.bounds.overload import Overload
 from rocketspark.transport.request_frames import reply
 
 SENDS = (

@@ -15,8 +15,8 @@ from rocketspark.proxy.calls.call import address_of
 from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.front.relay import HOST, Relay, RelayedClients
 from rocketspark.proxy.wire.codes import Code
-from rocketspark.transport.connection_bounds import Bounds
-from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
+from rocketspark.transport.bounds.connection_bounds import Bounds
+from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import IDLE_S, Server

@@ -16,7 +16,7 @@ from rocketspark.protocol import frames
 from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.front.port import Port
 from rocketspark.proxy.front.relay import WAITING_BYTES_MAX
-from rocketspark.transport.descriptors import Descriptors
+from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.tls import first_bytes
 from rocketspark.transport.tls.first_bytes import PREFACE
 from rocketspark.transport.tls.settings import TlsSettings

@@ -15,7 +15,7 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.descriptors import OF_PROCESS, Descriptors
+from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
 
 log = LimitedLog("rocketspark.broker.replication")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.transport import peer as peers
-from rocketspark.transport.connection_bounds import Bounds, place_of
+from rocketspark.transport.bounds.connection_bounds import Bounds, place_of
 from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
