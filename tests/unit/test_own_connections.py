@@ -12,11 +12,14 @@ SOURCES = Path(__file__).resolve().parents[2] / "src" / "rocketspark"
 # What opens connections, and who may: the place that knows keys and TLS, for a package.
 OPENERS = {
     "create_connection": {
+        "transport/dialing.py": "connect_protocol itself",
+        "spark/read/pipelined_connection.py": "takes an Access",
+        "proxy/front/relay.py": "within the proxy: from its port to its gRPC server",
+    },
+    "connect_protocol": {
         "transport/connections.py": "dial itself",
         "transport/tls/dial.py": "what dial calls",
         "broker/replication/link/ha_client.py": "the HA link, which is plain in RocketMQ",
-        "spark/read/pipelined_connection.py": "takes an Access",
-        "proxy/front/relay.py": "within the proxy: from its port to its gRPC server",
     },
     "dial": {
         "transport/connections.py": "Connections",

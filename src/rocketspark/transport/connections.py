@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model.text import shown, whole_number
-from rocketspark.transport.dialing import connect
+from rocketspark.transport.dialing import connect_protocol
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
 from rocketspark.transport.tls.client_tls import ClientTls
@@ -67,7 +67,7 @@ async def dial(
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             if tls is None:
-                await connect(lambda: peer, host, port)
+                await connect_protocol(lambda: peer, host, port)
             else:
                 await secured(peer, host, port, tls)
     except TimeoutError:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 
-async def connect(make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+async def connect_protocol(make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
     """Connect the protocol that `make` gives. Raises OSError."""
     loop = asyncio.get_running_loop()
     family = _family(host)

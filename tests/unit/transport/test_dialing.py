@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from rocketspark.transport.dialing import connect, own_ip
+from rocketspark.transport.dialing import connect_protocol, own_ip
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -51,7 +51,7 @@ def test_a_number_and_a_name(loop: str, family: int, host: str) -> None:
 
         async def main() -> tuple[bytes, int]:
             made = Echoed()
-            await connect(lambda: made, host, server.getsockname()[1])
+            await connect_protocol(lambda: made, host, server.getsockname()[1])
             accepted, _ = server.accept()
             with accepted:
                 accepted.sendall(accepted.recv(5).upper())
@@ -68,7 +68,7 @@ def test_nobody_there(loop: str) -> None:
         held.bind(("127.0.0.1", 0))
         before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
         with pytest.raises(ConnectionRefusedError, match="Connection refused"):
-            on(loop, connect(asyncio.Protocol, "127.0.0.1", held.getsockname()[1]))
+            on(loop, connect_protocol(asyncio.Protocol, "127.0.0.1", held.getsockname()[1]))
         assert not before or len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -90,7 +90,7 @@ def test_who_gives_up_waiting_leaves_no_socket(loop: str, monkeypatch: pytest.Mo
             waiting.connect_ex(server.getsockname())
         monkeypatch.setattr("rocketspark.transport.dialing.socket.socket", Noted)
         with pytest.raises(TimeoutError):
-            on(loop, asyncio.wait_for(connect(asyncio.Protocol, *server.getsockname()), 0.2))
+            on(loop, asyncio.wait_for(connect_protocol(asyncio.Protocol, *server.getsockname()), 0.2))
     assert [each.fileno() for each in made if each.family == socket.AF_INET][-1:] == [-1]
 
 

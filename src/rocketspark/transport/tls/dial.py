@@ -6,7 +6,7 @@ import asyncio
 
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model.text import shown
-from rocketspark.transport.dialing import connect
+from rocketspark.transport.dialing import connect_protocol
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.tls.client_tls import ClientTls
 from rocketspark.transport.tls.failures import explain
@@ -37,7 +37,7 @@ async def secured(peer: Peer, host: str, port: int, tls: ClientTls) -> None:
     except ValueError:
         raise ConfigError(f"{shown(name)!r} is no name that a certificate can be for: set tls_server_name") from None
     try:
-        await connect(lambda: stream, host, port)
+        await connect_protocol(lambda: stream, host, port)
         await done
     except BaseException:
         stream.abort()

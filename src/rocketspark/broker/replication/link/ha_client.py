@@ -14,7 +14,7 @@ from rocketspark.broker.replication.link.troubles import Troubles, reason_of
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.connections import parse_address
-from rocketspark.transport.dialing import connect
+from rocketspark.transport.dialing import connect_protocol
 
 log = LimitedLog("rocketspark.broker.replication")
 
@@ -222,7 +222,7 @@ class HaClient:
         connection = self._connection = _Connection(self, link)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connect(lambda: connection, host, port)
+                await connect_protocol(lambda: connection, host, port)
         except (OSError, TimeoutError) as e:
             self._connection = None
             log.info("the master's replication at %s cannot be reached, tried again: %s", address, e)
