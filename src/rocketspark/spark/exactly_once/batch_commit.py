@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 import uuid
-import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.message import checksums
 from rocketspark.spark.exactly_once import commit_records, transaction_handles
 from rocketspark.spark.exactly_once.commit_records import (
     JOB,
@@ -138,7 +138,7 @@ async def _send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions
 def _checksum(batch: pa.RecordBatch) -> int:
     """Return the checksum of all bodies, in whatever order they come."""
     column = batch.column(batch.schema.get_field_index("body")).drop_null().cast(pa.binary())
-    return sum(map(zlib.crc32, column.to_pylist()))
+    return sum(map(checksums.crc32, column.to_pylist()))
 
 
 # -- the driver -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ form is left to them.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from rocketspark.broker.messages import batch_properties
 from rocketspark.broker.messages.batch_properties import ID, Found, Wanted
 from rocketspark.broker.messages.timers.timer_rules import TIMER_PROPERTIES
-from rocketspark.protocol.message import properties, record_layout
+from rocketspark.protocol.message import checksums, properties, record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1
 
@@ -224,7 +223,7 @@ def committed_form(
         return None
     raw = bytes(stored)
     bodies = [raw[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    crcs = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)
+    crcs = np.fromiter(map(checksums.crc32, bodies), np.uint32, count)
     if (crcs & CRC_MASK != heads["crc"]).any():
         return None
     new_sizes = HEAD_BYTES + body_bytes + _LENGTH_BYTES + kept
