@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from rocketspark.broker.access import settings as access_settings
 from rocketspark.broker.ignored_settings import IGNORED, IGNORED_UNSET, UNKEPT_PROMISES
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import ConfigError
-from rocketspark.model.properties import parse_properties
+from rocketspark.store.files import config_files
 from rocketspark.transport.tls.settings import from_values, is_key
 
 # Keys that name a place which is always below the store's folder (rule: StorePathConfigHelper, 5.5.0).
@@ -24,11 +23,7 @@ _FIXED_PLACES = {
 
 def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list[str]]:
     """Return (settings, warnings) of a broker.conf. Raises ConfigError if it cannot be read or a value is wrong."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    values = parse_properties(text, str(path))
+    values = config_files.read_settings(path)
     try:
         settings, unknown = settings_from(values)
     except ConfigError as e:

@@ -7,7 +7,6 @@ whole or not at all, and is written into the file that the settings came from.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
@@ -218,8 +217,4 @@ def _number(values: dict[str, str], key: str, low: int, high: int, unit: str) ->
 
 def read_controller_conf(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the keys and values of a controller.conf. Raises ConfigError if it cannot be read."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    return parse_properties(text, str(path))
+    return config_files.read_settings(path)

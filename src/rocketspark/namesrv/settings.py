@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_properties
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv import write_gate
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
@@ -176,11 +174,7 @@ class Settings:
 
 def read_namesrv_conf(path: str | os.PathLike[str]) -> tuple[Settings, list[str]]:
     """Return (settings, warnings) of a namesrv.conf. Raises ConfigError if it cannot be read or a value is wrong."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    values = parse_properties(text, str(path))
+    values = config_files.read_settings(path)
     settings = Settings()
     try:
         unknown = settings.take(values)

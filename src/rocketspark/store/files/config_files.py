@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from rocketspark.errors import ConfigError, ServerError, StoreError
-from rocketspark.model.properties import replace_values
+from rocketspark.model.properties import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure
 
@@ -78,6 +79,15 @@ def write(
         files.sync_directory(os.path.dirname(path) or ".")
     except OSError as e:
         raise failure(e, "write", path, len(text)) from e
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return keys and values of a file of settings. Raises ConfigError if it cannot be read, or names a wrong line."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    return parse_properties(text, str(path))
 
 
 def keep_settings(
