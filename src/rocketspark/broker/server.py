@@ -191,7 +191,17 @@ class BrokerServer:
         except BaseException:
             await self.close()
             raise
-        log.info("broker %s listens on %s, store in %s", s.broker_name, self.address, s.store_root)
+        log.info("broker %s listens on %s, store in %s", s.broker_name, self._server.address, s.store_root)
+        if s.tells_loopback_alone:
+            log.warning(
+                "broker %s listens on %s but tells clients %s, which other machines cannot reach: set brokerIP1 to the"
+                " address at which they reach this one",
+                s.broker_name,
+                self._server.address,
+                self.address,
+            )
+        elif self.address != self._server.address:
+            log.info("broker %s tells clients %s (brokerIP1)", s.broker_name, self.address)
 
     async def _listen_for_vips(self) -> None:
         s, port = self.settings, self._server.port + VIP_PORT_STEP

@@ -49,6 +49,9 @@ from rocketspark.transport.tls.settings import TlsSettings
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_MS_MAX = 1 << 53
+# What clients on this machine reach a server by that listens on all interfaces.
+_LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}
+
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 BROKER_ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
@@ -282,8 +285,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     @property
     def host(self) -> str:
         """The address clients are told, IPv6 without brackets."""
-        host = self.advertised_host or ("" if self.listen_host == "0.0.0.0" else self.listen_host) or "127.0.0.1"
+        host = self.advertised_host or _LOOPBACK_OF.get(self.listen_host, self.listen_host)
         return host.removeprefix("[").removesuffix("]")
+
+    @property
+    def tells_loopback_alone(self) -> bool:
+        """Whether it listens for other machines while clients are told an address that only this one reaches."""
+        return not self.advertised_host and self.listen_host in _LOOPBACK_OF
 
     def address(self, port: int) -> str:
         """ "host:port" that clients are told; IPv6 in brackets, as RocketMQ registers one that it finds itself."""

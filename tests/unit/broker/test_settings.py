@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rocketspark.broker.settings import BrokerSettings
 
 
@@ -10,6 +12,14 @@ def test_the_address_clients_are_told() -> None:
     assert BrokerSettings(listen_host="0.0.0.0").host == "127.0.0.1"
     assert BrokerSettings(listen_host="10.1.1.1").host == "10.1.1.1"
     assert BrokerSettings(listen_host="0.0.0.0", advertised_host="broker.example").host == "broker.example"
+
+
+@pytest.mark.parametrize(("listening", "told"), [("", "127.0.0.1:9"), ("0.0.0.0", "127.0.0.1:9"), ("::", "[::1]:9")])
+def test_a_broker_on_every_interface_that_tells_loopback_knows_it(listening: str, told: str) -> None:
+    alone = BrokerSettings(listen_host=listening)
+    assert (alone.address(9), alone.tells_loopback_alone) == (told, True)
+    assert not BrokerSettings(listen_host=listening, advertised_host="10.1.1.1").tells_loopback_alone
+    assert not BrokerSettings(listen_host="127.0.0.1").tells_loopback_alone
 
 
 def test_queue_files_are_rounded_up_to_whole_units() -> None:

@@ -59,9 +59,9 @@ class ServerContexts:
 
     def _of_test_mode(self, names: list[str]) -> ssl.SSLContext:
         pair = self_signed.make(names)
-        log.warning(
-            "tls.test.mode.enable=true: a certificate was made for this start alone, which nobody can check; for tries"
-            " only (its names: %s)",
+        log.info(
+            "clients that use TLS get a certificate that was made for this start alone, which nobody can check (its"
+            " names: %s); tls.server.certPath and tls.server.keyPath give your own",
             ", ".join(pair.names),
         )
         with tempfile.TemporaryDirectory() as folder:

@@ -75,7 +75,9 @@ def test_permissive_without_a_certificate_is_the_plain_way(caplog: pytest.LogCap
     run(main())
 
 
-def test_a_certificate_made_for_a_try_has_the_names_in_it_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_certificate_made_for_a_try_has_the_names_in_it_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
         async with serving(TlsSettings(test_mode=True), tls_names=["broker.example", "10.1.2.3"]) as server:
             raw = await raw_tls(*place(server))
