@@ -78,6 +78,28 @@ def test_an_attempt_that_broke_gets_the_same_again(tmp_path: Path) -> None:
     run(main())
 
 
+def test_what_nobody_got_counts_no_attempt_also_after_a_restart(tmp_path: Path) -> None:
+    """A pop whose client was gone: its messages come again as if it had not been."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            for n in range(3):
+                await sent(peer, b"%d" % n)
+            first = await popped(peer, **IN_ORDER)
+            (await change(peer, first[0], 0))[0].raise_for_code("change")
+            for _ in range(2):
+                (await change(peer, first[1], 0, suspend=True))[0].raise_for_code("change")
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            again = await popped(peer, **IN_ORDER | {"count_max": 3})
+            assert [(m.body, m.count) for m in again] == [(b"0", 1), (b"1", 0), (b"2", 0)]
+            for message in again:
+                (await change(peer, message, 0))[0].raise_for_code("change")
+            assert [m.count for m in await popped(peer, **IN_ORDER | {"count_max": 3})] == [2, 1, 1]
+
+    run(main())
+
+
 def test_the_order_survives_a_restart_and_goes_with_its_topic(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

@@ -44,7 +44,8 @@ class LastBatch(
     """The batch of a queue that a group was given last.
 
     `distances`: the first offset, then how far the others lie behind it; `acked_bits`: bit i for the i-th of them;
-    `counts`: how often a message came before, where it did; `next_visible_ms`: of messages whose time was changed.
+    `counts`: how often a message came before, where it did; `next_visible_ms`: of messages whose time was changed;
+    `unseen`: the offsets of messages that nobody got, which RocketMQ leaves out.
     """
 
     attempt_id: str | None = None
@@ -55,6 +56,7 @@ class LastBatch(
     counts: dict[_Long, _Int] | None = None
     next_visible_ms: dict[_Long, _Long] | None = None
     pop_time_ms: _Long = 0
+    unseen: list[_Long] | None = None
 
     def offsets(self) -> list[int]:
         """Return the queue offsets."""
@@ -152,8 +154,9 @@ class OrderedPops:
             if before.attempt_id is not None and before.attempt_id == attempt_id:
                 counts = known
             else:
-                seen = set(before.offsets())
-                counts = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in seen}
+                given, unseen = set(before.offsets()), before.unseen or ()
+                times = {o: known.get(o, 0) + (o not in unseen) for o in offsets if o in given}
+                counts = {offset: count for offset, count in times.items() if count}
         first = offsets[0]
         queues[queue_id] = LastBatch(
             attempt_id=attempt_id,
@@ -197,15 +200,28 @@ class OrderedPops:
         return queue_id in self.table.get(f"{topic}@{group}", {})
 
     def change_next_visible(
-        self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int, next_visible_ms: int
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offset: int,
+        pop_time_ms: int,
+        next_visible_ms: int,
+        *,
+        unseen: bool = False,
     ) -> None:
-        """Let a message of the last batch be visible again at another time; one of an older batch is left alone."""
+        """Let a message of the last batch be visible again at another time; one of an older batch is left alone.
+
+        `unseen`: nobody got it, so that it counts as no attempt when it comes again.
+        """
         batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
         if batch is not None and batch.pop_time_ms == pop_time_ms:
             if batch.next_visible_ms is None:
                 batch.next_visible_ms = {}
             if offset in batch.offsets():
                 batch.next_visible_ms[offset] = next_visible_ms
+                if unseen and offset not in (batch.unseen or ()):
+                    batch.unseen = [*(batch.unseen or ()), offset]
                 self._changes += 1
 
     def count(self, topic: str, group: str, queue_id: int) -> int:

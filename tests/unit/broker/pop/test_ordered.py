@@ -36,6 +36,7 @@ class Reference:
     given: dict[int, int] = field(default_factory=dict)  # offset -> visible again at
     acked: set[int] = field(default_factory=set)
     counts: dict[int, int] = field(default_factory=dict)
+    unseen: set[int] = field(default_factory=set)
     attempt: str | None = None
     popped_ms: int = -1
 
@@ -47,7 +48,9 @@ class Reference:
     def give(self, count: int, attempt: str | None, now_ms: int, invisible_ms: int) -> dict[int, int]:
         offsets = range(self.committed, self.committed + count)
         if self.popped_ms >= 0 and not (attempt is not None and attempt == self.attempt):
-            self.counts = {o: self.counts.get(o, 0) + 1 for o in offsets if o in self.given}
+            times = {o: self.counts.get(o, 0) + (0 if o in self.unseen else 1) for o in offsets if o in self.given}
+            self.counts = {o: n for o, n in times.items() if n}
+        self.unseen = set()
         self.given = dict.fromkeys(offsets, now_ms + invisible_ms)
         self.acked = set()
         self.attempt, self.popped_ms = attempt, now_ms
@@ -65,6 +68,7 @@ STEPS = st.lists(
         st.tuples(st.just("pop"), st.integers(1, 4), st.sampled_from([None, "a", "b"])),
         st.tuples(st.just("ack"), st.integers(0, 5), st.booleans()),
         st.tuples(st.just("change"), st.integers(0, 5), st.integers(0, 30)),
+        st.tuples(st.just("give back"), st.integers(0, 5), st.integers(0, 30)),
         st.tuples(st.just("time"), st.integers(1, 40), st.none()),
     ),
     max_size=40,
@@ -101,11 +105,13 @@ def test_the_table_does_what_a_simple_one_does(steps: list[tuple[str, int, objec
             next_offset = pops.acknowledge(T, G, Q, offset, popped_ms)
             model.ack(offset, popped_ms)
             assert next_offset == (model.committed if other else None)
-        elif what == "change" and model.given:
-            offset = min(model.given) + number
-            pops.change_next_visible(T, G, Q, offset, model.popped_ms, now_ms + int(str(other)))
+        elif what in ("change", "give back") and model.given:
+            offset, unseen = min(model.given) + number, what == "give back"
+            at_ms = now_ms + int(str(other))
+            pops.change_next_visible(T, G, Q, offset, model.popped_ms, at_ms, unseen=unseen)
             if offset in model.given:
-                model.given[offset] = now_ms + int(str(other))
+                model.given[offset] = at_ms
+                model.unseen |= {offset} if unseen else set()
         assert pops.count(T, G, Q) == len(model.given.keys() - model.acked)
     again = java_json.decode(encode_table(OrderTable(table=pops.table)), OrderTable)
     assert again.table == pops.table

@@ -101,7 +101,9 @@ class ChangeInvisibleTimeHandler:
         if committed is not None and h.offset < committed:
             return ChangeInvisibleTimeReply()
         next_visible_ms = now_ms() + h.invisible_time_ms
-        self._ordered.change_next_visible(h.topic, h.group, h.queue_id, h.offset, handle.pop_time_ms, next_visible_ms)
+        self._ordered.change_next_visible(
+            h.topic, h.group, h.queue_id, h.offset, handle.pop_time_ms, next_visible_ms, unseen=bool(h.suspend)
+        )
         self._block_ends.look(h.topic, h.group, h.queue_id)
         return ChangeInvisibleTimeReply(
             pop_time_ms=handle.pop_time_ms,
