@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.live.test_access_decisions import guarded
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.broker.handlers.admin.access import ON_SLAVE
 from rocketspark.broker.handlers.pops import lite_topics
+from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client.connection import access_api
 from rocketspark.client.connection.acl_signing import Signer
@@ -128,6 +130,61 @@ def test_nobody_without_a_name_gets_any_code_and_nobody_gets_round_by_the_way_it
             oneway = b"".join(signed_send(who, "T", n, flag=2) for n, who in enumerate(["", "bob", ""] * 50))
             assert await codes_of(server.address, oneway + signed_send("alice", "T", 999), 1) == {999: 0}
             assert server.store.written_position == before + len(size)
+
+    run(main())
+
+
+@pytest.mark.parametrize("strategy", ["", STATEFUL])
+def test_signed_sends_of_one_read_go_the_quick_way_and_each_bad_one_is_refused(
+    tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with an id, keys, a time and a signature of its own; the bad ones differ in one byte of what is signed."""
+    slow: list[str] = []
+    whole = SendHandler.send
+
+    def counted(handler: SendHandler, peer: Peer, each: Any, body: bytes) -> Any:
+        slow.append(each.ext.properties)
+        return whole(handler, peer, each, body)
+
+    def made(n: int, spoil: str = "") -> bytes:
+        header = send_header("T", n % 4, pairs={"UNIQ_KEY": f"{n:032X}", "KEYS": f"k{n:05}"}, born_time_ms=10**12 + n)
+        ext, body = to_ext(header), b"body %d" % n
+        if n % 2:
+            ext["SignedTime"] = str(time.time_ns() // 1_000_000 - (10**9 if spoil == "age" else 0))
+        request_signing.sign(ext, body, "alice", b"secret-of-alice")
+        if spoil == "body":
+            body = body.replace(b"b", b"B")
+        elif spoil == "key":
+            ext["i"] = ext["i"].replace("\x01k", "\x01K")
+        elif spoil == "queue":
+            ext["e"] = str((n + 1) % 4)
+        elif spoil == "signature":
+            ext["Signature"] = ext["Signature"].swapcase()
+        elif spoil == "unsigned":
+            del ext["Signature"]
+        return request(RequestCode.SEND_MESSAGE_V2, ext, body, opaque=n, language="JAVA")
+
+    spoils = ("", "", "", "body", "", "key", "", "", "queue", "signature", "", "age", "unsigned")
+    asked = {n: spoils[n % len(spoils)] for n in range(1001, 1391)}
+    bad = {n for n, spoil in asked.items() if spoil and (spoil != "age" or n % 2)}
+
+    monkeypatch.setattr(SendHandler, "send", counted)
+
+    async def main() -> None:
+        more = {"authenticationStrategy": strategy} if strategy else {}
+        async with (
+            started(tmp_path, **more, signatureAgeMinutesMax="10") as server,
+            as_admin(server.address) as admin,
+        ):
+            await user(admin, "alice", ("Topic:T", ["Pub"]))
+            good = b"".join(made(n) for n in range(2001, 2401))
+            assert set((await codes_of(server.address, good, 400)).values()) == {0}
+            # The first of each shape, about which the gate is asked, and what stands between them.
+            assert 0 < len(slow) < 64
+            found = await codes_of(server.address, b"".join(made(n, spoil) for n, spoil in asked.items()), len(asked))
+            # A signature that counts for its connection is the first one's.
+            assert {n for n, code in found.items() if code == 16} == (set() if strategy else bad)
+            assert {n for n, code in found.items() if code == 0} == asked.keys() - (set() if strategy else bad)
 
     run(main())
 

@@ -9,7 +9,7 @@ from rocketspark.access.authorization import FAILED, Authorization
 from rocketspark.access.decisions import Check, Decided, Decision
 from rocketspark.access.request_contexts import NAMED_BY, Context, Ext, NotReadable, contexts_of
 from rocketspark.access.resources import CLUSTER
-from rocketspark.access.users import subject_of
+from rocketspark.access.users import User, subject_of
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
@@ -21,6 +21,45 @@ NAMES_A_PLACE = frozenset(
     (Code.CONSUMER_SEND_MSG_BACK, Code.CONSUME_MESSAGE_DIRECTLY, Code.VIEW_MESSAGE_BY_ID, Code.END_TRANSACTION)
 )
 UNREADABLE = "parse authorization context error."
+
+
+class Standing:
+    """What a connection's requests that name the same user and resources have to show, until `holds` says no.
+
+    `looks_at_each`: each shows a good signature; else one of the connection counts for a time, as RocketMQ's stateful
+    strategy has it.
+    """
+
+    __slots__ = ("_authentication", "_control", "_holds", "_request", "_user", "looks_at_each")
+
+    def __init__(
+        self,
+        control: AccessControl,
+        authentication: Authentication,
+        request: ReceivedRequest,
+        user: User,
+        holds: Callable[[], bool],
+    ) -> None:
+        self._control = control
+        self._authentication = authentication
+        self._request = request
+        self._user = user
+        self._holds = holds
+        self.looks_at_each = authentication.looks_at_each
+
+    def holds(self) -> bool:
+        """Return whether the user is still the same, and may still do what was asked for."""
+        return self._authentication.counts(self._request, self._user) and self._holds()
+
+    def is_good(self, content: bytes, body: bytes | memoryview, signature: bytes, signed_ms: int | None) -> bool:
+        """Return whether a request's signature is good; `signed_ms`: when it was made, None if it does not tell."""
+        return self._authentication.is_good(self._user, content, body, signature, signed_ms)
+
+    def passed(self, count: int) -> None:
+        """Count requests that were let through."""
+        self._control.authenticated += count
+        if self._control.authorizes(self._request.code):
+            self._control.authorized += count
 
 
 class AccessControl:
@@ -66,11 +105,10 @@ class AccessControl:
             return None
         username = request.ext.get(ACCESS_KEY)
         key: tuple[str | int | None, ...] | None = None
-        fields = NAMED_BY.get(request.code)
-        if fields is not None and username is not None and request.code not in self.told:
+        if username is not None and request.code not in self.told:
             # The hot path: who asked for the same since the last change, and was allowed it, may.
-            key = (request.code, username, request.peer.remote_host, *map(request.ext.get, fields))
-            if key in self._authorization.allowed:
+            key = self._key(request, username)
+            if key is not None and key in self._authorization.allowed:
                 self.authorized += 1
                 return None
         try:
@@ -97,6 +135,39 @@ class AccessControl:
         if request.code in self.told:
             self._tell(Check.AUTHORIZATION, request, asked, rule)
         return None
+
+    def authorizes(self, code: int) -> bool:
+        """Return whether rules are asked about requests of this code."""
+        return self._authorization is not None and code not in self._unauthorized
+
+    def standing(self, request: ReceivedRequest) -> Standing | None:
+        """Return what has to be shown by requests that differ from this one in nothing that is looked at here.
+
+        None: each is to be asked about, as is every one before the first that was let through.
+        """
+        authentication, authorization = self._authentication, self._authorization
+        if authentication is None or request.code in self._unauthenticated or request.code in self.told:
+            return None
+        user = authentication.user_of(request)
+        if user is None:
+            return None
+        allowed: Callable[[], bool] = lambda: True  # noqa: E731
+        if authorization is not None and request.code not in self._unauthorized:
+            key = self._key(request, user.username)
+            if key is None:
+                return None
+            kept = authorization.allowed
+            allowed = lambda: key in kept  # noqa: E731
+        standing = Standing(self, authentication, request, user, allowed)
+        return standing if standing.holds() else None
+
+    @staticmethod
+    def _key(request: ReceivedRequest, username: str) -> tuple[str | int | None, ...] | None:
+        """Return what decides about a request, if that is its code, its user, its source and some fields alone."""
+        fields = NAMED_BY.get(request.code)
+        if fields is None:
+            return None
+        return (request.code, username, request.peer.remote_host, *map(request.ext.get, fields))
 
     def _refuse(
         self, check: Check, request: ReceivedRequest, context: Context | None, rule: str, remark: str

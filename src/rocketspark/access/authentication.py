@@ -13,7 +13,7 @@ import msgspec
 
 from rocketspark.access.tables import Tables
 from rocketspark.access.users import User
-from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
+from rocketspark.protocol.request_signing import ACCESS_KEY, is_recent, is_signature, is_signed_with, is_too_old
 from rocketspark.transport.gate import ReceivedRequest
 
 # Users of one connection; more are checked each time.
@@ -70,6 +70,29 @@ class Authentication:
         if self._remember_s:
             self._remember(request, user)
         return None
+
+    @property
+    def looks_at_each(self) -> bool:
+        """Whether every signature is checked, not the first of a connection alone."""
+        return not self._remember_s
+
+    def counts(self, request: ReceivedRequest, user: User) -> bool:
+        """Return whether a user may still sign as he was, and where one signature counts for a time, it still does."""
+        if self._tables is None or not user.is_enabled or self._tables.users.get(user.username) is not user:
+            return False
+        return not self._remember_s or self._is_remembered(request, user)
+
+    def user_of(self, request: ReceivedRequest) -> User | None:
+        """Return whom a request names as its sender; None for nobody that is known."""
+        return None if self._tables is None else self._tables.users.get(request.ext.get(ACCESS_KEY, ""))
+
+    def is_good(
+        self, user: User, content: bytes, body: bytes | memoryview, signature: bytes, signed_ms: int | None
+    ) -> bool:
+        """Return whether a signature is the user's, and not too old; `signed_ms`: None for one that tells no time."""
+        if not is_signature(signature, user.password.encode(), content, body):
+            return False
+        return not (signed_ms and self._age_max_ms) or is_recent(signed_ms, self._now_ms(), self._age_max_ms)
 
     def _is_remembered(self, request: ReceivedRequest, user: User) -> bool:
         known = (request.peer.gate_notes or {}).get(user.username)

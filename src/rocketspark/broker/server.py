@@ -129,6 +129,7 @@ class BrokerServer:
         routes = Routes()
         self.access = Access(s)
         routes.gate = self.access.gate
+        routes.runs_ask_gate = self.access.standing_of is not None
         self._fast_failure = FastFailure(s)
         routes.overload = self._fast_failure.overload
         self._server = Server(
@@ -288,7 +289,8 @@ class BrokerServer:
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats
         put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
-        self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled)
+        standing_of = self.access.standing_of
+        self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled, standing_of)
         yield self._send
         yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role)
         self._locks = RebalanceLocks(s.lock_expiry_ms)

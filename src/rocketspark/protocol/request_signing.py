@@ -56,10 +56,11 @@ def sign(ext: dict[str, str], body: bytes, access_key: str, secret: bytes, secur
 
 def signed_bytes(ext: Mapping[str, str], body: bytes, version: int | None = None) -> bytes:
     """Return what the signature of a request covers; `version`: of the sender, where it is checked."""
-    return "".join([ext[name] for name in _signed_names(ext, version)]).encode("utf-8", "replace") + body
+    return "".join([ext[name] for name in signed_names(ext, version)]).encode("utf-8", "replace") + body
 
 
-def _signed_names(ext: Mapping[str, str], version: int | None) -> list[str]:
+def signed_names(ext: Mapping[str, str], version: int | None = None) -> list[str]:
+    """Return the names of the ext fields that are signed, in the order in which their values are."""
     names = sorted(ext)
     if not "".join(names).isascii():
         # Java sorts by UTF-16 units.
@@ -76,11 +77,18 @@ def signature(secret: bytes, content: bytes) -> str:
     return _signature(secret, content).decode()
 
 
-def _signature(secret: bytes, content: bytes) -> bytes:
+def is_signature(told: bytes, secret: bytes, content: bytes, body: bytes | memoryview) -> bool:
+    """Return whether `told` is the signature of this content and body; takes as long for a wrong one."""
+    return hmac.compare_digest(_signature(secret, content, body), told)
+
+
+def _signature(secret: bytes, content: bytes, body: bytes | memoryview = b"") -> bytes:
     # The two halves of RFC 2104; hmac's own copy takes longer than to sign a short request.
     inner, outer = _begun(secret)
     mac = inner.copy()
     mac.update(content)
+    if body:
+        mac.update(body)
     whole = outer.copy()
     whole.update(mac.digest())
     return binascii.b2a_base64(whole.digest(), newline=False)
@@ -105,7 +113,7 @@ def is_signed_with(secret: bytes, ext: Mapping[str, str], body: bytes, version: 
         content = "".join(values_of(ext)).encode("utf-8", "replace") + body
     is_good = hmac.compare_digest(_signature(secret, content), told.encode("utf-8", "replace"))
     if is_good and values_of is None:
-        _keep_order(came, _signed_names(ext, version))
+        _keep_order(came, signed_names(ext, version))
     return is_good
 
 
@@ -127,7 +135,12 @@ def is_too_old(ext: Mapping[str, str], now_ms: int, age_max_ms: int) -> bool:
     if told is None or not age_max_ms:
         return False
     signed_ms = whole_number(told, low=0, high=LONG_MAX)
-    return signed_ms is None or not -AHEAD_MS_MAX <= now_ms - signed_ms <= age_max_ms
+    return signed_ms is None or not is_recent(signed_ms, now_ms, age_max_ms)
+
+
+def is_recent(signed_ms: int, now_ms: int, age_max_ms: int) -> bool:
+    """Return whether a request that was signed then is not older than `age_max_ms`, nor of the future."""
+    return -AHEAD_MS_MAX <= now_ms - signed_ms <= age_max_ms
 
 
 def ext_texts(ext: bytes | msgspec.Raw) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What a server asks before it serves a request: may its sender do this? Types only.
 
-Rule: every request of a served code passes the gate of its `Routes` before its handler, whatever path it takes;
-replies, and codes that nobody serves, do not. A refused one-way request is dropped.
+Rule: every request of a served code passes the gate of its `Routes` before its handler, whatever path it takes: what
+serves runs of requests asks by what the first of them was let through for (`Routes.runs_ask_gate`). Replies, and codes
+that nobody serves, do not. A refused one-way request is dropped.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ class Peer(Outgoing):
         self._gate = routes.gate if routes else None
         # What the gate keeps for this connection.
         self.gate_notes: Any = None
-        # Behind a gate every request takes the general way, which asks it.
+        # Behind a gate requests take the general way, which asks it, but for runs that ask it themselves.
         self._by_prefix = routes.by_prefix if routes and self._gate is None else {}
-        self._runs = routes.runs if routes and self._gate is None else {}
+        self._runs = routes.runs if routes and (self._gate is None or routes.runs_ask_gate) else {}
         # The state that a run keeps for this connection.
         self.notes: Any = None
         self._overload = routes.overload if routes else None

@@ -26,12 +26,14 @@ class Routes:
     """The handler of each request code, with its header's type; every other code is "not supported".
 
     `overload`: decides which requests are refused while the server is behind. `gate`: who may do what, asked before
-    each request; set before the first connection, None for a server that lets everybody in.
+    each request; set before the first connection, None for a server that lets everybody in. `runs_ask_gate`: what
+    serves frames of a code right from what was read asks the gate itself, else it serves none behind one.
     """
 
     def __init__(self) -> None:
         self.overload: Overload | None = None
         self.gate: Gate | None = None
+        self.runs_ask_gate = False
         self.table: dict[int, Route] = {}
         # The same by how a JSON header begins: one look-up instead of finding the code.
         self.by_prefix: dict[bytes, Route] = {}

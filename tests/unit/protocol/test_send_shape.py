@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.protocol import golden
 
+from rocketspark.protocol import request_signing
 from rocketspark.protocol.headers import SendHeader, request_decoder
 from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
 
@@ -168,3 +169,57 @@ def test_doubled_and_disguised_keys_have_no_shape() -> None:
         changed = made.replace(before, after, 1)
         assert changed != made
         assert learn(changed) is None, changed
+
+
+plain = st.text(
+    st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters='"\\\\'), min_size=1, max_size=9
+)
+signers = st.fixed_dictionaries(
+    {"AccessKey": st.text(min_size=1, max_size=5)},
+    optional={"SecurityToken": plain, "aa": plain, "zz": st.text(max_size=3), "SignedTime": st.just("1795214738976")},
+)
+
+
+@given(signers, st.data())
+def test_what_is_signed_is_read_from_the_texts_of_a_shape_as_from_the_fields(
+    who: dict[str, str], data: st.DataObject
+) -> None:
+    """Over headers that differ in all that may vary: queue, time, ids, keys, tags, properties, signature."""
+
+    def made() -> bytes:
+        pairs = {"UNIQ_KEY": f"{data.draw(st.integers(0, 1 << 120)):032X}", "WAIT": "true"}
+        for name, size in (("TAGS", 3), ("KEYS", 2), ("colour", 4)):
+            pairs[name] = data.draw(st.text("abcXYZ/&$ '", min_size=size, max_size=size))
+        ext = {"e": str(data.draw(st.integers(0, 9))), "g": str(data.draw(st.integers(10**12, 10**13 - 1)))} | who
+        if "SignedTime" in ext:
+            ext["SignedTime"] = str(data.draw(st.integers(10**12, 10**13 - 1)))
+        signature = data.draw(st.text("abz+/09", min_size=27, max_size=27)) + "="
+        return header(pairs, opaque=data.draw(st.integers(10, 99)), **ext, Signature=signature)
+
+    first = made()
+    shape = learn(first)
+    assert shape is not None
+    assert shape.signed is not None
+    for each in (first, made(), made()):
+        texts = shape.unpack(each, 0)
+        assert texts[::2] == shape.fixed
+        ext = msgspec.json.decode(each)["extFields"]
+        assert shape.signed.content(texts) == request_signing.signed_bytes(ext, b"", 513)
+        assert texts[shape.signed.signature] == ext["Signature"].encode()
+        if "SignedTime" in who:
+            assert texts[shape.signed.time] == ext["SignedTime"].encode()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"Signature": "x" * 28, "AccessKey": "a", "_UNIQUE_KEY_QUERY": "true"},
+        {"Signature": "x" * 28},
+        {"AccessKey": "a"},
+        {"Signature": "x" * 28, "AccessKey": 7},
+        {"Signature": "x" * 28, "AccessKey": "a", "SignedTime": "07"},
+    ],
+)
+def test_headers_whose_signature_is_to_be_looked_at_one_by_one(odd: dict[str, Any]) -> None:
+    shape = learn(header(**odd))
+    assert shape is None or shape.signed is None or (shape.signed.time == 0 and "SignedTime" not in odd)

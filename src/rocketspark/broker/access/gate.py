@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rocketspark.access.access_control import AccessControl
+from rocketspark.access.access_control import AccessControl, Standing
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import Authorization
 from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
@@ -73,6 +73,11 @@ class Access:
         if self.gate is not None and (s.authentication or s.authorization):
             self.control = self._control(self.gate)
             self.gate.checks.append(self.control)
+
+    @property
+    def standing_of(self) -> Callable[[ReceivedRequest], Standing | None] | None:
+        """What tells what requests like one that was let through have to show; None where other checks stand beside."""
+        return None if self.control is None or self.plain is not None else self.control.standing
 
     def _plain(self, gate: BrokerGate) -> PlainAcl:
         plain = PlainAcl(

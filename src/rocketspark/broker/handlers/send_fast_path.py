@@ -8,19 +8,26 @@ disk or for copies wait together: of a run, until its last message is durable.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
+from rocketspark.access.access_control import Standing
 from rocketspark.broker.messages.put_message import TAG_KEPT_MAX, PutMessage
 from rocketspark.broker.messages.send_rules import PlainSends
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.replica_waits import NOBODY, NOT_ENOUGH
-from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, learn
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, SignedValues, learn
 from rocketspark.protocol.message import properties, record
 from rocketspark.store.commitlog.append_message import PlainMessage
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
+from rocketspark.transport.gate import ReceivedRequest
 from rocketspark.transport.peer import Peer
 
+# Gives what requests like one that was let through have to show; None where each is to be asked about.
+StandingOf = Callable[[ReceivedRequest], Standing | None]
+
 _LENGTHS = struct.Struct(">ii")
+SEND_MESSAGE_V2 = int(RequestCode.SEND_MESSAGE_V2)
 # Stored together: bounds what is read in vain when the store has no room.
 RUN_MAX = 128
 # After a message that could not be stored, so many are left to `SendHandler.send`.
@@ -38,15 +45,18 @@ LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
 class _Form:
     """A shape of send headers; `plain`: how its sends are stored, None while they are not plain.
 
-    `waits`: their answers wait until they are durable, if any do.
+    `waits`: their answers wait until they are durable, if any do. `standing`: what they show behind a gate.
     """
 
-    __slots__ = ("body_bytes_max", "header_bytes", "plain", "queues", "rest", "shape", "tag_codes", "waits")
+    __slots__ = (
+        *("body_bytes_max", "header_bytes", "plain", "queues", "rest", "shape", "standing", "tag_codes", "waits"),
+    )
 
     def __init__(self, shape: SendShape, header_bytes: int) -> None:
         self.shape = shape
         self.header_bytes = header_bytes
         self.plain: PlainSends | None = None
+        self.standing: Standing | None = None
         # Within a shape it is always the same.
         self.waits = properties.pairs_of(shape.header.properties.encode()).get(b"WAIT") != b"false"
         self.body_bytes_max = 0
@@ -69,9 +79,13 @@ class _Known:
 
 
 class SendFastPath:
-    """Decodes and answers the plain sends of one broker."""
+    """Decodes and answers the plain sends of one broker.
 
-    def __init__(self, put_message: PutMessage, durability: Durability) -> None:
+    `standing_of`: asks the gate; None where there is none, so that every send may come.
+    """
+
+    def __init__(self, put_message: PutMessage, durability: Durability, standing_of: StandingOf | None = None) -> None:
+        self._standing_of = standing_of
         self._put_message = put_message
         self._rules = put_message.rules
         self._is_current = put_message.rules.is_current
@@ -105,10 +119,10 @@ class SendFastPath:
         messages: list[PlainMessage] = []
         opaques: list[bytes] = []
         form, needed = known.last, self._needed
-        if form is not None and (self._is_current(form.plain) or self._adapt(form)):
+        if form is not None and self._is_ready(form, peer):
             at = self._read(form, data, at, messages, opaques)
         waits = needed and form is not None and form.waits
-        while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, data, at)) is not None:
+        while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, peer, data, at)) is not None:
             if needed and form.waits is not waits:
                 if messages:
                     break
@@ -166,10 +180,12 @@ class SendFastPath:
         queues, rest, tag_codes = form.queues, form.rest, form.tag_codes
         add_message, add_opaque, lengths = messages.append, opaques.append, _LENGTHS.unpack_from
         view, size, header_bytes = memoryview(data), len(data), form.header_bytes
-        room, body_bytes_max = RUN_MAX - len(messages), form.body_bytes_max
+        before, body_bytes_max = len(messages), form.body_bytes_max
+        room = RUN_MAX - before
         born_text, born_time_ms = b"", 0
         keys = tags = None
         code = 0
+        standing, signed = form.standing, shape.signed if form.standing and form.standing.looks_at_each else None
         while room > 0 and size - at >= 8:
             total, stated = lengths(data, at)
             body_at = at + 8 + header_bytes
@@ -201,6 +217,8 @@ class SendFastPath:
                     break
                 if at_keys:
                     keys = texts[at_keys]
+            if signed is not None and not _is_good(signed, standing, texts, view[body_at:end]):
+                break
             rest[1::2] = texts[values]
             add_message(
                 (
@@ -220,9 +238,24 @@ class SendFastPath:
             add_opaque(opaque)
             at = end
             room -= 1
+        if standing is not None:
+            standing.passed(len(messages) - before)
         return at
 
-    def _form(self, known: _Known, data: bytes, at: int) -> _Form | None:
+    def _is_ready(self, form: _Form, peer: Peer) -> bool:
+        """Adapt a form to what has changed; returns whether its sends are plain now, and may come."""
+        if not self._is_current(form.plain) and not self._adapt(form):
+            return False
+        if self._standing_of is None:
+            return True
+        if form.standing is None or not form.standing.holds():
+            signed = form.shape.signed
+            form.standing = signed and self._standing_of(
+                ReceivedRequest(peer, SEND_MESSAGE_V2, 0, signed.version, signed.language, signed.ext, b"")
+            )
+        return form.standing is not None
+
+    def _form(self, known: _Known, peer: Peer, data: bytes, at: int) -> _Form | None:
         """Return the form of the send at `at`, learned if it is new; None if it is not whole or not plain."""
         if len(data) - at < 8:
             return None
@@ -231,7 +264,7 @@ class SendFastPath:
             return None
         for form in known.forms.get(header_bytes, ()):
             if form.shape.unpack(data, at + 8)[::2] == form.shape.fixed:
-                return form if self._is_current(form.plain) or self._adapt(form) else None
+                return form if self._is_ready(form, peer) else None
         if header_bytes > LEARNED_HEADER_BYTES_MAX:
             return None
         if known.credit < LEARN_COST:
@@ -247,7 +280,7 @@ class SendFastPath:
         known.count += 1
         form = _Form(shape, header_bytes)
         known.forms.setdefault(header_bytes, []).append(form)
-        return form if self._is_current(form.plain) or self._adapt(form) else None
+        return form if self._is_ready(form, peer) else None
 
     def _adapt(self, form: _Form) -> bool:
         """Adapt a form to changes since its last send; returns whether its sends are plain now."""
@@ -284,6 +317,18 @@ class SendFastPath:
         if len(tags) <= TAG_KEPT_MAX:
             form.tag_codes[tags] = code
         return code
+
+
+def _is_good(signed: SignedValues, standing: Standing | None, texts: tuple[bytes, ...], body: memoryview) -> bool:
+    """Return whether a send's signature is good; if it cannot be read quickly it is left to `SendHandler.send`."""
+    assert standing is not None
+    signed_ms = None
+    if signed.time:
+        text = texts[signed.time]
+        if not text.isdigit() or text < b"1":
+            return False
+        signed_ms = int(text)
+    return standing.is_good(signed.content(texts), body, texts[signed.signature], signed_ms)
 
 
 def _with_code(data: bytes, code: int) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.handlers.send_fast_path import SendFastPath
+from rocketspark.broker.handlers.send_fast_path import SendFastPath, StandingOf
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
 from rocketspark.broker.messages.half_batches.half_ranges import HalfRanges
 from rocketspark.broker.messages.put_message import Accepted, pairs_of
@@ -51,6 +51,7 @@ class SendHandler:
         durability: Durability,
         stats: Stats,
         settled: Callable[[], Awaitable[None]],
+        standing_of: StandingOf | None = None,
     ) -> None:
         put_message = messages.put_message
         self._settings = settings
@@ -71,7 +72,7 @@ class SendHandler:
         self._stats = stats
         self._timer_rules = messages.timer_rules
         self._host_hex = store.store_host.hex().upper().encode()
-        self._plain = SendFastPath(put_message, durability)
+        self._plain = SendFastPath(put_message, durability, standing_of)
         self.configure()
 
     def configure(self) -> None:

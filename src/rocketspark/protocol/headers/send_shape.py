@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
+from rocketspark.model import typed_json
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.codec import Request, request_decoder
 from rocketspark.protocol.headers.messages import SendHeader
 from rocketspark.protocol.message.properties import SYSTEM_NAMES
+from rocketspark.protocol.request_signing import (
+    ACCESS_KEY,
+    SIGNATURE,
+    SIGNED_TIME,
+    UNSIGNED_QUERY_FIELD,
+    signed_bytes,
+    signed_names,
+)
 
 # Text that stands for itself within JSON: what may vary in a shape is made of it.
 PLAIN_TEXT = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')
@@ -24,6 +35,8 @@ _decode = request_decoder(SendHeader).decode
 _QUEUE_ID = re.compile(rb'"e":"(0|[1-9]\d{0,3})"')
 _BORN_TIME = re.compile(rb'"g":"(0|[1-9]\d{0,17})"')
 _OPAQUE = re.compile(rb'"opaque":(0|[1-9]\d{0,9})(?!\d)')
+_SIGNATURE = re.compile(rb'"Signature":"([A-Za-z0-9+/=]{4,64})"')
+_SIGNED_TIME = re.compile(rb'"SignedTime":"([1-9]\d{0,17})"')
 _PROPERTIES = re.compile(rb'"i":"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\u000[12])+)"')
 # Clients of 4.9 leave the end of the last pair out.
 _PAIR = re.compile(rb"([^\\]+)\\u0001([^\\]+)(?:\\u0002|\Z)")
@@ -35,7 +48,39 @@ _OTHER_DIGITS = bytes.maketrans(b"0123456789", b"1234567891")
 _OTHER_TEXT = bytes(ord("y") if c == ord("x") else ord("x") for c in range(256))
 _INT_MAX = 0x7FFFFFFF
 
+# Where a text that varies begins and ends, and its name: of a property, or of a field, in quotation marks.
 Text = tuple[int, int, bytes]
+
+
+class _SignedHead(msgspec.Struct, rename={"ext": "extFields"}):
+    ext: dict[str, str]
+    language: str | int = "OTHER"
+    version: int = 0
+
+
+_decode_signed = typed_json.decoder(_SignedHead).decode
+
+
+class SignedValues(NamedTuple):
+    """What the signature of a header covers, in its order: every other one of `pieces`, from the second on, varies.
+
+    `pick` takes those that vary from a header's texts; `signature` and `time` are the places of the signature and of
+    the time at which it was made, 0 for a header without one. `ext`, `language`, `version`: of the first header.
+    """
+
+    pieces: Sequence[bytes]
+    pick: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
+    signature: int
+    time: int
+    ext: dict[str, str]
+    language: str | int
+    version: int
+
+    def content(self, texts: tuple[bytes, ...]) -> bytes:
+        """Return what is signed, before the body, of the header that has these texts."""
+        pieces = list(self.pieces)
+        pieces[1::2] = self.pick(texts)
+        return b"".join(pieces)
 
 
 class SendShape:
@@ -46,17 +91,18 @@ class SendShape:
     leading zero, those of properties plain text. `header`: of the first header. `names`: its properties' names.
     `stored`: the stored form of the properties around the values that vary, which are the texts at `values`; its last
     pair has an end.
-    `keys` and `tags` are 0 where there are none.
+    `keys` and `tags` are 0 where there are none. `signed`: None for a header that is not signed.
     """
 
     __slots__ = (
         *("born_time", "fixed", "header", "keys", "names", "opaque", "others", "queue_id", "stored", "tags"),
-        *("unique_id", "unpack", "values"),
+        *("signed", "unique_id", "unpack", "values"),
     )
 
     def __init__(
         self, header: bytes, decoded: SendHeader, texts: list[Text], names: frozenset[bytes], stored: list[bytes]
     ) -> None:
+        self.signed: SignedValues | None = None
         self.header = decoded
         self.names = names
         self.stored = stored
@@ -95,6 +141,10 @@ def learn(header: bytes) -> SendShape | None:
     if not all(-1 <= n <= _INT_MAX for n in (h.flag, h.sys_flag, h.reconsume_times)):
         return None
     texts: list[Text] = []
+    for name, pattern in ((b'"Signature"', _SIGNATURE), (b'"SignedTime"', _SIGNED_TIME)):
+        texts += [(*found.span(1), name) for found in pattern.finditer(header)]
+    if len(texts) > 2 or (len(texts) == 2 and texts[0][2] == texts[1][2]):
+        return None
     for name, pattern, value in (
         (b'"e"', _QUEUE_ID, h.queue_id),
         (b'"g"', _BORN_TIME, h.born_time_ms),
@@ -124,17 +174,74 @@ def learn(header: bytes) -> SendShape | None:
         at = pair.end()
     if b"UNIQ_KEY" not in names or len(set(names)) != len(names) or len(texts) > VARYING_MAX:
         return None
-    return SendShape(header, h, texts, frozenset(names), stored) if _holds(request, header, texts) else None
+    changed = _changed(request, header, texts)
+    if changed is None:
+        return None
+    shape = SendShape(header, h, texts, frozenset(names), stored)
+    shape.signed = _signed(header, changed, shape, listed[0].span(1), texts)
+    return shape
 
 
-def _holds(request: Request[SendHeader], header: bytes, texts: list[Text]) -> bool:
-    """Try whether a header with every varying text changed reads as the first one with these values."""
+def _signed(
+    header: bytes, changed: bytes, shape: SendShape, properties: tuple[int, int], texts: list[Text]
+) -> SignedValues | None:
+    """Return what is signed of headers of this shape; None if they are not signed, or are to be looked at one by one.
+
+    It is tried on the header with every varying text changed. `properties`: where their text begins and ends.
+    """
+    try:
+        head, other = _decode_signed(header), _decode_signed(changed)
+    except msgspec.MsgspecError:
+        return None
+    if ACCESS_KEY not in head.ext or SIGNATURE not in head.ext or UNSIGNED_QUERY_FIELD in head.ext:
+        return None
+    # The texts that vary lie at every other place.
+    places = {name: 2 * i + 1 for i, (_, _, name) in enumerate(sorted(texts))}
+    begin, end = properties
+    of_properties = [text for text in sorted(texts) if begin <= text[0] < end]
+    pieces, picked = [b""], []
+    for field in signed_names(head.ext):
+        place = places.get(f'"{field}"'.encode())
+        if place is not None:
+            picked.append(place)
+            pieces += (b"", b"")
+        elif field == "i":
+            at = begin
+            for text_begin, text_end, name in of_properties:
+                pieces[-1] += _unescaped(header[at:text_begin])
+                picked.append(places[name])
+                pieces += (b"", b"")
+                at = text_end
+            pieces[-1] += _unescaped(header[at:end])
+        else:
+            pieces[-1] += head.ext[field].encode("utf-8", "replace")
+    time = places.get(f'"{SIGNED_TIME}"'.encode(), 0)
+    if (time == 0) is (SIGNED_TIME in head.ext):
+        return None
+    signed = SignedValues(
+        *(pieces, itemgetter(*picked), places[b'"Signature"'], time), head.ext, head.language, head.version
+    )
+    is_right = all(
+        signed.content(shape.unpack(each, 0)) == signed_bytes(read.ext, b"", read.version)
+        for each, read in ((header, head), (changed, other))
+    )
+    return signed if is_right else None
+
+
+def _unescaped(text: bytes) -> bytes:
+    return text.replace(b"\\u0001", b"\x01").replace(b"\\u0002", b"\x02")
+
+
+def _changed(request: Request[SendHeader], header: bytes, texts: list[Text]) -> bytes | None:
+    """Return the header with every varying text changed, if it reads as the first one with these values."""
     changed = bytearray(header)
     numbers: dict[bytes, int] = {}
     properties = request.ext.properties
     for begin, end, name in texts:
         text = header[begin:end]
-        if name[0] == ord('"'):
+        if name == b'"Signature"':
+            text = text.translate(_OTHER_TEXT)
+        elif name[0] == ord('"'):
             text = text.translate(_OTHER_DIGITS)
             numbers[name] = int(text)
         else:
@@ -143,7 +250,7 @@ def _holds(request: Request[SendHeader], header: bytes, texts: list[Text]) -> bo
             before = f"\x02{properties}\x02"
             after = before.replace(f"\x02{mark}{text.decode()}\x02", f"\x02{mark}{other.decode()}\x02")
             if after == before:
-                return False
+                return None
             properties, text = after[1:-1], other
         changed[begin:end] = text
     wanted = msgspec.structs.replace(
@@ -152,5 +259,6 @@ def _holds(request: Request[SendHeader], header: bytes, texts: list[Text]) -> bo
     try:
         found = _decode(bytes(changed))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return found == msgspec.structs.replace(request, ext=wanted, opaque=numbers[b'"opaque"'])
+        return None
+    holds = found == msgspec.structs.replace(request, ext=wanted, opaque=numbers[b'"opaque"'])
+    return bytes(changed) if holds else None
