@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo setup-tables check fix test test-official test-python test-versions demo demo-archive bench bench-spark soak clean
+.PHONY: help setup setup-python setup-demo setup-tables check fix test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -15,6 +15,10 @@ TESTS ?= tests
 WORKERS ?=
 PARTS ?=
 OPTIONS ?=
+TIMES ?= 100
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 ROWS ?=
 FORMAT ?=
 
@@ -49,7 +53,10 @@ fix: setup-python ## mend what ruff can mend, and format
 # wait more than half of the time: there three workers share two cores.
 AT_ONCE = 2
 test-official: AT_ONCE = 3
-PYTEST = $(WITH_JAVA) $(BIN)/python -m pytest $(TESTS) -n $(or $(WORKERS),$(AT_ONCE)) --dist loadscope $(OPTIONS)
+# Sets are gone through in the same order everywhere.
+HASH_SEED = 0
+soak-examples: HASH_SEED = $(SEED)
+PYTEST = $(WITH_JAVA) PYTHONHASHSEED=$(HASH_SEED) $(BIN)/python -m pytest $(TESTS) -n $(or $(WORKERS),$(AT_ONCE)) --dist loadscope $(OPTIONS)
 
 test: setup $(if $(filter tests,$(TESTS)),check) ## check, then the tests (TESTS=tests/unit for a part alone, WORKERS=1 for one at a time, OPTIONS=--durations=30)
 	$(PYTEST) -m "not official and not soak"
@@ -84,8 +91,12 @@ bench: setup ## measured beside the Java broker and client, ratios printed (PART
 bench-spark: setup ## Spark's reads and writes beside its Kafka connector (PARTS="read write" OPTIONS="--quick --long --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench.spark_kafka $(PARTS) $(OPTIONS)
 
-soak: setup ## the long runs: kill cycles under load (CYCLES=N), kills under Spark (KILLS=N)
-	$(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0
+soak: setup ## the long runs: kill cycles under load (CYCLES=N), kills under Spark (KILLS=N), then soak-examples
+	@code=0; $(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0 || code=$$?; \
+	$(MAKE) soak-examples || code=$$?; exit $$code
+
+soak-examples: setup ## new examples of hypothesis, TIMES=100 as many as `make test` has (SEED=N draws those of that run again)
+	EXAMPLES_TIMES=$(TIMES) $(PYTEST) -m "hypothesis and not soak" --hypothesis-seed=$(SEED) --timeout 0
 
 clean: ## remove outputs and caches (ALL=1: the set-up too)
 	rm -rf demo-out store build dist target spark-warehouse metastore_db derby.log \

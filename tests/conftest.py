@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from tests import spark_classes
+from tests.examples import TIMES
 from tests.official import SMOKE, drives_official_software, watch
 from tests.processor_time import Costs
 
 from rocketspark.model.limited_log import LimitedLog
-
-# Machines are shared: how long one example takes says nothing.
-settings.register_profile("shared-machine", deadline=None)
-settings.load_profile("shared-machine")
 
 HERE = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("java", "spark")
@@ -48,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
         os.environ.setdefault(name, spark_classes.jvm_options())
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if not TIMES:
+        return None
+    seed = config.getoption("--hypothesis-seed")
+    return (
+        f"{TIMES} times as many examples, drawn from {seed}; one test again: "
+        f"make soak-examples SEED={seed} TIMES={TIMES} TESTS=tests/FILE.py::TEST"
+    )
 
 
 @pytest.fixture(autouse=True)

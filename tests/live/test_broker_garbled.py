@@ -33,7 +33,7 @@ NAMESRV_REQUESTS = [
     and len(f.data) < 4000
     and f.header["code"] in (100, 101, 102, 103, 104, 105, 106, 205, 206, 216, 219, 224, 327)
 ]
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Line:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
-def run_machine(machine: type[RuleBasedStateMachine], variable: str, examples: int, *, steps: int) -> None:
-    """Run a machine `examples` times, or as often as the environment's `variable` says."""
+def run_machine(machine: type[RuleBasedStateMachine], examples: int, *, steps: int) -> None:
+    """Run a machine `examples` times; its test is marked `hypothesis`."""
     log = logging.getLogger("rocketspark.client")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -18,7 +17,7 @@ def run_machine(machine: type[RuleBasedStateMachine], variable: str, examples: i
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             machine,
             settings=settings(
-                max_examples=int(os.environ.get(variable, examples)),
+                max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
                 phases=[Phase.generate],

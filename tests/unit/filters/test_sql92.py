@@ -274,7 +274,7 @@ def judged(tree: Any, properties: Mapping[str, str]) -> bool | None:
 
 
 @given(TREES, st.dictionaries(NAMES, st.sampled_from(["-2", "0", "1", "3", "x", "xy", "it's"])))
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.usefixtures("terms_max")
 def test_random_trees_beside_a_naive_evaluator(tree: Any, properties: dict[str, str]) -> None:
     try:

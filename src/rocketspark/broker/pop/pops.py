@@ -32,10 +32,10 @@ class Pops:
         self.in_flight = in_flight
         self.ordered = ordered
         self.waiting = self._waiting(arrivals)
-        self.notified = self._waiting(arrivals, newest_first=True)
+        self.notified = self._waiting(arrivals, notifies=True)
         self.block_ends = BlockEnds(ordered, self.wake, enabled=lambda: settings.wake_after_order_block)
 
-    def _waiting(self, arrivals: LongPolling, *, newest_first: bool = False) -> WaitingPops:
+    def _waiting(self, arrivals: LongPolling, *, notifies: bool = False) -> WaitingPops:
         s = self._settings
         return WaitingPops(
             arrivals,
@@ -43,7 +43,7 @@ class Pops:
             of_queue_max=lambda: s.pop_waiting_of_queue_max,
             all_max=lambda: s.pop_waiting_max,
             of_owner_max=lambda: s.held_pulls_of_connection_max,
-            newest_first=newest_first,
+            notifies=notifies,
         )
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 Arrivals are noted by queue and looked at once per turn of the loop: the first waiter of a group tries; as long as one
 found something and left something, the next tries. A waiter that finds nothing keeps its place. Arrivals in a group's
-retry topics wake too (RocketMQ lets a waiter sleep on those of the first form). No waiter has a task of its own.
+retry topics wake too (RocketMQ lets a waiter sleep on those of the first form), each by itself, as a pop that took its
+fill tells nothing of where it did not look. No waiter has a task of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class WaitingPop:
 
 
 class WaitingPops:
-    """The held requests of one kind. `newest_first`: the one that came last is woken first, as of notifications.
+    """The held requests of one kind. `notifies`: they are told of messages and take none; the one that came last is
+    woken first, and each leaves one message less for the others.
 
     `retry_topics`: the topics that hold the retries of a topic and a group; `of_queue_max`, `all_max`, `of_owner_max`:
     the limits of one queue and group, of all, of one connection.
@@ -61,19 +63,19 @@ class WaitingPops:
         of_queue_max: Callable[[], int],
         all_max: Callable[[], int],
         of_owner_max: Callable[[], int],
-        newest_first: bool = False,
+        notifies: bool = False,
     ) -> None:
         self._arrivals = arrivals
         self._retry_topics = retry_topics
         self._of_queue_max, self._all_max, self._of_owner_max = of_queue_max, all_max, of_owner_max
-        self._newest_first = newest_first
+        self._notifies = notifies
         self._lines: dict[Pair, dict[Line, dict[WaitingPop, None]]] = {}
         self._counts: dict[tuple[Pair, int], int] = {}
         self._owned: dict[Hashable, dict[WaitingPop, None]] = {}
         # For each topic whose arrivals are heard of: the pairs, and whether it is one of their retry topics.
         self._heard: dict[str, dict[Pair, bool]] = {}
-        # What is to be woken: the queue that grew; None for all lines of the pair.
-        self._due: dict[tuple[Pair, int | None], None] = {}
+        # What is to be woken: the queue that grew; for all lines of the pair, the retry topic that did, or None.
+        self._due: dict[tuple[Pair, int | str | None], None] = {}
         # Requests that go on by themselves.
         self._due_alone: dict[WaitingPop, None] = {}
         self._scheduled = False
@@ -192,7 +194,7 @@ class WaitingPops:
     def arrived(self, topic: str, queue_id: int) -> None:
         """Note that a queue grew."""
         for pair, is_retry in self._heard.get(topic, {}).items():
-            self._wake_later(pair, None if is_retry else queue_id)
+            self._wake_later(pair, topic if is_retry else queue_id)
 
     def wake(self, topic: str, group: str, queue_id: int) -> None:
         """Let waiters of a queue (-1: of any) try again, whether it grew or not."""
@@ -205,8 +207,8 @@ class WaitingPops:
             self._due_alone[waiter] = None
             self._schedule()
 
-    def _wake_later(self, pair: Pair, queue_id: int | None) -> None:
-        self._due[pair, queue_id] = None
+    def _wake_later(self, pair: Pair, grown: int | str | None) -> None:
+        self._due[pair, grown] = None
         self._schedule()
 
     def _schedule(self) -> None:
@@ -226,8 +228,8 @@ class WaitingPops:
             if waiter in self._owned.get(waiter.owner, ()) and self._try(waiter, final=False):
                 self.wake(*waiter.pair, waiter.line[0])
         due, self._due = self._due, {}
-        for number, (pair, queue_id) in enumerate(due):
-            if not self._wake_pair(pair, queue_id, until):
+        for number, (pair, grown) in enumerate(due):
+            if not self._wake_pair(pair, grown if isinstance(grown, int) else None, until):
                 for left in list(due)[number:]:
                     self._wake_later(*left)
                 return
@@ -245,7 +247,7 @@ class WaitingPops:
                         # The next one of the line would find as little.
                         break
                     continue
-                left = found if left is None else min(left - 1, found)
+                left = min(left - 1, found) if self._notifies and left is not None else found
                 if left <= 0:
                     break
         return True
@@ -257,7 +259,7 @@ class WaitingPops:
     def _in_order(self, pair: Pair, line: Line) -> Iterable[WaitingPop]:
         """Give the waiters of a line; some may be dropped meanwhile."""
         while waiters := self._lines.get(pair, {}).get(line):
-            yield next(reversed(waiters) if self._newest_first else iter(waiters))
+            yield next(reversed(waiters) if self._notifies else iter(waiters))
 
     def _try(self, waiter: WaitingPop, *, final: bool) -> int | None:
         """Let one request try; it is dropped once it is answered."""

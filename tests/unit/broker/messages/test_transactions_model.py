@@ -2,8 +2,6 @@
 
 A commit that was accepted is delivered once, one that was refused is not, what was rolled back never; each half message
 that can be read is asked about, whatever the others are.
-
-TRANSACTIONS_MODEL_EXAMPLES: how many runs; many for a soak.
 """
 
 from __future__ import annotations
@@ -265,7 +263,6 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TRANSACTIONS_MODEL_EXAMPLES", "100")),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

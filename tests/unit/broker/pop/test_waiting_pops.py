@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocketspark.broker.consumers.long_polling import LongPolling
@@ -15,35 +16,48 @@ from rocketspark.broker.pop.waiting_pops import WaitingPops
 T, G = "T", "G"
 
 
-def waiting_pops(arrivals: LongPolling, *, most: int = 100_000, newest_first: bool = False) -> WaitingPops:
+def waiting_pops(arrivals: LongPolling, *, most: int = 100_000, notifies: bool = False) -> WaitingPops:
     return WaitingPops(
         arrivals,
         lambda topic, group: [f"%RETRY%{group}_{topic}", f"%RETRY%{group}+{topic}"],
         of_queue_max=lambda: most,
         all_max=lambda: most,
         of_owner_max=lambda: most,
-        newest_first=newest_first,
+        notifies=notifies,
     )
 
 
-class Rig:
-    """Queues of messages that waiting requests take one of each."""
+RETRIES = {98: f"%RETRY%{G}+{T}", 99: f"%RETRY%{G}_{T}"}
 
-    def __init__(self) -> None:
+
+class Rig:
+    """Queues of messages that waiting requests take one of each, 98 and 99 those of the two retry topics.
+
+    As a pop reads: it takes what it likes first, and counts what is left only as far as it looked.
+    """
+
+    def __init__(self, likes: Iterable[int] = (0,), *, notifies: bool = False) -> None:
         self.arrivals = LongPolling()
-        self.waiting = waiting_pops(self.arrivals)
+        self.waiting = waiting_pops(self.arrivals, notifies=notifies)
         self.queues: dict[int, int] = {}
         self.given: list[tuple[int, str]] = []
+        self.likes = itertools.cycle(likes)
         self.tries = 0
 
     def retry_of(self, name: int, queue_id: int) -> Callable[[bool], int | None]:
         def retry(final: bool) -> int | None:
             self.tries += 1
-            for queue, count in self.queues.items():
-                if (count and queue_id in (-1, queue, 99)) or (count and queue == 99):
-                    self.queues[queue] -= 1
-                    self.given.append((name, "message"))
-                    return sum(n for q, n in self.queues.items() if queue_id in (-1, q))
+            like = next(self.likes)
+            plain = [queue for queue in self.queues if queue not in RETRIES and queue_id in (-1, queue)]
+            first, second = ([98], [99]) if like & 1 else ([99], [98])
+            # Messages first, or one of the retry topics; the other one only where there is nothing else.
+            for looked in ([first, plain], [second]) if like & 2 else ([plain], [first], [second]):
+                for number, queues in enumerate(looked):
+                    queue = next((queue for queue in queues if self.queues.get(queue)), None)
+                    if queue is not None:
+                        self.queues[queue] -= 1
+                        self.given.append((name, "message"))
+                        return sum(self.queues.get(queue, 0) for queues in looked[number:] for queue in queues)
             if final:
                 self.given.append((name, "nothing"))
                 return 0
@@ -56,8 +70,7 @@ class Rig:
 
     def arrive(self, queue_id: int) -> None:
         self.queues[queue_id] = self.queues.get(queue_id, 0) + 1
-        topic = f"%RETRY%{G}_{T}" if queue_id == 99 else T
-        self.arrivals.mark(topic, 0 if queue_id == 99 else queue_id)
+        self.arrivals.mark(RETRIES.get(queue_id, T), 0 if queue_id in RETRIES else queue_id)
 
 
 async def turns(count: int = 3) -> None:
@@ -68,7 +81,7 @@ async def turns(count: int = 3) -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("wait"), st.sampled_from([-1, -1, 0, 1])),
-        st.tuples(st.just("arrive"), st.sampled_from([0, 1, 2, 99])),
+        st.tuples(st.just("arrive"), st.sampled_from([0, 1, 2, 98, 99])),
         st.tuples(st.just("gone"), st.integers(0, 3)),
         st.tuples(st.just("turn"), st.just(0)),
     ),
@@ -76,11 +89,15 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(STEPS)
-def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int]]) -> None:
+@settings(max_examples=150)
+@example([("wait", 0), ("wait", 0), ("arrive", 99), ("arrive", 99)], [0])
+# One of each retry topic; and both twice, taken in turns.
+@example([("wait", 0), ("wait", 0), ("arrive", 98), ("arrive", 99)], [0])
+@example([*[("wait", 0)] * 4, *[("arrive", 98), ("arrive", 99)] * 2], [0, 1])
+@given(STEPS, st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int]], likes: list[int]) -> None:
     async def main() -> None:
-        rig = Rig()
+        rig = Rig(likes)
         waits: dict[int, tuple[int, str]] = {}
         for number, (what, value) in enumerate(steps):
             if what == "wait":
@@ -102,7 +119,7 @@ def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int
         assert rig.waiting.total == len(left)
         for queue_id, _ in left.values():
             for queue, count in rig.queues.items():
-                assert not count or (queue_id not in (-1, queue) and queue != 99)
+                assert not count or (queue_id not in (-1, queue) and queue not in RETRIES)
         assert len(rig.given) == len(answered)
         for name in left:
             rig.waiting.drop_owner(waits[name][1])
@@ -114,9 +131,8 @@ def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int
 
 
 def test_the_first_is_woken_first_or_the_last() -> None:
-    async def main(newest_first: bool) -> list[int]:
-        rig = Rig()
-        rig.waiting = waiting_pops(rig.arrivals, newest_first=newest_first)
+    async def main(notifies: bool) -> list[int]:
+        rig = Rig(notifies=notifies)
         for name in range(3):
             rig.wait(name)
         for _ in range(2):

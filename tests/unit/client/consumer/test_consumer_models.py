@@ -3,8 +3,6 @@ shares and filters change, queues are reset and sought, what an application gave
 
 What has to hold stands in world.py, which looks at every call, commit and lock; and once it is calm, everything is
 handed out and committed, whoever waited was told, and nothing runs after the last close.
-
-CONSUMER_MODEL_EXAMPLES: how many runs of each kind; many for a soak.
 """
 
 from __future__ import annotations
@@ -536,9 +534,10 @@ class Loan:
 
 
 def run_consumers(machine: type[Machine]) -> None:
-    run_machine(machine, "CONSUMER_MODEL_EXAMPLES", 60, steps=40)
+    run_machine(machine, 60, steps=40)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("machine", [PushMachine, OrderedMachine, PullMachine, AssignMachine])
 def test_any_order_of_events(machine: type[Machine]) -> None:
     assert RETRIES not in QUEUES

@@ -435,9 +435,7 @@ def _split(stored: bytes) -> tuple[bytes, bytes]:
     return key, number
 
 
-MODEL = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=False
-)
+MODEL = settings(max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class TestSends(Sends.TestCase):  # type: ignore[misc,name-defined]

@@ -4,8 +4,6 @@ ask at any time and again, connections that fail, callers that stop to wait, a c
 A half message is committed or rolled back only if the listener said so of it (or it was not stored safely), each
 question gets one answer unless its connection is gone or the application's function was ended with all else, whoever
 waits is told, and after the close nobody is asked and nothing runs.
-
-TRANSACTION_MODEL_EXAMPLES: how many runs; many for a soak.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.unit.client.machines import run_machine
@@ -226,5 +225,6 @@ class Machine(RuleBasedStateMachine):
             self.loop.close()
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_events() -> None:
-    run_machine(Machine, "TRANSACTION_MODEL_EXAMPLES", 60, steps=30)
+    run_machine(Machine, 60, steps=30)

@@ -3,8 +3,6 @@
 The calls wait in their threads until the machine says how they end, so it is known what runs. Each message is given out
 once at most and in order, what began is reported once and as it ended, no more run at once than may, as many run as
 can, and nothing is left after the close.
-
-LISTENER_MODEL_EXAMPLES: how many runs; many for a soak.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.unit.client.consumer.listening.test_listeners import message
@@ -177,5 +176,6 @@ ENDS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_events() -> None:
-    run_machine(Machine, "LISTENER_MODEL_EXAMPLES", 30, steps=25)
+    run_machine(Machine, 30, steps=25)
