@@ -156,7 +156,7 @@ def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
             rule("Topic:x", "Get", "Deny", "10.0.0.0/8"),
             rule("*", "List", policy="Default"),
         ]
-        operations.update_acl("alice", ["Topic:orders"], ["All"])
+        operations.update_acl("alice", ["Topic:orders"], ["All"], decision="Allow", source_ips=())
         assert operations.list_acls("ali", "orders") == [rule("Topic:orders", "All")]
         operations.delete_acl("alice", resource="Topic:x")
         operations.delete_acl("alice", resource="*", policy_type="Default")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from rocketspark.admin.cluster_client import ClusterClient
 from rocketspark.admin.states import BrokerState
 from rocketspark.client.connection import access_api
-from rocketspark.errors import ServerError, UsageError
+from rocketspark.errors import UsageError
 from rocketspark.model.text import shown
 from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rocketspark.transport.peer import Peer
@@ -105,7 +105,7 @@ class AccessOperations(ClusterClient):
         user = UserInfo(
             username=_name(username), password=password, user_type=_one_of("user_type", user_type, USER_TYPES)
         )
-        return await self._each(
+        return await self._on_all(
             cluster,
             brokers,
             f"create user {username!r}",
@@ -133,7 +133,7 @@ class AccessOperations(ClusterClient):
             user_type=user_type and _one_of("user_type", user_type, USER_TYPES),
             user_status=status and _one_of("status", status, USER_STATUSES),
         )
-        return await self._each(
+        return await self._on_all(
             cluster,
             brokers,
             f"update user {username!r}",
@@ -145,7 +145,7 @@ class AccessOperations(ClusterClient):
     ) -> list[str]:
         """Remove a user and his rules; returns the brokers' names. One that is not there is no error."""
         _name(username)
-        return await self._each(
+        return await self._on_all(
             cluster,
             brokers,
             f"delete user {username!r}",
@@ -193,52 +193,80 @@ class AccessOperations(ClusterClient):
         self,
         subject: str,
         resources: Sequence[str],
-        actions: Sequence[str],
+        actions: Sequence[str] | None,
         *,
-        decision: str = "Allow",
-        source_ips: Sequence[str] = (),
+        decision: str | None = None,
+        source_ips: Sequence[str] | None = None,
         policy_type: str = "Custom",
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
         """Allow or deny a user something; his rules for other resources stay. Returns the brokers' names.
 
+        Where he has a rule for a resource, what is None stays as it is there.
+
         Args:
             subject: the user's name, or "User:name".
             resources: "Topic:orders", "Topic:order*", "Group:*", "Cluster:DefaultCluster", "*", …
-            actions: All, Pub, Sub, Create, Update, Delete, Get, List.
-            decision: Allow or Deny.
-            source_ips: addresses and networks that the rule is for; none: all.
+            actions: All, Pub, Sub, Create, Update, Delete, Get, List; a new rule needs one.
+            decision: Allow, a new rule's, or Deny.
+            source_ips: addresses and networks that the rule is for; none, as for a new rule: all.
             policy_type: Custom, or Default: asked where no custom rule fits.
         """
-        acl = acl_info(subject, resources, actions, decision=decision, source_ips=source_ips, policy_type=policy_type)
-        return await self._each(
+        return await self._put_acl(
+            "create",
+            access_api.create_acl,
             cluster,
             brokers,
-            f"create rules of {acl.subject!r}",
-            lambda peer: access_api.create_acl(peer, acl, timeout_ms=self._timeout_ms),
+            subject,
+            resources,
+            actions,
+            decision,
+            source_ips,
+            policy_type,
         )
 
     async def update_acl(
         self,
         subject: str,
         resources: Sequence[str],
-        actions: Sequence[str],
+        actions: Sequence[str] | None = None,
         *,
-        decision: str = "Allow",
-        source_ips: Sequence[str] = (),
+        decision: str | None = None,
+        source_ips: Sequence[str] | None = None,
         policy_type: str = "Custom",
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Replace a user's rules for these resources, or create them; arguments as `create_acl`."""
-        acl = acl_info(subject, resources, actions, decision=decision, source_ips=source_ips, policy_type=policy_type)
-        return await self._each(
+        """Change a user's rules for these resources, or create them; arguments as `create_acl`."""
+        return await self._put_acl(
+            "update",
+            access_api.update_acl,
             cluster,
             brokers,
-            f"update rules of {acl.subject!r}",
-            lambda peer: access_api.update_acl(peer, acl, timeout_ms=self._timeout_ms),
+            subject,
+            resources,
+            actions,
+            decision,
+            source_ips,
+            policy_type,
         )
+
+    async def _put_acl(
+        self,
+        verb: str,
+        put: Callable[..., Awaitable[None]],
+        cluster: str | None,
+        brokers: Iterable[str] | None,
+        *named: Any,
+    ) -> list[str]:
+        wanted = acl_info(*named)
+
+        async def act(peer: Peer) -> None:
+            known = await access_api.get_acl(peer, wanted.subject or "", timeout_ms=self._timeout_ms)
+            await put(peer, _over(wanted, known), timeout_ms=self._timeout_ms)
+
+        return await self._on_all(cluster, brokers, f"{verb} rules of {wanted.subject!r}", act)
 
     async def delete_acl(
         self,
@@ -256,7 +284,7 @@ class AccessOperations(ClusterClient):
         whole = _subject(subject)
         wanted = None if resource is None else _resource(resource)
         kind = None if policy_type is None else _one_of("policy_type", policy_type, POLICY_TYPES)
-        return await self._each(
+        return await self._on_all(
             cluster,
             brokers,
             f"delete rules of {whole!r}",
@@ -341,6 +369,15 @@ class AccessOperations(ClusterClient):
         found = {b.broker_name: b for b in await self._masters(cluster, names)} if names else {}
         return [found[name] if name in found else BrokerState("", name, 0, name) for name in wanted]
 
+    async def _on_all(
+        self,
+        cluster: str | None,
+        brokers: Iterable[str] | None,
+        doing: str,
+        act: Callable[[Peer], Awaitable[None]],
+    ) -> list[str]:
+        return list(await self._each(await self._targets(cluster, brokers), doing, act))
+
     async def _copy_ends(self, source: str, brokers: Iterable[str] | None) -> tuple[BrokerState, list[BrokerState]]:
         (origin,) = await self._targets(None, [source])
         targets = [t for t in await self._targets(None, brokers) if t.address != origin.address]
@@ -348,56 +385,56 @@ class AccessOperations(ClusterClient):
             raise UsageError(f"no broker to copy to but {origin.broker_name} itself")
         return origin, targets
 
-    async def _each(
-        self,
-        cluster: str | None,
-        brokers: Iterable[str] | None,
-        doing: str,
-        act: Callable[[Peer], Awaitable[None]],
-    ) -> list[str]:
-        """Do it on each; returns their names. Raises the first refusal, which says where it was done all the same."""
-        done: list[str] = []
-        refused: list[tuple[str, ServerError]] = []
-        for target in await self._targets(cluster, brokers):
-            try:
-                await act(await self._broker(target.address))
-            except ServerError as e:
-                refused.append((target.broker_name, e))
-            else:
-                done.append(target.broker_name)
-        if not refused:
-            return done
-        where, error = refused[0]
-        also = "".join(f"; {name} too" for name, _ in refused[1:])
-        but = f", done on {', '.join(done)}" if done else ""
-        raise ServerError(
-            error.code, error.remark, address=error.address, doing=f"{doing} refused by {where}{also}{but}"
-        )
-
 
 def acl_info(
     subject: str,
     resources: Sequence[str],
-    actions: Sequence[str],
-    *,
-    decision: str = "Allow",
-    source_ips: Sequence[str] = (),
+    actions: Sequence[str] | None,
+    decision: str | None = None,
+    source_ips: Sequence[str] | None = None,
     policy_type: str = "Custom",
 ) -> AclInfo:
-    """Return rules as they are sent to a broker. Raises UsageError for what no rule can have."""
-    if not resources or not actions:
+    """Return rules as they are named, where None is not. Raises UsageError for what no rule can have."""
+    if not resources or (actions is not None and not actions):
         raise UsageError("a rule needs a resource, as Topic:orders, and an action, as Pub")
     entries = [
         PolicyEntryInfo(
             resource=_resource(resource),
-            actions=[_one_of("action", action, ACTIONS) for action in actions],
-            source_ips=[_source_ip(ip) for ip in source_ips] or None,
-            decision=_one_of("decision", decision, DECISIONS),
+            actions=None if actions is None else [_one_of("action", action, ACTIONS) for action in actions],
+            source_ips=None if source_ips is None else [_source_ip(ip) for ip in source_ips],
+            decision=None if decision is None else _one_of("decision", decision, DECISIONS),
         )
         for resource in resources
     ]
     kind = _one_of("policy_type", policy_type, POLICY_TYPES)
     return AclInfo(subject=_subject(subject), policies=[PolicyInfo(policy_type=kind, entries=entries)])
+
+
+def _over(wanted: AclInfo, known: AclInfo | None) -> AclInfo:
+    """Return rules as a broker is sent them: what is not named as it is known there, else that of a new rule."""
+    had = {
+        (policy.policy_type, entry.resource): entry
+        for policy in (known and known.policies) or ()
+        for entry in policy.entries or ()
+    }
+
+    def whole(kind: str | None, entry: PolicyEntryInfo) -> PolicyEntryInfo:
+        before = had.get((kind, entry.resource), PolicyEntryInfo())
+        actions = entry.actions or before.actions
+        if not actions:
+            raise UsageError(f"there is no rule of {wanted.subject!r} for {entry.resource}: a new one needs an action")
+        return PolicyEntryInfo(
+            resource=entry.resource,
+            actions=actions,
+            source_ips=(before.source_ips if entry.source_ips is None else entry.source_ips) or None,
+            decision=entry.decision or before.decision or DECISIONS[0],
+        )
+
+    policies = [
+        PolicyInfo(policy_type=p.policy_type, entries=[whole(p.policy_type, entry) for entry in p.entries or ()])
+        for p in wanted.policies or ()
+    ]
+    return AclInfo(subject=wanted.subject, policies=policies)
 
 
 def _name(username: str) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Unpack, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar, Unpack, cast
 
 from rocketspark.admin.states import BrokerState
 from rocketspark.client.base import AsyncClient
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.options import AccessOptions, ClientOptions
-from rocketspark.errors import UsageError
+from rocketspark.errors import ServerError, TransportError, UsageError
 from rocketspark.transport.peer import Peer
+
+T = TypeVar("T")
 
 
 class ClusterClient(AsyncClient):
@@ -73,3 +75,31 @@ class ClusterClient(AsyncClient):
         if not masters:
             raise UsageError("no broker is up: start one that names this NameServer")
         return [b for b in masters if b.broker_name in wanted and cluster in (None, b.cluster)]
+
+    async def _each(
+        self, targets: Iterable[BrokerState], doing: str, act: Callable[[Peer], Awaitable[T]]
+    ) -> dict[str, T]:
+        """Do it on each; returns what came of it by name. Raises as `done_or_raise` once all were asked."""
+        came: dict[str, T | ServerError | TransportError] = {}
+        for target in targets:
+            try:
+                came[target.broker_name] = await act(await self._broker(target.address))
+            except (ServerError, TransportError) as e:
+                came[target.broker_name] = e
+        return done_or_raise(doing, came)
+
+
+def done_or_raise(doing: str, came: Mapping[str, T | ServerError | TransportError]) -> dict[str, T]:
+    """Return what was done, by broker. Raises the first failure, which says where else it failed and was done."""
+    done = {name: one for name, one in came.items() if not isinstance(one, (ServerError, TransportError))}
+    failed = [(name, one) for name, one in came.items() if isinstance(one, (ServerError, TransportError))]
+    if not failed:
+        return done
+    where, error = failed[0]
+    also = "".join(f"; {name} too" for name, _ in failed[1:])
+    but = f", done on {', '.join(done)}" if done else ""
+    if isinstance(error, ServerError):
+        raise ServerError(
+            error.code, error.remark, address=error.address, doing=f"{doing} refused by {where}{also}{but}"
+        )
+    raise type(error)(f"{doing} failed on {where}{also}{but}: {error}", address=error.address)

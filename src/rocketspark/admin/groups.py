@@ -13,6 +13,7 @@ from rocketspark.client.connection import admin_api
 from rocketspark.errors import UsageError
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
+from rocketspark.transport.peer import Peer
 
 MODES = ("PULL", "POP")
 TIMES_MAX = 2**31 - 1
@@ -107,11 +108,13 @@ class GroupOperations(ClusterClient):
         validators.check_group(group)
         wanted = settings or GroupSettings()
         wanted.over(GroupConfig(group_name=group))
-        for target in await self._masters(cluster, brokers):
-            peer = await self._broker(target.address)
+
+        async def put(peer: Peer) -> None:
             known = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
             config = wanted.over(known or GroupConfig(group_name=group))
             await admin_api.put_group(peer, config, timeout_ms=self._timeout_ms)
+
+        await self._each(await self._masters(cluster, brokers), f"settings of group {group!r}", put)
         return await self.show_group(group, cluster=cluster, brokers=brokers)
 
     async def show_group(
@@ -133,7 +136,7 @@ class GroupOperations(ClusterClient):
         group: str,
         mode: str,
         *,
-        pop_share_queue_count: int = 0,
+        pop_share_queue_count: int | None = None,
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
@@ -141,7 +144,8 @@ class GroupOperations(ClusterClient):
 
         Args:
             mode: "PULL" or "POP".
-            pop_share_queue_count: of how many further members a member pops the queues too; 0 and less: all queues.
+            pop_share_queue_count: of how many further members a member pops the queues too; 0 and less: all queues;
+                None: as before, 0 at first.
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
 
         Returns the brokers' names. Raises MessageIllegal, UsageError, or what a broker raises.
@@ -150,11 +154,19 @@ class GroupOperations(ClusterClient):
         validators.check_group(group)
         if mode not in MODES:
             raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-        if not -TIMES_MAX <= pop_share_queue_count <= TIMES_MAX:
-            raise UsageError(f"pop_share_queue_count {pop_share_queue_count} is beyond {TIMES_MAX}")
-        wanted = RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=pop_share_queue_count)
-        names = []
-        for target in await self._masters(cluster, brokers):
-            await admin_api.set_request_mode(await self._broker(target.address), wanted, timeout_ms=self._timeout_ms)
-            names.append(target.broker_name)
-        return names
+        share = pop_share_queue_count
+        if share is not None and not -TIMES_MAX <= share <= TIMES_MAX:
+            raise UsageError(f"pop_share_queue_count {share} is beyond {TIMES_MAX}")
+
+        async def put(peer: Peer) -> None:
+            kept = 0
+            if share is None:
+                known = await admin_api.request_modes(peer, timeout_ms=self._timeout_ms)
+                kept = known.get(topic, {}).get(group, RequestMode()).pop_share_queue_num
+            wanted = RequestMode(
+                topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=kept if share is None else share
+            )
+            await admin_api.set_request_mode(peer, wanted, timeout_ms=self._timeout_ms)
+
+        doing = f"request mode of group {group!r}"
+        return list(await self._each(await self._masters(cluster, brokers), doing, put))

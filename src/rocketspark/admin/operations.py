@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from rocketspark.admin.access import AccessOperations
+from rocketspark.admin.cluster_client import done_or_raise
 from rocketspark.admin.groups import GroupOperations
-from rocketspark.admin.states import Aside, BrokerState, QueueProgress, QueueState, TopicState
+from rocketspark.admin.states import Aside, QueueProgress, QueueState, TopicMade, TopicState
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
+from rocketspark.client.connection.topic_changes import TopicChange, put_topic
 from rocketspark.client.facade import Facade, arguments_of, blocking
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue
@@ -66,48 +68,58 @@ class Operations(AccessOperations, GroupOperations):
         self,
         topic: str,
         *,
-        queue_count: int = 8,
+        queue_count: int | None = None,
         read_queue_count: int | None = None,
         write_queue_count: int | None = None,
-        perm: int = 6,
-        order: bool = False,
+        perm: int | None = None,
+        order: bool | None = None,
         attributes: str = "",
         message_type: str | None = None,
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
-    ) -> list[BrokerState]:
-        """Create a topic on masters, or change it there; returns those it was created on.
+        force: bool = False,
+    ) -> list[TopicMade]:
+        """Create a topic on masters; where it exists, what is not named stays as it is. Returns those masters.
 
         Args:
-            queue_count: on each broker; `read_queue_count` and `write_queue_count` if they are to differ.
-            perm: 4 read, 2 write, 6 both.
+            queue_count: on each broker, a new topic gets 4; `read_queue_count`, `write_queue_count` if they differ.
+            perm: 4 read, 2 write, 6 both; a new topic gets 6.
             attributes: "+name=value,-name".
             message_type: what clients of RocketMQ 5 may send to it: NORMAL, FIFO, DELAY, TRANSACTION or MIXED.
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
+            force: also take queues away that hold messages, which nobody can read then.
 
-        Returns once the NameServer shows the topic. Raises MessageIllegal, UsageError, or what a broker raises.
+        Returns once the NameServer shows the topic. Raises MessageIllegal, UsageError, or what a broker raises, after
+        all others were asked.
         """
         validators.check_target(topic)
-        if not 1 <= queue_count <= 1024 or perm not in (2, 4, 6):
-            raise UsageError(f"queue_count {queue_count} must be 1 to 1024, perm {perm} one of 2, 4, 6")
         if message_type is not None:
             if message_type not in MESSAGE_TYPES:
                 raise UsageError(f"message_type {message_type!r} is not one of {', '.join(MESSAGE_TYPES)}")
             attributes = ",".join(filter(None, (attributes, f"+{MESSAGE_TYPE}={message_type}")))
-        targets = await self._masters(cluster, brokers)
-        for target in targets:
-            await admin_api.create_topic(
-                await self._broker(target.address),
-                topic,
-                read_queue_count=read_queue_count or queue_count,
-                write_queue_count=write_queue_count or queue_count,
-                perm=perm,
-                order=order,
-                attributes=attributes,
-                timeout_ms=self._timeout_ms,
-            )
-        await self._await_route(topic, {t.broker_name for t in targets})
-        return targets
+        change = TopicChange(
+            read_queue_count=queue_count if read_queue_count is None else read_queue_count,
+            write_queue_count=queue_count if write_queue_count is None else write_queue_count,
+            perm=perm,
+            order=order,
+            attributes=attributes,
+        )
+        targets = {target.broker_name: target for target in await self._masters(cluster, brokers)}
+        done = await put_topic(
+            topic,
+            change,
+            {name: target.address for name, target in targets.items()},
+            self._broker,
+            self._routes,
+            force=force,
+            timeout_ms=self._timeout_ms,
+        )
+        made = []
+        for name, put in done_or_raise(f"create topic {topic!r}", done).items():
+            at = targets[name]
+            made.append(TopicMade(at.cluster, name, 0, at.address, put.existed, put.changed, put.read_queue_count))
+        await self._await_route(topic, set(targets))
+        return made
 
     async def _await_route(self, topic: str, names: set[str]) -> None:
         # Brokers tell the NameServer at once, but not before they answer.

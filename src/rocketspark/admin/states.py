@@ -60,6 +60,14 @@ class BrokerState(msgspec.Struct, frozen=True, order=True):
     address: str
 
 
+class TopicMade(BrokerState, frozen=True):
+    """A broker that a topic was created on, or changed on if it `existed` there; `changed`: it differs from before."""
+
+    existed: bool
+    changed: bool
+    queue_count: int
+
+
 class Aside(msgspec.Struct, frozen=True):
     """A message that a broker set aside: `kind` delay, timer or half; its place, the reason, since when, attempts.
 

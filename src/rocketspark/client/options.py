@@ -19,6 +19,7 @@ from rocketspark.client.hooks import Hooks
 from rocketspark.client.producer.latency_faults import FaultTable
 from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.errors import ConfigError
+from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.message.compression import KINDS
 
 
@@ -149,7 +150,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     compress_level: int = 5
     body_bytes_max: int = validators.BODY_BYTES_MAX
     default_topic: str = DEFAULT_TOPIC
-    default_queue_count: int = 4
+    default_queue_count: int = DEFAULT_QUEUE_COUNT
     topics: Sequence[str] = ()
     fault_tolerance: bool = False
     fault_table: str | FaultTable = "4.x"

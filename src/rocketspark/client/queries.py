@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
-from rocketspark.client.connection import admin_api, client_api
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.topic_changes import TopicChange, put_topic
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC
 from rocketspark.client.results import QueryResult
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
@@ -15,6 +17,7 @@ from rocketspark.model.text import INT_MAX
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 
 QUERY_TIMEOUT_MS = 6000.0
+log = logging.getLogger(__name__)
 
 
 class Queries(AsyncClient):
@@ -24,34 +27,43 @@ class Queries(AsyncClient):
         self,
         topic: str,
         *,
-        queue_count: int = 4,
+        queue_count: int | None = None,
         default_topic: str = DEFAULT_TOPIC,
-        topic_sys_flag: int = 0,
+        topic_sys_flag: int | None = None,
         attributes: str = "",
+        force: bool = False,
     ) -> None:
-        """Create a topic on every master that has `default_topic`, or change its queue counts and flag there.
+        """Create a topic on every master that has `default_topic`; where it exists, what is not named stays as it is.
 
-        `topic_sys_flag`: 1 the topic is a unit's (FLAG_UNIT), 2 units subscribe to it (FLAG_UNIT_SUB), 3 both;
-        `attributes`: "+name=value,…". Raises UsageError for a flag that cannot be, RouteNotFound if no broker is known.
+        Args:
+            queue_count: on each broker; a new topic gets 4.
+            topic_sys_flag: 1 the topic is a unit's (FLAG_UNIT), 2 units subscribe to it (FLAG_UNIT_SUB), 3 both.
+            attributes: "+name=value,…".
+            force: also take queues away that hold messages, which nobody can read then.
+
+        A master that does not answer is left out, unless none does. Raises UsageError for a flag that cannot be and
+        for fewer queues than hold messages, RouteNotFound if no broker is known.
         """
         self._check_started()
-        if not 0 <= topic_sys_flag <= INT_MAX:
+        if topic_sys_flag is not None and not 0 <= topic_sys_flag <= INT_MAX:
             raise UsageError(f"topic_sys_flag {topic_sys_flag} is not from 0 to {INT_MAX}")
         topic = namespace.wrap(self._namespace, validators.check_target(topic))
+        change = TopicChange(
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
+            topic_sys_flag=topic_sys_flag,
+            attributes=attributes,
+        )
         route = await self._instance.routes.get(default_topic)
-        masters = [b.master for b in route.brokers if b.master]
+        masters = {b.broker_name: b.master for b in route.brokers if b.master}
         if not masters:
             raise RouteNotFound(default_topic)
-        for address in masters:
-            peer = await self._instance.broker(address)
-            await admin_api.create_topic(
-                peer,
-                topic,
-                read_queue_count=queue_count,
-                write_queue_count=queue_count,
-                topic_sys_flag=topic_sys_flag,
-                attributes=attributes,
-            )
+        done = await put_topic(topic, change, masters, self._instance.broker, self._instance.routes, force=force)
+        failed = {name: error for name, error in done.items() if isinstance(error, TransportError)}
+        if len(failed) == len(masters):
+            raise next(iter(failed.values()))
+        for name, error in failed.items():
+            log.warning("topic %s is not created on %s, which others have: %s", topic, name, error)
         self._instance.routes.forget(topic)
 
     async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+# Queues of a new topic on each broker (rule: defaultTopicQueueNums of DefaultMQProducer, 5.x).
+DEFAULT_QUEUE_COUNT = 4
+
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True):
     """One queue: `queue_id` counts from 0 on each broker that carries the topic."""

@@ -30,17 +30,16 @@ Resource = Annotated[
         show_default=False,
     ),
 ]
-Actions = Annotated[
-    list[str],
-    typer.Option(
-        "-a",
-        "--action",
-        help="Pub, Sub, Create, Update, Delete, Get, List or All; several with commas between.",
-        show_default=False,
-    ),
-]
+_ACTION = typer.Option(
+    "-a",
+    "--action",
+    help="Pub, Sub, Create, Update, Delete, Get, List or All; several with commas between.",
+    show_default=False,
+)
+Actions = Annotated[list[str], _ACTION]
 SourceIp = Annotated[
-    list[str] | None, typer.Option("-i", "--ip", help="Only from this address or network; may be repeated.")
+    list[str] | None,
+    typer.Option("-i", "--ip", help="Only from this address or network; any: from all. May be repeated."),
 ]
 
 
@@ -58,7 +57,10 @@ class Policy(StrEnum):
     default = "Default"
 
 
-Decide = Annotated[Decision, typer.Option("-d", "--decision", case_sensitive=False)]
+Decide = Annotated[
+    Decision | None,
+    typer.Option("-d", "--decision", case_sensitive=False, help="A new rule allows.", show_default=False),
+]
 Kind = Annotated[Policy, typer.Option("--policy", case_sensitive=False, help="Default rules yield to Custom ones.")]
 
 
@@ -68,14 +70,14 @@ def create(
     resource: Resource,
     action: Actions,
     ip: SourceIp = None,
-    decision: Decide = Decision.allow,
+    decision: Decide = None,
     policy: Kind = Policy.custom,
     broker: Broker = None,
     cluster: Cluster = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
-    """Allow a user something, or deny it, on every master; his other rules stay.
+    """Allow a user something, or deny it, on every master; his other rules stay, and what is not given of this one.
 
     Sending needs Pub on the topic; consuming needs Sub on the topic and on the group.
 
@@ -87,8 +89,8 @@ def create(
             name,
             _listed(resource),
             _listed(action),
-            decision=decision.value,
-            source_ips=_listed(ip or ()),
+            decision=decision and decision.value,
+            source_ips=_addresses(ip),
             policy_type=policy.value,
             cluster=cluster,
             brokers=broker or None,
@@ -101,16 +103,16 @@ def create(
 def update(
     name: Name,
     resource: Resource,
-    action: Actions,
+    action: Annotated[list[str] | None, _ACTION] = None,
     ip: SourceIp = None,
-    decision: Decide = Decision.allow,
+    decision: Decide = None,
     policy: Kind = Policy.custom,
     broker: Broker = None,
     cluster: Cluster = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
-    """Replace a user's rules for these resources on every master; his other rules stay.
+    """Change a user's rules for these resources on every master: what is given here; a new one needs an action.
 
     Example: `rocketspark acl update billing -r Topic:orders -a Pub,Sub --ip 10.0.0.0/8`
     """
@@ -119,9 +121,9 @@ def update(
         lambda operations: operations.update_acl(
             name,
             _listed(resource),
-            _listed(action),
-            decision=decision.value,
-            source_ips=_listed(ip or ()),
+            None if action is None else _listed(action),
+            decision=decision and decision.value,
+            source_ips=_addresses(ip),
             policy_type=policy.value,
             cluster=cluster,
             brokers=broker or None,
@@ -228,6 +230,14 @@ def copy(
 def _listed(given: Iterable[str]) -> list[str]:
     """Return the parts of options that may hold several, with commas between."""
     return [part.strip() for each in given for part in each.split(",") if part.strip()]
+
+
+def _addresses(given: list[str] | None) -> list[str] | None:
+    """Return the addresses of a rule: None if none are given, none of them for `any`."""
+    if given is None:
+        return None
+    listed = _listed(given)
+    return [] if [each.lower() for each in listed] == ["any"] else listed
 
 
 def _done(what: str, name: str, brokers: Iterable[str], *, json: bool) -> None:

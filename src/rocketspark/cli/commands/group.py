@@ -85,13 +85,14 @@ def set_mode(
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     mode: Annotated[Mode, typer.Argument(help="How its messages are given to the group.", show_default=False)],
     share: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=-1,
             max=2**31 - 1,
-            help="With pop: of how many further members a member pops the queues too; 0 or -1: everybody pops all.",
+            help="With pop: of how many further members a member pops the queues too; 0 (at first) or -1: everybody"
+            " pops all.",
         ),
-    ] = 0,
+    ] = None,
     cluster: Cluster = None,
     broker: Broker = None,
     at: ClusterAccess = HERE,

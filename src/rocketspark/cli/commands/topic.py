@@ -105,17 +105,23 @@ def show(topic: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
 @app.command()
 def create(
     topic: Name,
-    queues: Annotated[int, typer.Option("-q", "--queues", min=1, max=1024, help="Queues on each broker.")] = 8,
+    queues: Annotated[
+        int | None,
+        typer.Option("-q", "--queues", min=1, max=1024, help="Queues on each broker [default: 4 for a new topic]."),
+    ] = None,
     kind: Annotated[
         MessageType | None,
         typer.Option("--type", help="What clients of RocketMQ 5 may send to it; mixed: everything [default: normal]."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None,
     broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also take queues away that hold messages: nobody can read them then.")
+    ] = False,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
-    """Create a topic on every broker, or change the number of its queues and its type.
+    """Create a topic on every broker; where it exists, change what is given here of its queues and type.
 
     Example: `rocketspark topic create orders --queues 8`
 
@@ -125,16 +131,27 @@ def create(
     made = run_operation(
         at,
         lambda operations: operations.create_topic(
-            topic, queue_count=queues, message_type=message_type, cluster=cluster, brokers=broker or None
+            topic, queue_count=queues, message_type=message_type, cluster=cluster, brokers=broker or None, force=force
         ),
     )
-    names = [b.broker_name for b in made]
+    counts = {b.broker_name: b.queue_count for b in made}
     if json:
-        told: dict[str, object] = {"topic": topic, "queues": queues, "brokers": names}
+        told: dict[str, object] = {
+            "topic": topic,
+            "queues": made[0].queue_count if len(set(counts.values())) == 1 else counts,
+            "brokers": list(counts),
+        }
+        if existed := [b.broker_name for b in made if b.existed]:
+            told["changed"] = existed
         print_json(told if message_type is None else told | {"type": message_type})
-    else:
-        what = "" if message_type is None else f", type {message_type},"
-        print(f"created {shown(topic)} with {queues} queues{what} on {_listed(names)}")
+        return
+    what = "" if message_type is None else f", type {message_type},"
+    alike: dict[tuple[str, int], list[str]] = {}
+    for b in made:
+        word = "created" if not b.existed else "changed" if b.changed else "unchanged"
+        alike.setdefault((word, b.queue_count), []).append(b.broker_name)
+    for (word, count), names in alike.items():
+        print(f"{word} {shown(topic)} with {count} queues{what} on {_listed(names)}")
 
 
 @app.command()

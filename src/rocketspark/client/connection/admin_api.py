@@ -7,7 +7,7 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.admin import QuarantinedHeader
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.metadata import RequestMode
+from rocketspark.protocol.json.metadata import RequestMode, RequestModeTable
 from rocketspark.transport.peer import Peer
 
 
@@ -45,15 +45,16 @@ async def create_topic(
     broker: Peer,
     topic: str,
     *,
-    read_queue_count: int = 8,
-    write_queue_count: int = 8,
+    read_queue_count: int,
+    write_queue_count: int,
     perm: int = 6,
     order: bool = False,
     topic_sys_flag: int = 0,
     attributes: str = "",
+    filter_type: str = "SINGLE_TAG",
     timeout_ms: float = TIMEOUT_MS,
 ) -> None:
-    """Create a topic on one broker, or change it.
+    """Create a topic on one broker, or write over what it is there; only attributes are changes.
 
     `perm`: 4 read + 2 write; `topic_sys_flag`: 1 unit + 2 has unit subscriptions; `attributes`: "+name=value,-name".
     """
@@ -64,6 +65,7 @@ async def create_topic(
         perm=perm,
         topic_sys_flag=topic_sys_flag,
         order=order,
+        filter_type=filter_type,
         attributes=attributes,
         force=False,
     )
@@ -126,3 +128,12 @@ async def set_request_mode(broker: Peer, mode: RequestMode, *, timeout_ms: float
     body = bodies.encode(mode)
     reply = await broker.request(RequestCode.SET_MESSAGE_REQUEST_MODE, None, body, timeout_ms=timeout_ms)
     reply.raise_for_code(f"request mode of group {mode.consumer_group!r}")
+
+
+async def request_modes(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, dict[str, RequestMode]]:
+    """Return how groups are given messages on one broker, by topic and group; nothing where a broker does not tell."""
+    reply = await broker.request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return {}
+    reply.raise_for_code("request modes")
+    return java_json.decode(reply.body, RequestModeTable).message_request_mode_map

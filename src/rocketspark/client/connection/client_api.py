@@ -13,6 +13,7 @@ import msgspec
 
 from rocketspark.errors import RecordError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
+from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
@@ -84,7 +85,7 @@ class SendFrames:
         code: int = RequestCode.SEND_MESSAGE_V2,
         oneway: bool = False,
         default_topic: str = "TBW102",
-        default_queue_count: int = 4,
+        default_queue_count: int = DEFAULT_QUEUE_COUNT,
         reconsume_times: int = 0,
         max_reconsume_times: int | None = None,
         unit_mode: bool = False,

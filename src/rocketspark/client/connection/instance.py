@@ -24,6 +24,7 @@ from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache
 from rocketspark.client.hooks import HookSet
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, ServerError, StateError
 from rocketspark.model import BrokerData, MessageQueue
+from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address
@@ -79,7 +80,7 @@ class Instance:
         secret_key: str | None = None,
         security_token: str | None = None,
         default_topic: str = DEFAULT_TOPIC,
-        default_queue_count: int = 4,
+        default_queue_count: int = DEFAULT_QUEUE_COUNT,
     ) -> None:
         tls = client_tls(
             use_tls,

@@ -26,6 +26,7 @@ from rocketspark.errors import (
     TransportError,
 )
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute, is_logical
+from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
 from rocketspark.model.route import NO_LEADER
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
@@ -70,7 +71,7 @@ class RouteCache:
         *,
         timeout_ms: float = client_api.TIMEOUT_MS,
         default_topic: str = DEFAULT_TOPIC,
-        default_queue_count: int = 4,
+        default_queue_count: int = DEFAULT_QUEUE_COUNT,
         hooks: RpcHooks | None = None,
         tls: ClientTls | None = None,
     ) -> None:

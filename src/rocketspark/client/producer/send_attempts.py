@@ -21,6 +21,7 @@ from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE, St
 from rocketspark.client.results import STATUS, SendResult
 from rocketspark.errors import FrameError, NotSent, RocketSparkError, ServerError, TransportError, UsageError
 from rocketspark.model import BrokerData, MessageQueue, is_logical
+from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import SendHeader, SendReply, decode_ext
 from rocketspark.protocol.message import batch, properties
@@ -59,7 +60,7 @@ class SendSettings(NamedTuple):
     retry_codes: Collection[int] = RETRY_CODES
     retry_not_stored: bool = False
     default_topic: str = "TBW102"
-    default_queue_count: int = 4
+    default_queue_count: int = DEFAULT_QUEUE_COUNT
     vip_channel: bool = False
 
 
