@@ -261,6 +261,26 @@ async def greeted(log: CommitTopic) -> None:
     await log.instance.greet_all()
 
 
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[Query], None]:
+    """What the commit topic of a query holds now has been deleted."""
+    real = CommitTopic.bounds
+    gone: dict[MessageQueue, int] = {}
+
+    async def bounds(self: CommitTopic, queue: MessageQueue) -> tuple[int, int]:
+        oldest, end = await real(self, queue)
+        return max(oldest, gone.get(queue, 0)), end
+
+    async def ends_now(query: Query) -> None:
+        async with exactly_once.batch_commit._opened(query.options) as log:
+            await log.find()
+            for queue in (log._queue(0), log._queue(1)):
+                gone[queue] = (await real(log, queue))[1]
+
+    monkeypatch.setattr(CommitTopic, "bounds", bounds)
+    return lambda query: asyncio.run(ends_now(query))
+
+
 class LoopThread:
     """An event loop that runs in a thread of its own."""
 
@@ -433,6 +453,29 @@ def test_a_driver_that_comes_late_is_refused(servers: Servers) -> None:
     query.expect(0, 1, 2)
 
 
+OTHERS = {"more": [b"new"] * (2 * ROWS + 1), "fewer": [b"new"] * ROWS, "others": [b"new"] * (2 * ROWS), "none": []}
+
+
+@pytest.mark.parametrize("expired", [False, True], ids=["record", "kept numbers"])
+@pytest.mark.parametrize("rows", OTHERS.values(), ids=OTHERS)
+def test_an_older_checkpoint_whose_batch_has_other_rows_is_refused(
+    servers: Servers, expire: Callable[[Query], None], rows: list[bytes], expired: bool
+) -> None:
+    """Its source has more by now, or gives them by other shares: no row is dropped without a word, none comes twice."""
+    query = Query(servers)
+    query.run(0)
+    if expired:
+        expire(query)
+    attempt = query.attempt(0, 0, rows)
+    with pytest.raises(ConfigError, match=f"this query's batch 0 .* this one has {len(rows)}.*older.*differingRepeat"):
+        exactly_once.commit([attempt], query.options, 0)
+    query.run(0)
+    given = query.options._replace(first_rows_stay=True)
+    exactly_once.commit([attempt], given, 0)
+    query.run(1)
+    query.expect(0, 1)
+
+
 # -- what is left behind ------------------------------------------------------------------------------------------
 
 
@@ -515,40 +558,20 @@ def test_a_commit_topic_made_by_hand_on_all_brokers_is_used_on_one(servers: Serv
 # -- records that are gone ----------------------------------------------------------------------------------------
 
 
-def test_the_last_batch_is_known_when_its_record_has_expired(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_batch_is_known_when_its_record_has_expired(servers: Servers, expire: Callable[[Query], None]) -> None:
     query = Query(servers)
     query.run(0)
     query.run(1)
-    real = CommitTopic.bounds
-    gone: dict[MessageQueue, int] = {}
-
-    async def bounds(self: CommitTopic, queue: MessageQueue) -> tuple[int, int]:
-        oldest, end = await real(self, queue)
-        return max(oldest, gone.get(queue, 0)), end
-
-    def expire() -> None:
-        """What is there now has been deleted."""
-
-        async def ends_now() -> None:
-            async with exactly_once.batch_commit._opened(query.options) as log:
-                await log.find()
-                for queue in (log._queue(0), log._queue(1)):
-                    gone[queue] = (await real(log, queue))[1]
-
-        asyncio.run(ends_now())
-
-    monkeypatch.setattr(CommitTopic, "bounds", bounds)
-    expire()
+    expire(query)
     with pytest.raises(ConfigError, match="this is batch 0"):
         query.run(0)
     query.run(1)
     query.run(2)
     # An aborted batch stands behind the last one that ended.
-    expire()
+    expire(query)
     exactly_once.abort(query.tasks(3), query.options)
-    expire()
+    expire(query)
     query.run(3)
-    gone.clear()
     query.expect(0, 1, 2, 3)
 
 

@@ -93,6 +93,8 @@ class WriteOptions(NamedTuple):
     compress_over_bytes: int
     transactional_id: str | None = None
     commit_timeout_ms: int = 120_000
+    # Of a batch that was committed with other rows: whether those stay, instead of an error.
+    first_rows_stay: bool = False
 
 
 KEY_NAMES = ("accessKey", "secretKey", "secretKeyFile", "securityToken")
@@ -114,7 +116,7 @@ _READ_NAMES = (
 _WRITE_NAMES = (
     *ACCESS_NAMES,
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
-    *("compression", "compressOverBytes", "delivery", "transactionalId", "commitTimeoutMs"),
+    *("compression", "compressOverBytes", "delivery", "transactionalId", "commitTimeoutMs", "differingRepeat"),
 )
 
 
@@ -268,6 +270,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         compress_over_bytes=given.number("compressOverBytes", 4096, 0) or 0,
         transactional_id=_transactional_id(given),
         commit_timeout_ms=given.number("commitTimeoutMs", 120_000, 1) or 1,
+        first_rows_stay=given.choice("differingRepeat", "error", "first") == "first",
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pyarrow as pa
 
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import checksums
 from rocketspark.spark.exactly_once import commit_records, transaction_handles
@@ -300,20 +300,36 @@ class _Commit:
                     await ends.roll_back(manifest)
         return done
 
+    def _difference(self, state: TransactionalIdState) -> str:
+        """Tell how the rows differ from those that were committed under the same name; empty if they do not."""
+        if state.last is not None and state.last.rows != self._rows:
+            return f"of {state.last.rows} rows; this one has {self._rows}"
+        content = commit_records.content_hash(self._rows, self._checksum)
+        if state.content not in (None, content):
+            return f"with other rows; this one has {self._rows}"
+        return ""
+
     async def _drop_repeat(self, state: TransactionalIdState) -> None:
         """Roll back the half messages of a repeat: the batch was committed before."""
         last = state.last
+        if told := self._difference(state):
+            if self._query == JOB:
+                raise RocketSparkError(
+                    f"transactionalId {self._log.name!r} was used for a job {told}, of which none is written: give each"
+                    " run of a job its own transactionalId"
+                )
+            if not self._options.first_rows_stay:
+                raise ConfigError(
+                    f"transactionalId {self._log.name!r} has committed this query's batch {self._batch} {told}, of"
+                    " which none is written: its checkpoint is an older one than what was written; use the newest, or"
+                    " another transactionalId (if its rows differ each time that it runs, option differingRepeat=first"
+                    " leaves those that were committed)"
+                )
+            log.warning(
+                "transactionalId %s: batch %d was committed before %s, which are left out (differingRepeat=first)",
+                *(self._log.name, self._batch, told),
+            )
         if self._query == JOB:
-            if last is not None and last.rows != self._rows:
-                raise RocketSparkError(
-                    f"transactionalId {self._log.name!r} was used for a job of {last.rows} rows; this one has"
-                    f" {self._rows}, of which none is written: give each run of a job its own transactionalId"
-                )
-            if last is not None and last.checksum != self._checksum:
-                raise RocketSparkError(
-                    f"transactionalId {self._log.name!r} was used for a job with other rows; of this one none is"
-                    " written: give each run of a job its own transactionalId"
-                )
             log.warning(
                 "transactionalId %s: its job was committed before; nothing is written again. Another job needs another"
                 " transactionalId",

@@ -71,11 +71,15 @@ def decode(body: bytes) -> CommitRecord:
 
 
 class LastCommit(msgspec.Struct, frozen=True):
-    """The last batch that ended and its query, which stay known after the records have expired."""
+    """The last batch that ended and its query, which stay known after the records have expired.
+
+    `content`: of its rows, see `content_hash`; None if its writer did not note it yet.
+    """
 
     end: int
     batch: int
     query_hash: int
+    content: int | None = None
 
 
 class BatchVerdict(Enum):
@@ -110,6 +114,13 @@ class TransactionalIdState(msgspec.Struct):
                 self.ended = True
             elif record.kind == CLAIM:
                 self.claim = record.id
+
+    @property
+    def content(self) -> int | None:
+        """Return the hash of the last batch's rows, None if none is known."""
+        if self.last is not None:
+            return content_hash(self.last.rows, self.last.checksum)
+        return self.kept.content if self.kept is not None else None
 
     def judge(self, name: str, query: str, batch: int) -> BatchVerdict:
         """Tell whether a batch of a query is new or a repeat. Raises ConfigError if it cannot belong to this
@@ -162,6 +173,11 @@ def query_hash(query: str) -> int:
     for byte in query.encode():
         number = (number * 1_000_003 ^ byte) & (1 << 62) - 1
     return number
+
+
+def content_hash(rows: int, checksum: int) -> int:
+    """Return a number for the rows of a batch, by their number and checksum: 62 bits."""
+    return (rows * 0x9E3779B97F4A7C15 ^ checksum) & (1 << 62) - 1
 
 
 class HalfOutcome(Enum):

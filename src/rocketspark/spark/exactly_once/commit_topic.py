@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 RECORDS, MANIFESTS = 0, 1
 # Queues of the commit topic under which its own group keeps numbers instead of offsets; see `Kept`.
-_KEPT_END, _KEPT_BATCH, _KEPT_QUERY = 0, 1, 2
+_KEPT_END, _KEPT_BATCH, _KEPT_QUERY, _KEPT_CONTENT = 0, 1, 2, 3
 READ_BACK = 32
 PULL_BYTES = 4 << 20
 PAUSE_S = 0.2
@@ -327,6 +327,7 @@ class CommitTopic:
         numbers: dict[int, int] = {}
         if state.last is not None and state.ended:
             numbers = {_KEPT_QUERY: commit_records.query_hash(state.last.query), _KEPT_BATCH: state.last.batch}
+            numbers[_KEPT_CONTENT] = state.content or 0
         elif state.last is not None or state.kept is None:
             return
         numbers[_KEPT_END] = state.end
@@ -346,11 +347,12 @@ class CommitTopic:
     async def _kept(self, oldest: int) -> LastCommit | None:
         """Return the noted numbers, which must cover all records before the oldest that is left."""
         found = []
-        for queue_id in (_KEPT_END, _KEPT_BATCH, _KEPT_QUERY):
+        for queue_id in (_KEPT_END, _KEPT_BATCH, _KEPT_QUERY, _KEPT_CONTENT):
             found.append(await self.again(partial(self._get_number, self._queue(queue_id))))
-        if None in found:
+        end, batch, query, content = found
+        if end is None or batch is None or query is None:
             return None
-        kept = LastCommit(*(number or 0 for number in found))
+        kept = LastCommit(end, batch, query, content)
         if kept.end < oldest:
             raise RocketSparkError(
                 f"transactionalId {self.name!r}: its records in {self.topic} are older than the broker keeps messages,"

@@ -24,4 +24,5 @@ def test_options_have_the_defaults_that_are_told() -> None:
         "delivery": "at-least-once",
         "transactionalId": "none",
         "commitTimeoutMs": f"{options.commit_timeout_ms}",
+        "differingRepeat": "first" if options.first_rows_stay else "error",
     }
