@@ -263,7 +263,9 @@ class AccessOperations(ClusterClient):
         wanted = acl_info(*named)
 
         async def act(peer: Peer) -> None:
-            known = await access_api.get_acl(peer, wanted.subject or "", timeout_ms=self._timeout_ms)
+            # Not asked for alone: of a user who is not there the broker says more when rules are put.
+            listed = await access_api.list_acls(peer, wanted.subject or "", timeout_ms=self._timeout_ms)
+            known = next((acl for acl in listed if acl.subject == wanted.subject), None)
             await put(peer, _over(wanted, known), timeout_ms=self._timeout_ms)
 
         return await self._on_all(cluster, brokers, f"{verb} rules of {wanted.subject!r}", act)
