@@ -35,18 +35,50 @@
         RegistryAway          it did not answer in its time
       DatabaseFailed        the database of an outbox, seen ids or a catalog does not answer or refuses (`retriable`)
 
-Rule: every error says what to do next, and `retriable` says whether trying again can help.
+Rule: every error says what to do next, and `retriable` says whether trying again can help. Each comes out of another
+process (pickle) or a copy as it was: text, facts and cause.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from typing import Any, Self
 
 
 class RocketSparkError(Exception):
     """Base of all errors raised by RocketSpark. `retriable`: trying again may help."""
 
     retriable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Made anew without `__init__`, whose arguments are others than the text. The state is set by attribute.
+        state = {**self.__dict__, "__suppress_context__": self.__suppress_context__}
+        if self.__cause__ is not None:
+            state["__cause__"] = _portable(self.__cause__)
+        return _bare, (type(self), *self.args), state
+
+    def __copy__(self) -> Self:
+        made = self.__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        made.__cause__, made.__suppress_context__ = self.__cause__, self.__suppress_context__
+        return made
+
+
+def _bare(kind: type[RocketSparkError], *args: Any) -> RocketSparkError:
+    return kind.__new__(kind, *args)
+
+
+def _portable(cause: BaseException) -> BaseException:
+    """Return a cause that can go to another process: itself, or its text, as libraries' errors often cannot."""
+    if isinstance(cause, RocketSparkError):
+        return cause
+    try:
+        if type(pickle.loads(pickle.dumps(cause))) is type(cause):
+            return cause
+    except Exception:
+        pass
+    return RocketSparkError(f"{type(cause).__name__}: {cause}")
 
 
 class UsageError(RocketSparkError, ValueError):
@@ -289,6 +321,10 @@ class MessageStays(RocketSparkError):
     def __init__(self, message: str, when_ended: Callable[[Callable[[], None]], None] | None = None) -> None:
         super().__init__(message)
         self.when_ended = when_ended
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made, args, state = super().__reduce__()
+        return made, args, state | {"when_ended": None}  # It is of this process.
 
 
 class RegistryFailed(RocketSparkError):
