@@ -8,13 +8,13 @@ from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import FAILED, Authorization
 from rocketspark.access.decisions import Check, Decided, Decision
 from rocketspark.access.request_contexts import NAMED_BY, Context, Ext, NotReadable, contexts_of
-from rocketspark.access.resources import CLUSTER
+from rocketspark.access.resources import CLUSTER, PUB, TOPIC
 from rocketspark.access.users import User, subject_of
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.request_signing import ACCESS_KEY
-from rocketspark.transport.gate import ReceivedRequest, Refusal
+from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
 
 # Requests that name a stored message by its place in the log.
 NAMES_A_PLACE = frozenset(
@@ -168,6 +168,33 @@ class AccessControl:
         if fields is None:
             return None
         return (request.code, username, request.peer.remote_host, *map(request.ext.get, fields))
+
+    # -- what the broker sends of itself -------------------------------------------------------------------------
+
+    def _user(self, sender: Sender) -> str | None:
+        """Return the user whose heartbeat it was; None if nobody asked for a signature of it."""
+        return None if self._authentication is not None and Code.HEART_BEAT in self._unauthenticated else sender.user
+
+    def trusts(self, sender: Sender) -> bool:
+        """Return whether a sender may do everything, so that he may speak for others."""
+        return self._authorization is not None and self._authorization.is_super(self._user(sender) or "")
+
+    def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
+        """Return whether a client may be sent what needs these."""
+        if self._authorization is None or not self._complete:
+            return True
+        for context in contexts:
+            if context.kind == CLUSTER:
+                context = context._replace(name=self._cluster_name)
+            if self._authorization.verdict(self._user(sender) or None, context, sender.host).remark is not None:
+                return False
+        return True
+
+    def publishes(self, sender: Sender) -> bool:
+        """Return whether a client may send to any topic at all."""
+        if self._authorization is None or not self._complete:
+            return True
+        return self._authorization.may_somewhere(self._user(sender) or "", TOPIC, PUB, sender.host)
 
     def _refuse(
         self, check: Check, request: ReceivedRequest, context: Context | None, rule: str, remark: str

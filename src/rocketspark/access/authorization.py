@@ -65,6 +65,18 @@ class Authorization:
             self._kept[key] = found
         return found
 
+    def is_super(self, username: str) -> bool:
+        """Return whether a user may do everything."""
+        user = self._users.users.get(username) if self._users is not None else None
+        return user is not None and user.is_enabled and user.is_super
+
+    def may_somewhere(self, username: str, kind: str, action: str, source_ip: str) -> bool:
+        """Return whether a user may do something to any resource of a kind."""
+        if self._users is None or self._acls is None or self.is_super(username):
+            return self.is_super(username)
+        user, acl = self._users.users.get(username), self._acls.acls.get(username)
+        return bool(user and user.is_enabled and acl and acl.allows_somewhere(kind, action, source_ip))
+
     def _decide(self, username: str | None, context: Context, source_ip: str) -> Verdict:
         if username is None:
             return Verdict(FAILED, "unsigned")

@@ -61,6 +61,14 @@ class Acl(msgspec.Struct, frozen=True):
                     return wanted, min(matching, key=lambda entry: entry.order)
         return None
 
+    def allows_somewhere(self, kind: str, action: str, source_ip: str) -> bool:
+        """Return whether any rule allows an action on some resource of a kind."""
+        return any(
+            entry.decision == ALLOW and entry.matches(kind, entry.resource.name or "", (action,), source_ip)
+            for policy in self.policies
+            for entry in policy.entries
+        )
+
     @classmethod
     def of(cls, policies: Iterable[Policy]) -> Acl:
         """Return these rules, all of them: of several for one resource the evaluation's order picks."""

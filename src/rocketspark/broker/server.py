@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rocketspark.broker.access.audit.audit_log import Audit, audit_of
 from rocketspark.broker.access.audit.audited_requests import CHANGES
 from rocketspark.broker.access.gate import Access
+from rocketspark.broker.access.recipients import Recipients
 from rocketspark.broker.assembly import make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.long_polling import LongPolling
@@ -241,6 +242,7 @@ class BrokerServer:
         )
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
         self._clients, self._modes = tables.clients, tables.request_modes
+        self._clients.may_be_sent = Recipients(self.access.gate).may_be_sent
         messages = make_messages(s, self.store, self._config, tables, self._long_polling, self._stats, self._saves)
         self._delays, self._wheel, self._transactions = messages.delays, messages.timers, messages.transactions
         self._quarantine, self._pops = messages.quarantine, messages.pops

@@ -62,16 +62,25 @@ class ProxyClient:
         return self.settings.client_type in PUSH_CONSUMERS
 
 
+async def anybody(client: ProxyClient, topic: str, action: str) -> bool:
+    """Let every client be sent the messages of every topic, as without access control."""
+    return True
+
+
 # Gets the client that is gone.
 Gone = Callable[[ProxyClient], Awaitable[None]]
 
 
 class Clients:
-    """The table of clients by id. `idle_s`: how long a client may be silent."""
+    """The table of clients by id. `idle_s`: how long a client may be silent.
+
+    `may_be_sent`: asked, with what he needs on its topic, before a client is sent a message that he did not ask for.
+    """
 
     def __init__(self, idle_s: float, grace_s: float = GRACE_S) -> None:
         self._idle_s, self._grace_s = idle_s, grace_s
         self._clients: dict[str, ProxyClient] = {}
+        self.may_be_sent: Callable[[ProxyClient, str, str], Awaitable[bool]] = anybody
         self._gone: list[Gone] = []
         self._told_settings: list[Callable[[ProxyClient], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()

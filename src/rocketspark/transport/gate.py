@@ -26,6 +26,13 @@ class ReceivedRequest(NamedTuple):
     body: bytes
 
 
+class Sender(NamedTuple):
+    """Who said something: the user as the gate knows him, "" for nobody, and the address it came from."""
+
+    user: str
+    host: str
+
+
 class Refusal(NamedTuple):
     """The answer to a request that is refused."""
 

@@ -20,7 +20,7 @@ from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.transport.bounds.overload import SLICE, Overload
-from rocketspark.transport.gate import ReceivedRequest, Refusal
+from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
 from rocketspark.transport.outgoing import LARGE_REPLY_BYTES, WRITE_BYTES_HIGH, Outgoing
 from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
 from rocketspark.transport.request_frames import Parts, Reply, buffers, reply
@@ -59,6 +59,8 @@ class Peer(Outgoing):
         self._gate = routes.gate if routes else None
         # What the gate keeps for this connection.
         self.gate_notes: Any = None
+        # Who said the newest heartbeat, as the gate found; None without one.
+        self.sender: Sender | None = None
         # Behind a gate requests take the general way, which asks it, but for runs that ask it themselves.
         self._by_prefix = routes.by_prefix if routes and self._gate is None else {}
         self._runs = routes.runs if routes and (self._gate is None or routes.runs_ask_gate) else {}

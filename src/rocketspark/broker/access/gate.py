@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from rocketspark.access.access_control import AccessControl, Standing
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import Authorization
 from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
+from rocketspark.access.request_contexts import Context
 from rocketspark.access.tables import FILE_NAME, AccessTables
 from rocketspark.access.users import User
 from rocketspark.broker.access.plain_acl.check import PlainAcl
@@ -23,17 +25,32 @@ from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.broker.access.stored_messages import StoredMessages
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.model.text import shown
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.request_signing import ACCESS_KEY, FOR_HOST, FOR_USER
 from rocketspark.store.store import Store
-from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal
+from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal, Sender
 
 log = logging.getLogger("rocketspark.broker")
+
+
+class BrokerCheck(Gate, Protocol):
+    """One check: of requests, and of what the broker sends of itself."""
+
+    def trusts(self, sender: Sender) -> bool:
+        """Return whether a sender may do everything, so that he may speak for others."""
+
+    def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
+        """Return whether a client may be sent what needs these."""
+
+    def publishes(self, sender: Sender) -> bool:
+        """Return whether a client may send to any topic at all."""
 
 
 class BrokerGate:
     """The checks of one broker, in their order."""
 
     def __init__(self) -> None:
-        self.checks: list[Gate] = []
+        self.checks: list[BrokerCheck] = []
         # Set by the audit.
         self.decided: Decided = nobody_told
 
@@ -47,7 +64,17 @@ class BrokerGate:
             refusal = check.refuses(request)
             if refusal is not None:
                 return refusal
+        if request.code == RequestCode.HEART_BEAT:
+            request.peer.sender = self._sender(request)
         return None
+
+    def _sender(self, request: ReceivedRequest) -> Sender:
+        """Return who says a heartbeat: for clients of a proxy, whom the proxy signs it for."""
+        ext = request.ext
+        signer = Sender(ext.get(ACCESS_KEY, ""), request.peer.remote_host)
+        if FOR_USER in ext and all(check.trusts(signer) for check in self.checks):
+            return Sender(ext[FOR_USER], ext.get(FOR_HOST, ""))
+        return signer
 
 
 class Access:

@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 import msgspec
 
+from rocketspark.broker.consumers.client_ids import ClientIds
 from rocketspark.errors import ServerError
 from rocketspark.model import Subscription
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
+from rocketspark.transport.gate import Sender
 from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.broker")
@@ -40,6 +42,8 @@ class ConnectedClient(msgspec.Struct):
     version: int
     beat_ms: int
     weight: int = 1
+    # Whose heartbeat it was; None without a gate.
+    sender: Sender | None = None
 
 
 class ConsumerGroup(msgspec.Struct):
@@ -57,12 +61,26 @@ class ConsumerGroup(msgspec.Struct):
         return [c.client_id for c in self.clients.values()]
 
 
+# Gets the code, whose heartbeat made somebody a member, and the topic and the group that it is about.
+MayBeSent = Callable[[int, Sender | None, str, str], bool]
+
+
+def anybody(code: int, sender: Sender | None, topic: str, group: str) -> bool:
+    """Let every client be sent everything, as without access control."""
+    return True
+
+
 class ConnectedClients:
-    """All live clients of a broker. `on_change(group)` is called when a consumer group's members must be told."""
+    """All live clients of a broker. `on_change(group)` is called when a consumer group's members must be told.
+
+    `may_be_sent`: asked before the broker sends anything of itself to a client.
+    """
 
     def __init__(self, on_change: Callable[[ConsumerGroup], None], *, expiry_ms: int = 120_000) -> None:
         self._on_change = on_change
         self._expiry_ms = expiry_ms
+        self.may_be_sent: MayBeSent = anybody
+        self._ids = ClientIds(expiry_ms)
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Peer, ConnectedClient]] = {}
         # The groups of each connection, so that its end costs time by its own groups, not by all.
@@ -78,14 +96,43 @@ class ConnectedClients:
         if beat.producer_data_set:
             self._produces.setdefault(peer, set()).update(p.group_name for p in beat.producer_data_set)
         id_weight = len(beat.client_id) // WEIGHT_CHARACTERS
+        sender = peer.sender
+        if sender is not None and self.may_be_sent(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, sender, "", ""):
+            self._ids.said(beat.client_id, sender.user, now_ms)
         for producer in beat.producer_data_set:
             members = self.producers.setdefault(producer.group_name, {})
             self._weigh(members.get(peer), -1)
-            members[peer] = ConnectedClient(beat.client_id, peer, language, version, now_ms, 1 + id_weight)
+            members[peer] = ConnectedClient(beat.client_id, peer, language, version, now_ms, 1 + id_weight, sender)
             self._weigh(members[peer])
         for consumer in beat.consumer_data_set:
             weight = _weight(consumer) + id_weight
-            self._beat_consumer(consumer, ConnectedClient(beat.client_id, peer, language, version, now_ms, weight))
+            client = ConnectedClient(beat.client_id, peer, language, version, now_ms, weight, sender)
+            self._beat_consumer(consumer, client)
+
+    def producer_to_ask(self, group: str, topic: str, turn: int) -> ConnectedClient | None:
+        """Return the next producer of a group, by turns, that may be asked how a half message of a topic ended."""
+        members = list(self.producers.get(group, {}).values())
+        code = RequestCode.CHECK_TRANSACTION_STATE
+        for step in range(len(members)):
+            client = members[(turn + step) % len(members)]
+            if client.peer.is_open and self.may_be_sent(code, client.sender, topic, group):
+                return client
+        return None
+
+    def producer_named(self, client_id: str) -> ConnectedClient | None:
+        """Return the producer that replies to a client id are for: that of the user who came with it first."""
+        code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+        found = [
+            client
+            for members in self.producers.values()
+            for client in members.values()
+            if client.client_id == client_id and client.peer.is_open and self.may_be_sent(code, client.sender, "", "")
+        ]
+
+        def turn(client: ConnectedClient) -> int:
+            return self._ids.turn(client_id, client.sender.user) if client.sender is not None else 0
+
+        return min(found, key=turn, default=None)
 
     def _weigh(self, client: ConnectedClient | None, times: int = 1) -> None:
         if client is not None:
@@ -200,6 +247,7 @@ class ConnectedClients:
     def expire(self, now_ms: int) -> None:
         """Take out clients without a heartbeat for too long."""
         oldest = now_ms - self._expiry_ms
+        self._ids.expire(now_ms)
         for name, members in list(self.producers.items()):
             for client in [c for c in members.values() if c.beat_ms < oldest]:
                 log.warning("producer %s of group %s is silent: dropped", client.client_id, name)

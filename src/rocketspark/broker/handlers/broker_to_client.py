@@ -6,6 +6,7 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClient, Conn
 from rocketspark.errors import ServerError, TransportError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import ConsumeDirectlyHeader, ConsumerStatusHeader, Header, Request, RunningInfoHeader
+from rocketspark.protocol.message import record
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
@@ -36,7 +37,12 @@ class BrokerToClientHandler:
                 return client
         raise ServerError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
 
-    async def _ask(self, client: ConnectedClient, code: int, header: Header, body: bytes = b"") -> Reply:
+    async def _ask(
+        self, client: ConnectedClient, group: str, topic: str, code: int, header: Header, body: bytes = b""
+    ) -> Reply:
+        if not self._clients.may_be_sent(code, client.sender, topic, group):
+            remark = f"consumer <{client.client_id}> may not be sent this: no Sub for its user on {topic or group}"
+            raise ServerError(ResponseCode.NO_PERMISSION, remark)
         try:
             return await client.peer.request(code, header, body, timeout_ms=TIMEOUT_MS)
         except TransportError as e:
@@ -46,8 +52,9 @@ class BrokerToClientHandler:
 
     async def running_info(self, peer: Peer, request: Request[RunningInfoHeader], body: bytes) -> bytes:
         """GET_CONSUMER_RUNNING_INFO (307)."""
-        client = self._client(request.ext.group, request.ext.client_id)
-        answer = await self._ask(client, RequestCode.GET_CONSUMER_RUNNING_INFO, request.ext)
+        h = request.ext
+        client = self._client(h.group, h.client_id)
+        answer = await self._ask(client, h.group, "", RequestCode.GET_CONSUMER_RUNNING_INFO, h)
         return reply(request.opaque, answer.code, body=answer.body, remark=answer.remark)
 
     async def consume_directly(self, peer: Peer, request: Request[ConsumeDirectlyHeader], body: bytes) -> bytes:
@@ -67,20 +74,26 @@ class BrokerToClientHandler:
             topic_sys_flag=0,
             group_sys_flag=0,
         )
-        answer = await self._ask(client, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, bytes(found))
+        topic = record.decode(found, check_crc=False).topic.decode("utf-8", "replace")
+        answer = await self._ask(client, h.group, topic, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, bytes(found))
         return reply(request.opaque, answer.code, body=answer.body, remark=answer.remark)
 
     async def status(self, peer: Peer, request: Request[ConsumerStatusHeader], body: bytes) -> bytes:
         """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the offsets as each client of the group has them."""
         h = request.ext
         group = self._clients.consumers.get(h.group)
-        clients = [c for c in group.clients.values() if not h.client or c.client_id == h.client] if group else []
+        code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        clients = [
+            c
+            for c in (group.clients.values() if group else ())
+            if c.client_id == (h.client or c.client_id) and self._clients.may_be_sent(code, c.sender, h.topic, h.group)
+        ]
         if not clients:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{h.group}]")
         rows = []
         for client in clients:
             asked = ConsumerStatusHeader(topic=h.topic, group=h.group)
-            answer = await self._ask(client, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked)
+            answer = await self._ask(client, h.group, h.topic, code, asked)
             if answer.code == 0 and answer.body:
                 rows.append((client.client_id, _queue_table(answer.body)))
         table = b",".join(b'"%b":%b' % (client_id.encode(), text) for client_id, text in rows)

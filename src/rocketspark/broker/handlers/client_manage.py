@@ -87,9 +87,12 @@ class ClientHandler:
         config = self._groups.table.get(group.name)
         if config is not None and not config.notify_consumer_ids_changed_enable:
             return
-        for peer in list(group.clients):
+        code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        for peer, client in list(group.clients.items()):
+            if not self._clients.may_be_sent(code, client.sender, "", group.name):
+                continue
             try:
-                peer.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerListHeader(group=group.name))
+                peer.oneway(code, ConsumerListHeader(group=group.name))
             except TransportError as e:
                 log.info("%s was not told of a change of group %s: %s", peer.address, group.name, e)
 

@@ -83,16 +83,8 @@ class ReplyHandler:
         client_id = pairs.get(REPLY_TO)
         if not client_id:
             return f"reply message properties[{REPLY_TO}] is null"
-        asked = next(
-            (
-                c.peer
-                for members in self._clients.producers.values()
-                for c in members.values()
-                if c.client_id == client_id and c.peer.is_open
-            ),
-            None,
-        )
-        if asked is None:
+        client = self._clients.producer_named(client_id)
+        if client is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now = now_ms()
         header = PushReplyHeader(
@@ -112,7 +104,7 @@ class ReplyHandler:
             store_time_ms=now,
         )
         try:
-            answer = await asked.request(
+            answer = await client.peer.request(
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body, timeout_ms=PUSH_TIMEOUT_MS
             )
         except TransportError as e:

@@ -546,7 +546,7 @@ class Transactions:
         self._open[key] = half_message(stored.queue_offset, stored.position, stored.store_time_ms, pairs)
 
     def _check(self, key: TransactionKey, half: HalfMessage, *, refresh: bool = False) -> None:
-        producer = self._producer(half.group)
+        producer = self._producer(half.group, key.topic)
         asked_enough = half.checks >= self._limits.checks_max
         too_old = now_ms() - half.since_ms >= self._limits.reserved_ms
         given_up = asked_enough or too_old
@@ -617,12 +617,9 @@ class Transactions:
             self._op_messages.add(before.queue_offset)
         self._open[key] = half_message(queue_offset, new_position, now_ms(), pairs)
 
-    def _producer(self, group: str) -> ConnectedClient | None:
-        members = [c for c in self._clients.producers.get(group, {}).values() if c.peer.is_open]
-        if not members:
-            return None
+    def _producer(self, group: str, topic: str) -> ConnectedClient | None:
         self._turn += 1
-        return members[self._turn % len(members)]
+        return self._clients.producer_to_ask(group, topic, self._turn)
 
     def _ask(self, peer: Peer, unique_id: str, half: Record) -> None:
         """Send CHECK_TRANSACTION_STATE to a producer of the group, which answers by END_TRANSACTION."""

@@ -29,7 +29,7 @@ from rocketspark.proxy.access.fetched_tables import FetchedTables
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.clients import Clients
+from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.codes import Code
 
@@ -52,6 +52,15 @@ class AccessControl:
         self._authorization = Authorization(self.tables, self.tables, kept_max=KEPT_MAX)
         self.tables.changed = self._authorization.forget
         self.refused = 0
+        clients.may_be_sent = self.may_be_sent
+
+    async def may_be_sent(self, client: ProxyClient, topic: str, action: str) -> bool:
+        """Return whether a client may be sent a message of a topic that brokers ask him about."""
+        if not self._authorizes:
+            return True
+        await self.tables.fresh(client.user)
+        host = client.address.rpartition(":")[0].strip("[]")
+        return self._authorization.verdict(client.user or None, topic_context(topic, action), host).remark is None
 
     def of_remoting(self) -> RemotingAccess:
         """Return the same checks for requests of remoting."""

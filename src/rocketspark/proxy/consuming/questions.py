@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from rocketspark.access.resources import SUB
 from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
@@ -141,6 +142,9 @@ class Questions:
             return reply(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"the message cannot be decoded: {e}")
         pairs = pairs_of(stored)
         topic = first_topic(pairs.get(properties.RETRY_TOPIC) or stored.topic.decode("utf-8", "replace"), h.group)
+        if not await self._clients.may_be_sent(client, topic, SUB):
+            text = f"client {shown(client.client_id)} may not be sent it: no Sub for its user on topic {shown(topic)}"
+            return reply(request.opaque, ResponseCode.NO_PERMISSION, remark=text)
         nonce = uuid.uuid4().hex
         command = messages.TelemetryCommand()
         command.verify_message_command.nonce = nonce

@@ -192,6 +192,10 @@ class RemotingRelay:
         if self._access is not None and received.code not in NAMES_A_PLACE:
             for name in _SIGNATURE_FIELDS:
                 ext.pop(name, None)
+            if received.code == Code.HEART_BEAT:
+                # What brokers ask of a client, they ask of this user.
+                ext[request_signing.FOR_USER] = received.ext.get(request_signing.ACCESS_KEY, "")
+                ext[request_signing.FOR_HOST] = peer.remote_host
             if self._behind.signer is not None:
                 self._behind.signer.before_request(address, received.code, ext, received.body)
         if received.flag & frames.ONEWAY_FLAG:

@@ -10,6 +10,7 @@ import itertools
 import time
 from typing import Any
 
+from rocketspark.access.resources import PUB
 from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
@@ -58,14 +59,16 @@ class Orphans:
         message = message_of(half, topic, pairs, int(time.time() * 1000))
         recovery = messages.RecoverOrphanedTransactionCommand(message=message, transaction_id=transaction_id)
         command = messages.TelemetryCommand(recover_orphaned_transaction_command=recovery)
-        await self._ask(group, transaction_id, command)
+        await self._ask(group, topic, transaction_id, command)
 
-    async def _ask(self, group: str, transaction_id: str, command: Any) -> None:
-        """Ask one producer, another one if its stream has ended."""
+    async def _ask(self, group: str, topic: str, transaction_id: str, command: Any) -> None:
+        """Ask one producer that may send to the topic, another one if its stream has ended."""
         producers = self._clients.producers_of(group)
         turn = next(self._turns)
         for step in range(len(producers)):
             client = producers[(turn + step) % len(producers)]
+            if not await self._clients.may_be_sent(client, topic, PUB):
+                continue
             for stream in reversed(client.streams):
                 if await stream.send(command):
                     return

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +19,9 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy.access import contexts
+from rocketspark.proxy.clients import ProxyClient
+from rocketspark.proxy.producing.orphans import Orphans
+from rocketspark.proxy.producing.transaction_data import TransactionData
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 from rocketspark.testing import Cluster, run_cluster
@@ -243,3 +247,36 @@ def test_a_handle_that_was_made_up_moves_no_foreign_message(
     if before is not None:
         guarded.server.service._handlers[path] = before
     assert code == (Code.OK if allowed else Code.UNAUTHORIZED)
+
+
+def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(guarded: RunningProxy) -> None:
+    """Whatever their group is called: a producer group of remoting may have the name of a topic."""
+    asked: list[str] = []
+
+    class Stream:
+        def __init__(self, user: str) -> None:
+            self._user = user
+
+        async def send(self, command: Any) -> bool:
+            asked.append(self._user)
+            return True
+
+        async def ask(self, command: Any, kind: str, nonce: str, timeout_s: float) -> Any:
+            raise TimeoutError
+
+    server = guarded.server
+    members: list[ProxyClient] = []
+    for name in ("billing", "shop"):
+        client = ProxyClient(name, "JAVA", "5", "127.0.0.1:9")
+        client.user = name
+        client.streams.append(Stream(name))
+        members.append(client)
+    clients: Any = SimpleNamespace(producers_of=lambda group: members, may_be_sent=server.clients.may_be_sent)
+    orphans = Orphans(server.brokers, clients, TransactionData())
+
+    async def main() -> None:
+        for _ in range(4):
+            await orphans._ask("payments", "orders", "id", messages.TelemetryCommand())
+
+    guarded.run(main)
+    assert asked == ["shop"] * 4

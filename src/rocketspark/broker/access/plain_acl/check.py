@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from rocketspark.access.decisions import Check, Decided, Decision
+from rocketspark.access.request_contexts import Context
+from rocketspark.access.resources import CLUSTER, GROUP, PUB
 from rocketspark.broker.access.audit.audited_requests import CHANGES
-from rocketspark.broker.access.plain_acl import changes, permissions
+from rocketspark.broker.access.plain_acl import changes, permissions, rules
 from rocketspark.broker.access.plain_acl.addresses import plain_address
 from rocketspark.broker.access.plain_acl.changes import AccountChange
 from rocketspark.broker.access.plain_acl.documents import Document
@@ -22,7 +24,7 @@ from rocketspark.broker.access.plain_acl.rules import Asked, Verdict, decide, ex
 from rocketspark.errors import ConfigError, ProtocolError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.transport.gate import ReceivedRequest, Refusal
+from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
 
 log = logging.getLogger("rocketspark.broker.access")
 
@@ -90,6 +92,28 @@ class PlainAcl:
             plain_address(request.peer.remote_host), request.code, request.version, request.ext, request.body, needed
         )
         return decide(self.loaded.rules, asked, self._admin_codes)
+
+    # -- what the broker sends of itself -------------------------------------------------------------------------
+
+    def trusts(self, sender: Sender) -> bool:
+        """Return whether a sender may do everything, so that he may speak for others."""
+        return rules.is_free(self.loaded.rules, plain_address(sender.host), sender.user)
+
+    def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
+        """Return whether a client may be sent what needs these; what needs the cluster is for admins."""
+        needed: dict[str, int] = {}
+        for context in contexts:
+            if context.kind == CLUSTER:
+                if self._complete and not self.trusts(sender):
+                    return False
+                continue
+            name = permissions.retry_topic(context.name) if context.kind == GROUP else context.name
+            needed[name] = permissions.PUB if PUB in context.actions else permissions.SUB
+        return not self._complete or rules.may(self.loaded.rules, plain_address(sender.host), sender.user, needed)
+
+    def publishes(self, sender: Sender) -> bool:
+        """Return whether a client may send to any topic at all."""
+        return not self._complete or rules.publishes(self.loaded.rules, plain_address(sender.host), sender.user)
 
     # -- files ---------------------------------------------------------------------------------------------------
 

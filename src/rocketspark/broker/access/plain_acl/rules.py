@@ -5,7 +5,7 @@ Rule: a set of rules never changes; a changed file makes a new one. Nothing prin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rocketspark.broker.access.plain_acl import permissions
@@ -99,6 +99,37 @@ def _decide_by_permissions(account: Account, asked: Asked, admin_codes: frozense
             text = f"No permission for {permissions.told(name)}"
             return _refused(text, _CHECK % 62, "permission", name, needed)
     return Verdict("", "permissions")
+
+
+def may(rules: Rules, address: str, access_key: str, resources: Mapping[str, int]) -> bool:
+    """Return whether an account may be sent what needs these."""
+    if is_free(rules, address, access_key):
+        return True
+    account = rules.accounts.get(access_key)
+    if account is None:
+        return False
+    asked = Asked(address, 0, 0, {}, b"", resources)
+    return not _decide_by_permissions(account, asked, frozenset()).remark
+
+
+def is_free(rules: Rules, address: str, access_key: str) -> bool:
+    """Return whether an account may do everything."""
+    account = rules.accounts.get(access_key)
+    free = any(matches(address) for matches in rules.white)
+    return free or (account is not None and (account.admin or account.is_white(address)))
+
+
+def publishes(rules: Rules, address: str, access_key: str) -> bool:
+    """Return whether an account may send to any topic."""
+    if is_free(rules, address, access_key):
+        return True
+    account = rules.accounts.get(access_key)
+    owned = () if account is None else (account.default_topic, *_of_topics(account))
+    return any(permissions.allows(PUB, each) for each in owned)
+
+
+def _of_topics(account: Account) -> Iterator[int]:
+    return (each for name, each in account.resources.items() if not name.startswith(permissions.RETRY_PREFIX))
 
 
 def _refused(text: str, place: str, rule: str, resource: str = "", needed: int = 0) -> Verdict:

@@ -422,9 +422,10 @@ class GroupHandler:
             if client.version < _RESETS_SINCE:
                 remark = f"the client does not support this feature. version={client.version}"
                 raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
-            if client.peer.is_open:
+            code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+            if client.peer.is_open and self._clients.may_be_sent(code, client.sender, h.topic, h.group):
                 its_body = bodies.encode({"offsetTable": listed}) if client.language == "CPP" else body
-                client.peer.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, its_body)
+                client.peer.oneway(code, told, its_body)
                 log.info("%s of %s was told to reset its offsets of %s", client.client_id, h.group, h.topic)
         return reply(request.opaque, body=body)
 
