@@ -165,9 +165,6 @@ def _read_alike(
         for begin, end in spans.values():
             low[begin:end], more[begin:end] = _PLAIN_FIRST, _PLAIN_LAST - _PLAIN_FIRST
         odd = texts - low > more
-        if KEYS in spans:
-            begin, end = spans[KEYS]
-            odd[:, begin:end] |= texts[:, begin:end] == ord(" ")
         if odd.any():
             is_odd = odd.any(axis=1)
             if is_odd[0]:
@@ -177,10 +174,12 @@ def _read_alike(
         else:
             alike, like_rows = texts, rows
             texts, rows = texts[:0], rows[:0]
-        for name, found in ((ID, keys.ids), (KEYS, keys.words), (TAGS, keys.tags)):
+        for name, found in ((ID, keys.ids), (TAGS, keys.tags)):
             if name in spans:
                 begin, end = spans[name]
                 found.append((like_rows, alike[:, begin:end]))
+        if KEYS in spans:
+            _add_keys(keys, like_rows, alike[:, slice(*spans[KEYS])])
         if wanted is not None:
             wanted.names.update(spans)
         for name, places in wanted.alike.items() if wanted is not None else ():
@@ -192,6 +191,18 @@ def _read_alike(
             starts = np.zeros(len(like_rows), np.uint32)
             codes[like_rows] = hash_rows(starts, alike[:, begin:end]).view(np.int32)
     return rows
+
+
+def _add_keys(keys: BatchKeys, rows: NDArray[np.int64], values: Bytes) -> None:
+    """Add the values of KEYS: most are a key each, others are several with blanks between."""
+    are_lists = (values == ord(" ")).any(axis=1)
+    if not are_lists.any():
+        keys.words.append((rows, values))
+    elif are_lists.all():
+        keys.lists.append((rows, values))
+    else:
+        keys.words.append((rows[~are_lists], values[~are_lists]))
+        keys.lists.append((rows[are_lists], values[are_lists]))
 
 
 def spans_of(text: bytes) -> Spans | None:

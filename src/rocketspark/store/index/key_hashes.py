@@ -50,21 +50,26 @@ class TopicKeys:
 class BatchKeys:
     """The keys of a batch's messages that go to the index.
 
-    `ids`, `words` (a key each), `tags`: numbers of messages, ascending, with the bytes of their values in as many rows,
-    plain ASCII; `single`: number, unique id, keys and tags of the others, as `Pending` has them.
+    `ids`, `words` (a key each), `lists` (keys with blanks between), `tags`: numbers of messages, ascending, with the
+    bytes of their values in as many rows, plain ASCII; `single`: number, unique id, keys and tags of the others, as
+    `Pending` has them.
     """
 
-    __slots__ = ("ids", "single", "tags", "words")
+    __slots__ = ("ids", "lists", "single", "tags", "words")
 
     def __init__(self) -> None:
         self.ids: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
         self.words: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
+        self.lists: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
         self.tags: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
         self.single: list[tuple[int, bytes | None, bytes | None, bytes | None]] = []
 
 
 _POWERS = np.empty(1024, np.uint32)
 HASHED_BYTES_MAX = len(_POWERS)
+# Texts whose words are hashed together.
+_WORDS_BYTES = 128 << 10
+_word_tables = np.empty(0, np.uint32), np.empty(0, np.uint32)
 _POWERS[0] = 1
 for _i in range(1, 1024):
     _POWERS[_i] = np.uint32(int(_POWERS[_i - 1]) * 31 & 0xFFFFFFFF)
@@ -102,6 +107,65 @@ def hash_rows(starts: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> np
     return starts * _POWERS[width] + sums
 
 
+def word_hashes(
+    prefixes: npt.NDArray[np.uint32], texts: Sequence[bytes]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """Return (number of its text, hash behind the prefix of that text) of every word; words end at blanks.
+
+    All words of many texts together: a hash is the difference of two sums over all bytes. 20 ns a byte, where a slice
+    and a tuple of each word took 700 ns a word.
+    """
+    blob = b"".join(texts)
+    if blob and b" " not in blob and len(blob) == len(texts[0]) * len(texts):
+        return np.arange(len(texts)), hashes(prefixes, texts)
+    if not blob.isascii():
+        words = [(i, word) for i, text in enumerate(texts) for word in text.split(b" ") if word]
+        numbers = np.array([i for i, _ in words], np.int64)
+        return numbers, hashes(prefixes[numbers], [word for _, word in words]) if words else np.empty(0, np.uint32)
+    numbers_of, found = [], []
+    at, first, size = 0, 0, 0
+    while at < len(texts):
+        size += len(texts[at]) + 1
+        at += 1
+        if size >= _WORDS_BYTES or at == len(texts):
+            numbers, hashed = _word_hashes(prefixes[first:at], texts[first:at])
+            numbers_of.append(numbers + first)
+            found.append(hashed)
+            first, size = at, 0
+    return np.concatenate(numbers_of), np.concatenate(found)
+
+
+def _word_hashes(
+    prefixes: npt.NDArray[np.uint32], texts: Sequence[bytes]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    data = np.frombuffer(b" ".join(texts), np.uint8)
+    powers, inverses = _word_powers(len(data) + 1)
+    blank = np.ones(len(data) + 2, np.int8)
+    np.equal(data, ord(" "), out=blank[1:-1], casting="unsafe")
+    edges = np.flatnonzero(blank[1:] != blank[:-1])
+    begins, ends = edges[::2], edges[1::2]
+    sums = np.zeros(len(data) + 1, np.uint32)
+    np.cumsum(data * inverses[: len(data)], dtype=np.uint32, out=sums[1:])
+    starts = np.cumsum([0, *[len(text) + 1 for text in texts[:-1]]])
+    numbers = np.searchsorted(starts, begins, "right") - 1
+    return numbers, prefixes[numbers] * powers[ends - begins] + powers[ends - 1] * (sums[ends] - sums[begins])
+
+
+def _word_powers(count: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Return the powers of 31, and of its inverse, modulo 2**32; kept, for as many as were asked for at most."""
+    global _word_tables
+    if len(_word_tables[0]) < count:
+        # By steps: the longest is that of a few texts of 32 KiB each.
+        size = 1 << (count - 1).bit_length()
+        tables = []
+        for base in (31, pow(31, -1, 1 << 32)):
+            factors = np.full(size, base, np.uint32)
+            factors[0] = 1
+            tables.append(np.multiply.accumulate(factors, dtype=np.uint32))
+        _word_tables = tables[0], tables[1]
+    return _word_tables
+
+
 def _hash_one(prefix: int, key: bytes) -> int:
     units = key.decode("utf-8", "replace").encode("utf-16-be")
     h = prefix
@@ -133,10 +197,11 @@ def columns(
         rows.append(np.array([i for i, unique_id in enumerate(ids) if unique_id]))
         found.append(hashes(prefixes[rows[-1]], [unique_id for unique_id in ids if unique_id]))
     if any(keys):
-        words = [(i, word) for i, text in enumerate(keys) if text for word in text.split(b" ") if word]
-        if words:
-            rows.append(np.array([i for i, _ in words]))
-            found.append(hashes(prefixes[rows[-1]], [word for _, word in words]))
+        of = every if all(keys) else np.array([i for i, text in enumerate(keys) if text])
+        numbers, hashed = word_hashes(prefixes[of], [text for text in keys if text])
+        if len(numbers):
+            rows.append(of[numbers])
+            found.append(hashed)
     if topic is not None and tags[0] and tags.count(tags[0]) == count:
         rows.append(every)
         found.append(np.full(count, topic.tag_hash(tags[0]), np.uint32))
@@ -158,7 +223,7 @@ def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, n
     """Return (number of the message, hash) of every key of a batch: per message unique id, then keys, then tags."""
     rows: list[npt.NDArray[np.int64]] = []
     found: list[npt.NDArray[np.uint32]] = []
-    whole = not keys.single
+    whole = not keys.single and not keys.lists
     for prefix, kind in (
         (topic.prefix_hash, keys.ids),
         (topic.prefix_hash, keys.words),
@@ -172,6 +237,11 @@ def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, n
         # Every message has the same kinds of keys.
         return np.repeat(np.arange(count), len(found)), _index_hashes(np.stack(found, axis=1).ravel())
     kinds = [np.full(len(of), 2 * n) for n, kind in enumerate((keys.ids, keys.words, keys.tags)) for of, _ in kind]
+    for of, values in keys.lists:
+        numbers, hashed_words = word_hashes(np.full(len(of), topic.prefix_hash, np.uint32), _texts(values))
+        rows.append(of[numbers])
+        found.append(hashed_words)
+        kinds.append(np.full(len(numbers), 2))
     if keys.single:
         items = [(topic, row, 0, unique_id, words, tags) for row, unique_id, words, tags in keys.single]
         hashed, single_rows, _ = columns(items)
@@ -186,6 +256,11 @@ def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, n
     all_rows = np.concatenate(rows)
     order = np.argsort(all_rows * 8 + np.concatenate(kinds), kind="stable")
     return all_rows[order], _index_hashes(np.concatenate(found)[order])
+
+
+def _texts(rows: npt.NDArray[np.uint8]) -> list[bytes]:
+    width, blob = rows.shape[1], rows.tobytes()
+    return [blob[at : at + width] for at in range(0, len(blob), width)]
 
 
 def _index_hashes(unsigned: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:

@@ -43,6 +43,21 @@ def test_many_hashes_at_once_are_the_single_ones(pairs: list[tuple[str, str]]) -
     assert found.view(np.int32).tolist() == wanted
 
 
+@given(st.lists(st.tuples(st.text(max_size=5), st.text("ab é Z~", max_size=30)), min_size=1, max_size=20))
+def test_the_hashes_of_all_words_are_the_single_ones(pairs: list[tuple[str, str]]) -> None:
+    texts = [text.encode() for _, text in pairs]
+    numbers, found = key_hashes.word_hashes(np.array([string_hash(p) & 0xFFFFFFFF for p, _ in pairs], np.uint32), texts)
+    words = [(i, string_hash(p + word)) for i, (p, text) in enumerate(pairs) for word in text.split(" ") if word]
+    assert list(zip(numbers.tolist(), found.view(np.int32).tolist(), strict=True)) == words
+
+
+def test_words_of_more_texts_than_are_hashed_together() -> None:
+    texts = [b"k%d " % i * 2000 for i in range(40)]
+    numbers, found = key_hashes.word_hashes(np.zeros(40, np.uint32), texts)
+    assert numbers.tolist() == [i for i in range(40) for _ in range(2000)]
+    assert found[::2000].view(np.int32).tolist() == [string_hash(f"k{i}") for i in range(40)]
+
+
 @pytest.mark.parametrize("sample", GOLDEN["offset_message_id"], ids=lambda s: s["id"])
 def test_offset_message_ids(sample: dict[str, Any]) -> None:
     host = message_ids.pack_host(sample["ip"], sample["port"])
