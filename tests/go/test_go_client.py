@@ -6,17 +6,23 @@ JAVA_TESTS_ON=apache runs the same tests on the official servers: what fails the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.commanded import message
+from tests.commanded import CommandError, message
 from tests.go.driver import GoDriver
 from tests.java import test_java_client_on_ours as on_ours
 from tests.java import test_java_client_wholes as wholes
 from tests.java import test_scenarios as scenarios
 from tests.java.apache import ask
-from tests.patience import LIMIT_MS
+from tests.java.test_signing_clients import KEYS, cluster
+from tests.patience import LIMIT_MS, LIMIT_S
+
+from rocketspark.testing import Cluster
+
+__all__ = ["cluster"]
 
 CONSUMER_CONNECTIONS, RUNNING_INFO, CONSUME_DIRECTLY = 203, 307, 309
 
@@ -132,3 +138,24 @@ def test_the_admin_makes_lists_and_deletes_topics(scene: on_ours.Scene) -> None:
         assert groups[scene.group]["ConsumeEnable"] is True
         scene.java.call("delete_topic", name=admin, topic=scene.topic, broker_address=scene.broker)
         assert scene.topic not in scene.java.call("topic_list", name=admin)
+
+
+def test_keys_are_told_from_wrong_ones(go_client: GoDriver, cluster: Cluster) -> None:
+    """Producers with right, wrong, missing, unknown, disabled and unallowed keys, and a consumer with a right one."""
+    name, passed = {"namesrv": cluster.namesrv, "group": "go-signed"}, 0
+    for key, secret, remark in KEYS:
+        keys = {"access_key": key, "secret_key": secret} if key else {}
+        with go_client.started("producer", **name, **keys) as producer:
+            send = go_client.submit("send", name=producer, messages=[message("orders", f"{key} {passed}")])
+            if remark is None:
+                send.result(LIMIT_S)
+                passed += 1
+            else:
+                with pytest.raises(CommandError, match=re.escape(remark)):
+                    send.result(LIMIT_S)
+    keys = {"access_key": "carol", "secret_key": "secret-of-carol"}
+    subscribed: dict[str, Any] = {"subscriptions": [{"topic": "orders"}]}
+    consumer = {"namesrv": cluster.namesrv, "group": "carols"}
+    with go_client.started("push", **consumer, **keys, **subscribed) as pusher:
+        received = go_client.call("push_await", name=pusher, count=passed, timeout_ms=LIMIT_MS)
+    assert scenarios.bodies(received) == ["alice 0"]

@@ -54,6 +54,8 @@ def cluster() -> Iterator[Cluster]:
         SyncOperations(cluster.namesrv, access_key=ADMIN, secret_key=SECRET) as operations,
     ):
         operations.create_topic("orders", queue_count=1)
+        operations.create_user("carol", "secret-of-carol")
+        operations.create_acl("carol", ["Topic:orders", "Group:carols"], ["Sub"])
         for name in ("alice", "bob", "off", "gone"):
             operations.create_user(name, f"secret-of-{name}")
         for name in ("alice", "off", "gone"):

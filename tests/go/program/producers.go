@@ -44,6 +44,9 @@ func producerOptions(args arguments) []producer.Option {
 	if args.has("compress_over_bytes") {
 		options = append(options, producer.WithCompressMsgBodyOverHowmuch(int(args.number("compress_over_bytes"))))
 	}
+	if args.has("access_key") {
+		options = append(options, producer.WithCredentials(credentials(args)))
+	}
 	return options
 }
 

@@ -84,6 +84,9 @@ func pushOptions(args arguments) []consumer.Option {
 	if args.has("max_reconsume_times") {
 		options = append(options, consumer.WithMaxReconsumeTimes(int32(args.number("max_reconsume_times"))))
 	}
+	if args.has("access_key") {
+		options = append(options, consumer.WithCredentials(credentials(args)))
+	}
 	return options
 }
 

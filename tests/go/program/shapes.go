@@ -40,6 +40,11 @@ func (a arguments) parts(name string) []arguments {
 	return found
 }
 
+// The user whose signature the client's requests bear.
+func credentials(args arguments) primitive.Credentials {
+	return primitive.Credentials{AccessKey: args.text("access_key"), SecretKey: args.text("secret_key")}
+}
+
 // What was started, by name.
 type table[T any] struct {
 	lock   sync.Mutex
