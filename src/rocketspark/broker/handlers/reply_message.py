@@ -50,6 +50,8 @@ class ReplyHandler:
         failure = await self._push(peer, h, marks, body)
         stored = h.properties.encode()
         pairs = pairs_of(stored)
+        rules = self._put_message.rules
+        stored = rules.as_sent(stored, pairs, rules.owned - {b"CLUSTER"})
         if not self._settings.store_replies:
             if failure:
                 raise ServerError(ResponseCode.SYSTEM_ERROR, failure)
@@ -66,6 +68,7 @@ class ReplyHandler:
             h.born_time_ms,
             peer.packed_host,
             h.reconsume_times,
+            marks=rules.reply_marks,
         )
         header = SendReply(
             message_id=offset_message_id(self._store_host, position),

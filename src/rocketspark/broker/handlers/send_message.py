@@ -58,7 +58,7 @@ class SendHandler:
         self._store = store
         self._put_message = put_message
         self._rules = put_message.rules
-        self._admit = put_message.rules.admit
+        self._admit, self._as_sent = put_message.rules.admit, put_message.rules.as_sent
         self._accept: Callable[..., Accepted] = put_message.accept
         self._accept_again: Callable[..., Accepted] = put_message.accept_again
         # Puts that are still to be timed.
@@ -131,6 +131,7 @@ class SendHandler:
                 return self._answer_settled(self.send(peer, request, body))
             stored = h.properties.encode()
             pairs = pairs_of(stored)
+            stored = self._as_sent(stored, pairs)
             if self._durability.needed and pairs.get(b"WAIT") != b"false":
                 self._durability.check()
             if h.batch or request.code == 320:

@@ -19,7 +19,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import batch_properties
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.send_rules import PlainSends, SendRules, illegal, items_of, refused
+from rocketspark.broker.messages.send_rules import NOT_IN_BATCHES, PlainSends, SendRules, illegal, items_of, refused
 from rocketspark.broker.messages.timers.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError
@@ -124,8 +124,8 @@ class PutMessage:
             encoded = self._topic_bytes[topic] = topic.encode()
         return encoded
 
-    def marked(self, stored: bytes, pairs: dict[bytes, bytes]) -> bytes:
-        """Return the properties as they are stored: the broker's marks and a unique id added where they lack."""
+    def marked(self, stored: bytes, pairs: dict[bytes, bytes], marks: bytes) -> bytes:
+        """Return the properties as they are stored: with a unique id, if they lack one, and the broker's marks."""
         if stored and stored[-1] != 2:
             # Malformed pairs are dropped (rule: 5.5.0).
             stored = properties.of_pairs(pairs)
@@ -133,8 +133,7 @@ class PutMessage:
             unique_id = unique_ids.next().encode()
             pairs[b"UNIQ_KEY"] = unique_id
             stored += b"UNIQ_KEY\x01" + unique_id + b"\x02"
-        # A message that was stored before (a retry, a delayed one) has the marks.
-        return stored if self.rules.first_mark in pairs else stored + self.rules.marks
+        return stored + marks
 
     # -- into the store -------------------------------------------------------------------------------------------
 
@@ -154,20 +153,24 @@ class PutMessage:
         *,
         delayed: bool = True,
         again: bool = False,
+        marks: bytes | None = None,
     ) -> Accepted:
         """Store one message; returns (physical offset, queue offset, physical offset after it).
 
         `stored`: its properties as sent, `pairs` the same as a dict. A message with a delay level is parked first,
-        unless `delayed` is false. `again`: it was stored before, so its body may be larger than bodies may be now.
+        unless `delayed` is false. `again`: it was stored before, so its body may be larger than bodies may be now, and
+        it has its marks. `marks`: others than the usual ones.
         Raises ServerError: 13 too large, 14 the store takes nothing now.
         """
         rules = self.rules
         if len(body) > rules.body_bytes_max and not again:
             raise illegal(f"body of {len(body)} bytes, the limit is {rules.body_bytes_max}")
-        if b"UNIQ_KEY" in pairs and rules.first_mark not in pairs and stored[-1] == 2:
-            stored += rules.marks
+        if marks is None:
+            marks = b"" if again else rules.marks
+        if b"UNIQ_KEY" in pairs and stored[-1] == 2:
+            stored += marks
         else:
-            stored = self.marked(stored, pairs)
+            stored = self.marked(stored, pairs, marks)
         tags = pairs.get(b"TAGS")
         now_ms = int(time() * 1000)
         real_topic = topic
@@ -325,7 +328,7 @@ class PutMessage:
                 # An id is made once, when the message is stored; with this one it is as long.
                 pairs[b"UNIQ_KEY"] = b"0" * 32
                 stored = properties.of_pairs(pairs)
-            self._park(topic, queue_id, self.marked(stored, pairs), pairs, None, int(time() * 1000))
+            self._park(topic, queue_id, self.marked(stored, pairs, self.rules.marks), pairs, None, int(time() * 1000))
 
     def _park(
         self,
@@ -443,11 +446,12 @@ class PutMessage:
                     f" properties {len(item.properties)} bytes"
                 )
             pairs = pairs_of(item.properties)
+            stored = self.rules.as_sent(item.properties, pairs, NOT_IN_BATCHES)
             tags = pairs.get(b"TAGS")
             rows.append(
                 BatchMessage(
                     item.body,
-                    item.properties,
+                    stored,
                     self.tag_code(tags),
                     pairs.get(b"UNIQ_KEY"),
                     pairs.get(b"KEYS"),
@@ -493,7 +497,10 @@ class PutMessage:
                 return None
             if found is None:
                 assert isinstance(layout, batch.Layout)
-                found = batch_properties.read(layout, pairs_of, self.tag_code)
+                wanted = batch_properties.Wanted(())
+                found = batch_properties.read(layout, pairs_of, self.tag_code, wanted)
+                if not NOT_IN_BATCHES.isdisjoint(wanted.names):
+                    return None
             codes, keys = found
             accepted = self._store.append_layout(
                 name, queue_id, layout, codes, keys, int(time() * 1000), sys_flag, born_time_ms, born_host, commits

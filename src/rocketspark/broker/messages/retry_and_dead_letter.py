@@ -55,7 +55,7 @@ def route(record: Record, group: str, *, delay_level: int, max_times: int) -> Re
     told = {properties.WAIT: "false"}
     if properties.ORIGIN_MESSAGE_ID not in pairs:
         told[properties.ORIGIN_MESSAGE_ID] = offset_message_id(record.store_host, record.position)
-    dropped = [properties.RECORD_CRC, *needed, *told, *(() if dead else _PARKED)]
+    dropped = [properties.RECORD_CRC, properties.POP_HANDLE, *needed, *told, *(() if dead else _PARKED)]
     # All other properties stay as they are, whatever they hold.
     kept = properties.without(record.properties, [name.encode() for name in dropped])
     stored = kept + _encoded(needed | told)

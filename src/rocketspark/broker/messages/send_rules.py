@@ -29,11 +29,14 @@ _CHECKED_FLAGS = sysflags.TRANSACTION_MASK | sysflags.INNER_BATCH
 # Flags and properties that do not matter to the broker when it stores a message.
 _PLAIN_FLAGS = sysflags.COMPRESSED | sysflags.MULTI_TAGS | sysflags.COMPRESSION_MASK
 _PLAIN_NAMES = frozenset(
-    b"UNIQ_KEY KEYS TAGS WAIT CLUSTER BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
+    b"UNIQ_KEY KEYS TAGS WAIT BUYER_ID INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE"
     b" __SHARDINGKEY PGROUP RECONSUME_TIME BORN_TIMESTAMP".split()
 )
 # Queues of no topic that parked messages may go to until the broker starts again.
 STRAY_QUEUES_MAX = 1000
+# The handle that a message was popped with, which senders that pass it on leave in it. RocketMQ (SendMessageProcessor,
+# 5.5.0) drops it from what is sent alone; in an item of a batch, or a reply, it would stay and acknowledge another.
+NOT_IN_BATCHES = frozenset((properties.POP_HANDLE.encode(),))
 _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 
 
@@ -92,7 +95,12 @@ class SendRules:
         self.writable = settings.writable
         self.body_bytes_max = settings.body_bytes_max
         self.marks = properties.encode(settings.marks).encode()
-        self.first_mark = next(iter(settings.marks), "").encode()
+        # A reply keeps what it says of its cluster (rule: ReplyMessageProcessor, 5.5.0).
+        self.reply_marks = properties.encode(
+            {k: v for k, v in settings.marks.items() if k != properties.CLUSTER}
+        ).encode()
+        # Properties that no sender may set.
+        self.owned = NOT_IN_BATCHES | {name.encode() for name in settings.marks}
 
     def check_writable(self) -> None:
         """Raise ServerError 16 while the broker takes no messages from clients."""
@@ -176,6 +184,15 @@ class SendRules:
                 ResponseCode.NO_PERMISSION, f"the topic[{config.topic_name}] sending message is forbidden"
             )
 
+    def as_sent(self, stored: bytes, pairs: dict[bytes, bytes], owned: frozenset[bytes] | None = None) -> bytes:
+        """Return a sender's properties without those it may not set (`owned`), which leave `pairs` too."""
+        owned = self.owned if owned is None else owned
+        if owned.isdisjoint(pairs):
+            return stored
+        for name in owned & pairs.keys():
+            del pairs[name]
+        return properties.without(stored, owned)
+
     def plain_sends(self, h: SendHeader, names: frozenset[bytes]) -> PlainSends | None:
         """Return how sends like this one are stored as they are; None if `admit` and `accept` have to look at each.
 
@@ -191,7 +208,7 @@ class SendRules:
             or h.topic.startswith("%")
             or h.sys_flag & ~_PLAIN_FLAGS
             or not names & _SYSTEM_NAMES <= _PLAIN_NAMES
-            or self.first_mark in names
+            or not self.owned.isdisjoint(names)
             or len(h.topic.encode()) > topic_names.TOPIC_LENGTH_MAX
             or stored_bytes > properties.BYTES_MAX
         ):

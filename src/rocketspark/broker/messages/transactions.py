@@ -239,11 +239,14 @@ class Transactions:
 
         Also for a delivery time that its commit could not be stored with.
         """
+        stored = self._put_message.rules.as_sent(stored, pairs)
         if stored and stored[-1] != 2:
             stored = properties.of_pairs(pairs)
         unique_id = pairs.get(b"UNIQ_KEY")
         added = b""
-        if unique_id is not None and b"__transactionId__" not in pairs:
+        if unique_id is not None:
+            if pairs.pop(b"__transactionId__", None) is not None:
+                stored = properties.without(stored, (b"__transactionId__",))
             added = b"__transactionId__\x01%b\x02" % unique_id
         self._put_message.check_time(topic, queue_id, stored + added, pairs)
         stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id) + added

@@ -307,19 +307,18 @@ class PopReading:
 
     def _renamed(self, found: Found, h: PopHeader, topic: str, start: int, kept: record.Record) -> bytes:
         """Return the record of a retry as one of the topic, with its receipt handle."""
-        stored = kept.properties
-        if properties.find(stored, b"POP_CK") is None:
-            handle = ReceiptHandle(
-                start_offset=start,
-                pop_time_ms=found.pop_time_ms,
-                invisible_time_ms=h.invisible_time_ms,
-                revive_queue_id=found.revive_queue_id,
-                retry_flag=retry_topics.retry_flag(topic),
-                broker_name=self._settings.broker_name,
-                queue_id=kept.queue_id,
-                queue_offset=kept.queue_offset,
-            )
-            stored = properties.with_value(stored, b"POP_CK", handle.encode().encode())
+        handle = ReceiptHandle(
+            start_offset=start,
+            pop_time_ms=found.pop_time_ms,
+            invisible_time_ms=h.invisible_time_ms,
+            revive_queue_id=found.revive_queue_id,
+            retry_flag=retry_topics.retry_flag(topic),
+            broker_name=self._settings.broker_name,
+            queue_id=kept.queue_id,
+            queue_offset=kept.queue_offset,
+        )
+        # A store that was RocketMQ's may hold another one in the message.
+        stored = properties.with_value(kept.properties, b"POP_CK", handle.encode().encode())
         return record.encode(
             topic=h.topic.encode(),
             queue_id=kept.queue_id,

@@ -156,7 +156,7 @@ class BatchedHalves:
     def _shape(self, layout: batch.Layout, topic: str, queue_id: int) -> HalfShape | None:
         """Return the shape of a batch's first message; None if it has none."""
         rules = self._put_message.rules
-        rest = Rest(rules.first_mark, rules.marks, _SUFFIX)
+        rest = Rest(rules.owned, rules.marks, _SUFFIX)
         shape = self._shapes.get((topic, queue_id))
         if shape is None or not shape.fits(layout, rest):
             shape = half_shapes.shape_of(layout, topic.encode(), queue_id, rest)
@@ -169,7 +169,7 @@ class BatchedHalves:
     def _form(self, layout: batch.Layout, topic: str, queue_id: int) -> HalfForm | None:
         rules = self._put_message.rules
         return half_layouts.half_form(
-            *(layout, pairs_of, self._put_message.tag_code, topic.encode(), queue_id, rules.first_mark, rules.marks)
+            *(layout, pairs_of, self._put_message.tag_code, topic.encode(), queue_id, rules.owned, rules.marks)
         )
 
     def end(

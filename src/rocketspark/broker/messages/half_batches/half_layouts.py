@@ -55,13 +55,13 @@ def half_form(
     tag_code: Callable[[bytes | None], int],
     topic: bytes,
     queue_id: int,
-    first_mark: bytes,
+    owned: frozenset[bytes],
     marks: bytes,
 ) -> HalfForm | None:
     """Return a batch of messages for a queue as half messages; None if they must be prepared one by one."""
     wanted = Wanted((ID, GROUP, IMMUNITY))
     found = batch_properties.read(layout, pairs_of, tag_code, wanted)
-    if first_mark in wanted.names or not wanted.names.isdisjoint(OWN):
+    if not wanted.names.isdisjoint(OWN | owned):
         return None
     group = _common(wanted, GROUP, layout.message_count)
     immunity = _common(wanted, IMMUNITY, layout.message_count)

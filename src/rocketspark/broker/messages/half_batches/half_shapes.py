@@ -30,9 +30,9 @@ _OF_EACH = ("crc", "flag", "queue_offset", "position")
 
 
 class Rest(NamedTuple):
-    """What a broker adds: its marks and the name of the first, length and name of the half topic."""
+    """What a broker adds: its marks, length and name of the half topic. `owned`: what is not the sender's to set."""
 
-    first_mark: bytes
+    owned: frozenset[bytes]
     marks: bytes
     suffix: bytes
 
@@ -152,7 +152,7 @@ def shape_of(layout: Layout, topic: bytes, queue_id: int, rest: Rest) -> HalfSha
     at = int(layout.properties_at[0])
     text = layout.body[at : at + int(layout.properties_bytes[0])]
     spans = spans_of(text)
-    if spans is None or ID not in spans or GROUP not in spans or rest.first_mark in spans or not OWN.isdisjoint(spans):
+    if spans is None or ID not in spans or GROUP not in spans or not (OWN | rest.owned).isdisjoint(spans):
         return None
     texts = Pattern(text)
     for name, (begin, end) in spans.items():
