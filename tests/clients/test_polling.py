@@ -148,7 +148,7 @@ def test_polling_in_a_namespace(scene: Scene) -> None:
     with consumer:
         (message,) = read(consumer, 1)
         assert message.topic == scene.topic
-        queue = MessageQueue(*message.queue)
+        queue = message.queue
         assert queue in consumer.assignment()
         consumer.commit()
         assert consumer.committed(queue) == 1

@@ -25,7 +25,7 @@ from rocketspark import (
     ReceivedMessage,
 )
 from rocketspark.admin.operations import Operations, SyncOperations
-from rocketspark.errors import RouteNotFound, SendFailed
+from rocketspark.errors import RouteNotFound, SendFailed, ServerError, UsageError
 from rocketspark.testing import Cluster, ServerProcess, run_cluster
 
 
@@ -286,3 +286,40 @@ def test_pull_consumer_goes_on_after_a_restart(server: ServerProcess) -> None:
             assert [m.body for m in await consumer.poll(LIMIT_MS)] == [b"after"]
 
     asyncio.run(run())
+
+
+def test_a_message_is_found_by_its_place_when_its_broker_moved(tmp_path: Path) -> None:
+    with run_cluster(2, store=tmp_path) as cluster, Producer(cluster.namesrv) as producer:
+        producer.create_topic("moved", queue_count=1)
+        sent = [producer.send("moved", body, queue=q) for q in producer.queues("moved") for body in (b"1", b"2")]
+    # On other ports, where their records' ids do not point.
+    with run_cluster(2, store=tmp_path) as cluster, Producer(cluster.namesrv) as producer:
+        found = [producer.view_message("moved", result.offset_message_id).body for result in sent]
+        assert found == [b"1", b"2", b"1", b"2"]
+        nowhere = f"{sent[0].offset_message_id[:-16]}{1:016X}"
+        with pytest.raises(ServerError, match=f"no message {nowhere} of topic 'moved' is found"):
+            producer.view_message("moved", nowhere)
+
+
+def test_a_messages_queue_is_one_that_every_method_takes(cluster: Cluster) -> None:
+    with (
+        Producer(cluster.namesrv) as producer,
+        PullConsumer(cluster.namesrv, "again", consume_from="first") as consumer,
+    ):
+        producer.create_topic("again", queue_count=1)
+        producer.send("again", b"x")
+        consumer.subscribe("again")
+        message = next(iter(consumer))
+        queue = message.queue
+        assert isinstance(queue, MessageQueue)
+        consumer.seek(queue, message.queue_offset)
+        assert next(iter(consumer)).body == b"x"
+        consumer.commit({queue: 1})
+        assert (consumer.committed(queue), consumer.end_offset(queue), consumer.position(queue)) == (1, 1, 1)
+        consumer.seek_to_time(queue, 0)
+        consumer.pause([queue])
+        assert producer.send("again", b"y", queue=queue).queue == queue
+        topic, broker_name, queue_id = queue
+        assert (topic, broker_name, queue_id) == (queue.topic, queue.broker_name, queue.queue_id)
+        with pytest.raises(UsageError, match="is no MessageQueue"):
+            producer.send("again", b"y", queue="q0")  # type: ignore[arg-type]

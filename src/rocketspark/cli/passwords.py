@@ -39,7 +39,7 @@ def read_password(path: Path) -> str:
             text = sys.stdin.readline(FILE_BYTES_MAX)
         else:
             with path.open("rb") as file:
-                text = file.read(FILE_BYTES_MAX).decode("utf-8")
+                text = file.read(FILE_BYTES_MAX).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as e:
         raise ConfigError(f"{shown(path)} cannot be read: {getattr(e, 'strerror', None) or 'no UTF-8 text'}") from None
     lines = text.splitlines()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+from rocketspark.client.arguments import arguments_of, name_arguments, unknown_argument
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Hooks, HookSet
 from rocketspark.client.observe.message_trace import Tracer
@@ -21,6 +22,10 @@ class Life:
     """
 
     kind = "client"
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        name_arguments(cls)
 
     def __init__(self) -> None:
         self._state = "new"
@@ -100,7 +105,7 @@ class AsyncClient(Life):
     def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
         super().__init__()
         for name in options.keys() - ClientOptions.__optional_keys__:
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}")
+            raise unknown_argument(type(self).__name__, name, arguments_of(type(self).__init__))
         hooks = options.pop("hooks", ())
         trace = options.pop("trace", False)
         telemetry = options.pop("telemetry", None)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from rocketspark.client.arguments import name_arguments
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
 from rocketspark.errors import StateError
 
@@ -38,6 +39,10 @@ C = TypeVar("C", bound=Core)
 
 class Facade(Generic[C]):
     """The start, close and context of a synchronous client whose work `_core` does on the background loop."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        name_arguments(cls)
 
     def __init__(self, core: C) -> None:
         self._core = core

@@ -11,7 +11,7 @@ from rocketspark.client.connection import client_api
 from rocketspark.client.connection.topic_changes import TopicChange, put_topic
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC
 from rocketspark.client.results import QueryResult
-from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
+from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
 from rocketspark.model import BrokerData, MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.text import INT_MAX
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
@@ -87,12 +87,19 @@ class Queries(AsyncClient):
         return await client_api.earliest_store_time(await self._instance.peer_of(full), full)
 
     async def view_message(self, topic: str, message_id: str) -> ReceivedMessage:
-        """Return a message by its offset message id, else by its unique id. Raises ServerError if there is none."""
+        """Return a message by its offset message id, else by its unique id. Raises ServerError if there is none.
+
+        A broker that has another address since then is found by the topic's route.
+        """
         self._check_started()
         try:
             host, port, position = parse_offset_message_id(message_id)
-            peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-            found = await client_api.view_message(peer, position, topic=namespace.wrap(self._namespace, topic))
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            full = namespace.wrap(self._namespace, validators.check_topic(topic))
+            try:
+                found = await client_api.view_message(await self._instance.broker(address), position, topic=full)
+            except TransportError:
+                found = await self._view_elsewhere(full, message_id, position)
             return self._bare(found)
         except RocketSparkError:
             by_unique_id = await self._query(topic, message_id, unique=True, count_max=32)
@@ -100,6 +107,20 @@ class Queries(AsyncClient):
                 text = f"no message {message_id} of topic {topic!r} is found; was it deleted, or is the id another's?"
                 raise ServerError(22, text) from None
             return by_unique_id[0]
+
+    async def _view_elsewhere(self, full_topic: str, message_id: str, position: int) -> ReceivedMessage:
+        """Return the message of this id from a broker that is not where it was. Raises RocketSparkError."""
+        for broker in (await self._instance.routes.get(full_topic)).brokers:
+            for address in broker.addresses.values():
+                try:
+                    peer = await self._instance.broker(address)
+                    found = await client_api.view_message(peer, position, topic=full_topic)
+                except RocketSparkError:
+                    continue  # None of its records begins there, or it is away.
+                # The address in the record is the old one.
+                if found.offset_message_id == message_id.upper():
+                    return found
+        raise NotSent(f"no broker of topic {full_topic!r} has {message_id}")
 
     async def query_message(
         self, topic: str, key: str, *, count_max: int = 32, begin_ms: int = 0, end_ms: int = client_api.TIMES_END_MS
@@ -159,7 +180,7 @@ class Queries(AsyncClient):
 
     def _full(self, queue: MessageQueue) -> MessageQueue:
         self._check_started()
-        return self._in_namespace(queue)
+        return self._in_namespace(validators.check_queue(queue))
 
     def _in_namespace(self, queue: MessageQueue) -> MessageQueue:
         if not self._namespace:

@@ -12,7 +12,7 @@ def read_secret(path: str, name: str) -> str:
     """Return the first line of a file. Raises ConfigError; `name`: of the option or variable that names the file."""
     try:
         with open(path, "rb") as file:
-            text = file.read(FILE_BYTES_MAX).decode("utf-8")
+            text = file.read(FILE_BYTES_MAX).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as e:
         reason = getattr(e, "strerror", None) or "no UTF-8 text"
         raise ConfigError(f"{name}={shown(path)} cannot be read: {reason}") from None

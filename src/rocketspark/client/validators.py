@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rocketspark.errors import MessageIllegal
+from rocketspark.errors import MessageIllegal, UsageError
+from rocketspark.model.queue import MessageQueue
 
 TOPIC_CHARACTERS_MAX = 127
 GROUP_CHARACTERS_MAX = 120
@@ -69,3 +70,12 @@ def check_body(topic: str, body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None
     if len(body) > bytes_max:
         text = f"message for topic {topic!r}: the body has {len(body)} bytes; at most {bytes_max} are allowed"
         raise MessageIllegal(text, topic=topic)
+
+
+def check_queue(queue: MessageQueue) -> MessageQueue:
+    """Return the queue. Raises UsageError for what is none."""
+    if not isinstance(queue, MessageQueue):
+        raise UsageError(
+            f"{queue!r} is no MessageQueue: take a message's or result's `queue`, or one of `queues(topic)`"
+        )
+    return queue

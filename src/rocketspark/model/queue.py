@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 # Queues of a new topic on each broker (rule: defaultTopicQueueNums of DefaultMQProducer, 5.x).
@@ -14,3 +16,7 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True):
     topic: str
     broker_name: str
     queue_id: int
+
+    def __iter__(self) -> Iterator[str | int]:
+        """Yield topic, broker name and id, as which a received message's queue may be unpacked."""
+        return iter((self.topic, self.broker_name, self.queue_id))

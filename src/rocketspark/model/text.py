@@ -8,6 +8,7 @@ a terminal, a page, a log or a label only through `shown`, as JSON through `show
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
@@ -58,6 +59,14 @@ def _json_escape(match: re.Match[str]) -> str:
         return character  # Between values; within one JSON has no such character.
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ": did you mean 'tag'?" for a name that is none of those known, "" if none of them is near."""
+    import difflib  # A slow import, for mistakes alone.
+
+    found = difflib.get_close_matches(name.lower(), known, 1, 0.5)
+    return f": did you mean {found[0]!r}?" if found else ""
 
 
 def in_file_name(text: str) -> str:

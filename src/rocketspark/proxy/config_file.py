@@ -5,6 +5,7 @@ Rule: a key that means something here is kept to, or refused with one line; one 
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[str]]:
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"{path} has {len(data):,} bytes: no such file is longer than {FILE_BYTES_MAX:,}")
     try:
-        given = typed_json.decode(data, dict[str, Any])
+        given = typed_json.decode(data.removeprefix(codecs.BOM_UTF8), dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise ConfigError(f"{path} is no JSON object of settings: {shown(str(e))}") from None
     found: dict[str, Any] = {}

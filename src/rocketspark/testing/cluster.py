@@ -21,6 +21,7 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.cli.serving.proxy_process import EXTRA, is_installed, proxy_process
 from rocketspark.cli.serving.serve import loop_factory, start_in
+from rocketspark.client.arguments import unknown_argument
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.replicas import Replicas, start_controller
@@ -117,6 +118,10 @@ def run_cluster(
 
     Raises ConfigError for a setting that cannot be used, StoreError for a store that cannot be opened.
     """
+    settings = BrokerSettings.__struct_fields__
+    for name in broker_settings.keys() - settings:
+        own = ("brokers", "store", "replicas", "secure", "grpc")
+        raise unknown_argument("run_cluster()", name, (*own, *settings))
     if not 1 <= brokers <= 26:
         raise ValueError(f"brokers={brokers}: 1 to 26 can be run")
     if grpc and not is_installed():

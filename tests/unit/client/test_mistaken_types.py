@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rocketspark import Producer, PullConsumer, PushConsumer, SimpleConsumer
-from rocketspark.errors import ConfigError, FilterIllegal, UsageError
+from rocketspark import (
+    AsyncProducer,
+    AsyncPullConsumer,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SimpleConsumer,
+)
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack
+from rocketspark.client.validators import check_queue
+from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, UsageError
+from rocketspark.testing import run_cluster
 
 NAMESRV = "127.0.0.1:1"
 CONSUMERS = (PushConsumer, PullConsumer, SimpleConsumer)
@@ -42,3 +57,84 @@ def test_tags_as_a_list(kind: Any) -> None:
         kind(NAMESRV, "g").subscribe("t", ["a", "b"])
     with pytest.raises(FilterIllegal, match="a filter expression is a text, not int"):
         kind(NAMESRV, "g").subscribe("t", sql=5)
+
+
+def test_a_message_by_place() -> None:
+    assert Message("T", b"x") == Message(topic="T", body=b"x")
+    assert Message("T", b"x", tag="a").tag == "a"
+    with pytest.raises(TypeError):
+        Message("T", b"x", "a")  # type: ignore[call-arg]
+
+
+async def call_async(kind: Any, name: str, **wrong: Any) -> None:
+    await getattr(kind(NAMESRV, "g"), name)(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Message("T", b"x", tags="a"), "Message has no argument 'tags': did you mean 'tag'?"),
+        (lambda: Producer(NAMESRV, retry=1), "AsyncProducer has no argument 'retry': did you mean 'retries'?"),
+        (lambda: Producer(NAMESRV, acces_key="a"), "no argument 'acces_key': did you mean 'access_key'?"),
+        (
+            lambda: PullConsumer(NAMESRV, "g", consumeFrom="first"),
+            "AsyncPullConsumer has no argument 'consumeFrom': did you mean 'consume_from'?",
+        ),
+        (
+            lambda: PushConsumer(NAMESRV, "g", batch_size=1),
+            "AsyncPushConsumer has no argument 'batch_size': did you mean 'batch_max'?",
+        ),
+        (
+            lambda: PushConsumer(NAMESRV, "g").subscribe("t", tag="a"),
+            "AsyncPushConsumer.subscribe() has no argument 'tag'",
+        ),
+        (
+            lambda: PullConsumer(NAMESRV, "g").poll(timeout=5),  # type: ignore[call-arg]
+            "PullConsumer.poll() has no argument 'timeout': did you mean 'timeout_ms'?",
+        ),
+        (lambda: make_message("T", b"x", {"tags": "a"}), "a send has no argument 'tags': did you mean 'tag'?"),  # type: ignore[typeddict-unknown-key]
+        (lambda: make_message("T", b"x", {"timeout": 1}), "did you mean 'timeout_ms'?"),  # type: ignore[typeddict-unknown-key]
+        (
+            lambda: asyncio.run(call_async(AsyncProducer, "create_topic", topic="t", queues=4)),
+            "Queries.create_topic() has no argument 'queues': did you mean 'queue_count'?",
+        ),
+        (
+            lambda: asyncio.run(call_async(AsyncPullConsumer, "seek", que=4)),
+            "AsyncPullConsumer.seek() has no argument 'que': did you mean 'queue'?",
+        ),
+        (
+            lambda: SyncOperations(NAMESRV, timeout=5),
+            "Operations has no argument 'timeout': did you mean 'timeout_ms'?",
+        ),
+        (lambda: run_cluster(broker=2).__enter__(), "has no argument 'broker': did you mean 'brokers'?"),
+    ],
+)
+def test_an_unknown_argument_names_the_nearest(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+def test_methods_are_what_they_were() -> None:
+    assert asyncio.iscoroutinefunction(AsyncProducer.create_topic)
+    assert str(inspect.signature(PullConsumer.seek)) == "(self, queue: 'MessageQueue', offset: 'int') -> 'None'"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("CHECK_IMMUNITY_TIME_IN_SECONDS", "give check_after_s of send_in_transaction instead"),
+        ("TAGS", "give tag instead"),
+        ("__SHARDINGKEY", "give sharding_key instead"),
+        ("UNIQ_KEY", "it is set by clients and brokers; take another name"),
+    ],
+)
+def test_a_property_of_rocketmq_names_its_argument(name: str, text: str) -> None:
+    with pytest.raises(MessageIllegal, match=rf"property '{name}' is RocketMQ's own: {text}"):
+        pack(Message("T", b"x", properties={name: "1"}), PackingSettings())
+
+
+@pytest.mark.parametrize("queue", ["q0", 0, ("t", "broker-a", 0)])
+def test_a_queue_is_a_queue(queue: Any) -> None:
+    with pytest.raises(UsageError, match="is no MessageQueue: take a message's or result's `queue`"):
+        check_queue(queue)

@@ -426,7 +426,7 @@ class World:
         line.check()
         if self.fails(2):
             raise ServerError(1, "as the seed wants it", address="address")
-        self.done[MessageQueue(*message.queue)].add(message.queue_offset)
+        self.done[message.queue].add(message.queue_offset)
 
     async def _send(self, *_: Any, **__: Any) -> Any:
         raise ServerError(1, "as the seed wants it", address="address")

@@ -108,7 +108,10 @@ def test_a_received_message_knows_its_queue() -> None:
         physical_offset=0, stored_bytes=0, message_id="", offset_message_id="", born_time_ms=0, born_host="",
         store_time_ms=0, store_host="",
     )  # fmt: skip
-    assert message.queue == ("T", "a", 3)
+    assert message.queue == MessageQueue("T", "a", 3)
+    assert tuple(message.queue) == ("T", "a", 3)
+    message.read_from = "%RETRY%g"
+    assert message.queue == MessageQueue("%RETRY%g", "a", 3)
 
 
 @given(st.text(alphabet=st.characters(codec="utf-16"), max_size=400))

@@ -374,9 +374,7 @@ class AsyncPullConsumer(ConsumerLife):
 
     def _queue_of(self, message: ReceivedMessage) -> MessageQueue:
         """Return the queue a message was read from: one of a retry topic shows the topic it came from at first."""
-        if message.read_from is not None:
-            return MessageQueue(message.read_from, message.broker_name, message.queue_id)
-        return self._full(MessageQueue(*message.queue))
+        return self._full(message.queue)
 
     def __aiter__(self) -> Self:
         """Give out messages one by one, for as long as the consumer is open; each is done with when the next is asked

@@ -418,8 +418,8 @@ class AsyncPushConsumer(ConsumerLife):
             self._listeners.put([(puller, message if self._batch_max == 1 else [message])])
 
 
-def _place(message: ReceivedMessage) -> tuple[str, str, int, int]:
-    return (*message.queue, message.queue_offset)
+def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:
+    return message.queue, message.queue_offset
 
 
 def _always(queue: MessageQueue) -> bool:

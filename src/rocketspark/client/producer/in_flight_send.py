@@ -480,7 +480,7 @@ class SendPath:
 
     def full_queue(self, topic: str, queue: MessageQueue) -> MessageQueue:
         """Return a queue with its namespace. Raises MessageIllegal if it is not of this topic."""
-        full = queue
+        full = validators.check_queue(queue)
         if self.namespace:
             full = MessageQueue(namespace.wrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
         if full.topic != topic:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from rocketspark.client import validators
+from rocketspark.client.arguments import unknown_argument
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.java import string_hash
+from rocketspark.model.message import make
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, compression, properties
 from rocketspark.protocol.message.message_ids import unique_ids
@@ -38,6 +40,8 @@ class PackingSettings(NamedTuple):
     namespace: str = ""
 
 
+# Of a send call, beside the fields of its message.
+SEND_ARGUMENTS = ("queue", "selector", "argument", "timeout_ms")
 _PLAIN = PackingSettings(over_bytes=1 << 40)
 
 
@@ -53,7 +57,14 @@ def make_message(message: Message | str, body: bytes | None, fields: MessageFiel
         raise MessageIllegal(f"message for topic {message!r}: no body was given", topic=message)
     if "properties" in fields:
         fields["properties"] = dict(_mapping(fields["properties"] or {}, message))
-    return Message(topic=message, body=body, **fields)  # type: ignore[arg-type]
+    try:
+        made: Message = make(Message, message, body, **fields)
+        return made
+    except TypeError:
+        known = (*Message.__struct_fields__, *SEND_ARGUMENTS)
+        for name in fields.keys() - known:
+            raise unknown_argument("a send", name, known) from None
+        raise
 
 
 def pack(message: Message, packing: PackingSettings, unique_id: str | None = None) -> PreparedMessage:
@@ -198,10 +209,11 @@ def properties_text(message: Message, unique_id: str) -> str:
     if message.properties:
         for name, value in _mapping(message.properties, message.topic).items():
             if name in properties.SYSTEM_NAMES:
-                raise MessageIllegal(
-                    f"property {name!r} is RocketMQ's own: use the Message's field, or another name",
-                    topic=message.topic,
+                argument = properties.ARGUMENTS.get(name)
+                meant = (
+                    f"give {argument} instead" if argument else "it is set by clients and brokers; take another name"
                 )
+                raise MessageIllegal(f"property {name!r} is RocketMQ's own: {meant}", topic=message.topic)
             if value is None or value == "":
                 raise MessageIllegal(f"property {name!r} has no value; leave it out", topic=message.topic)
             if not isinstance(value, str) or not isinstance(name, str):

@@ -56,6 +56,20 @@ SYSTEM_NAMES = frozenset(
     BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32# __SHARDINGKEY""".split()
 )
 
+# The argument or field that sets one of them.
+ARGUMENTS = {
+    TAGS: "tag",
+    KEYS: "keys",
+    WAIT: "wait_store_ok",
+    DELAY: "delay_level",
+    TIMER_DELAY_MS: "delay_ms",
+    "TIMER_DELAY_SEC": "delay_ms",
+    TIMER_DELIVER_MS: "deliver_at_ms",
+    SHARDING_KEY: "sharding_key",
+    CHECK_IMMUNITY_S: "check_after_s of send_in_transaction",
+    TTL: "timeout_ms of request",
+}
+
 
 def encode(properties: Mapping[str, str]) -> str:
     """Return the stored text of the properties. Raises MessageIllegal for a name or value with 0x01 or 0x02."""

@@ -84,7 +84,8 @@ def write(
 def read_settings(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return keys and values of a file of settings. Raises ConfigError if it cannot be read, or names a wrong line."""
     try:
-        text = Path(path).read_text("utf-8")
+        # Editors of Windows put a byte order mark first.
+        text = Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
     return parse_properties(text, str(path))
@@ -98,7 +99,7 @@ def keep_settings(
     `until`: how long the change lasts otherwise, for the message. Raises ServerError 1 if the file cannot be written.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
         write(path, replace_values(text, values, key_of), keep_before=False)
     except (OSError, UnicodeDecodeError, StoreError) as e:

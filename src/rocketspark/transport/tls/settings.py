@@ -249,7 +249,7 @@ def _file(path: str) -> tuple[dict[str, str], list[str]]:
         return {}, []
     path = path or DEFAULT_FILE
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{FILE_KEY}={shown(path)} cannot be read: {getattr(e, 'strerror', None) or e}") from None
     values = parse_properties(text, shown(path))

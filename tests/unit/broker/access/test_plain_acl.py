@@ -205,3 +205,14 @@ def test_our_own_requests_of_transactions_ask_for_their_topic() -> None:
     assert resources(RequestCode.SEND_HALF_BATCH, {"b": "t", "a": "g"}, b"") == {"t": PUB}
     assert resources(RequestCode.END_HALF_RANGES, {"topic": "t", "producerGroup": "g"}, b"") == {"t": PUB}
     assert resources(RequestCode.END_HALF_RANGES, {"topic": "%RETRY%x", "producerGroup": "x"}, b"") == {"%RETRY%x": SUB}
+
+
+def test_two_accounts_of_one_name_are_said(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    file = tmp_path / "conf" / "plain_acl.yml"
+    accounts = "".join(f"- accessKey: shopper\n  secretKey: {which}-secret\n" for which in ("first", "other"))
+    file.write_text(f"\ufeffaccounts:\n{accounts}")
+    file.chmod(0o600)
+    loaded = RuleFiles(str(tmp_path)).load()
+    assert loaded.warnings == (f"{file}: account 'shopper' is left out, an earlier one has its key",)
+    assert loaded.rules.accounts["shopper"].secret == b"first-secret"

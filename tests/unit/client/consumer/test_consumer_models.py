@@ -271,7 +271,7 @@ class PushMachine(Machine):
         return consumer
 
     async def listen(self, name: str, message: ReceivedMessage) -> bool:
-        queue, offset = MessageQueue(*message.queue), message.queue_offset
+        queue, offset = message.queue, message.queue_offset
         puller = self.world.gives(name, queue, offset)
         if self.ordered:
             self.world.called(name, queue, offset)
@@ -364,7 +364,7 @@ class PullMachine(Machine):
     def settle(self, name: str) -> None:
         if self.world.consumers[name]._state == "started":
             for message in self.given[name]:
-                self.world.done[MessageQueue(*message.queue)].add(message.queue_offset)
+                self.world.done[message.queue].add(message.queue_offset)
             self.given[name].clear()
 
     async def polled(self, name: str, timeout_ms: float, count_max: int) -> None:
@@ -375,7 +375,7 @@ class PullMachine(Machine):
         if not messages and consumer._state == "started":
             assert all(puller.dropped for puller, _ in consumer._handed_out.fetched), "what is there is not given out"
         for message in messages:
-            self.world.gives(name, MessageQueue(*message.queue), message.queue_offset)
+            self.world.gives(name, message.queue, message.queue_offset)
         self.last[name] = messages
         self.given[name] += messages
 
@@ -388,7 +388,7 @@ class PullMachine(Machine):
         portion = await self.world.consumers[name].lend(20, count_max=count_max)
         for _, messages in portion.rest():
             for message in messages:
-                self.world.gives(name, MessageQueue(*message.queue), message.queue_offset)
+                self.world.gives(name, message.queue, message.queue_offset)
         self.loans[name].append(Loan(portion))
 
     @rule(at=which, count_max=st.integers(1, 10))
@@ -423,12 +423,10 @@ class PullMachine(Machine):
         if back:
             lowest: dict[MessageQueue, int] = {}
             for message in back:
-                queue = MessageQueue(*message.queue)
+                queue = message.queue
                 lowest[queue] = min(message.queue_offset, lowest.get(queue, message.queue_offset))
             # They may have been done with by a later poll: taking them back does not undo that.
-            self.given[name] = [
-                m for m in self.given[name] if m.queue_offset < lowest.get(MessageQueue(*m.queue), 1 << 60)
-            ]
+            self.given[name] = [m for m in self.given[name] if m.queue_offset < lowest.get(m.queue, 1 << 60)]
             self.last[name] = []
             self.at_once(consumer.unread_now, back)
 

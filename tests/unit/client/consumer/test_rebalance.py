@@ -99,7 +99,7 @@ async def test_a_queue_that_is_being_given_up_is_not_begun_again_by_a_seek() -> 
                 with pytest.raises(StateError, match="given up"):
                     await a.seek(Q1, 0)
                 # What is taken back now is begun by who reads the queue next.
-                await a.unread([m for m in found if m.queue == ("t", "broker-a", 1) and m.queue_offset >= 7])
+                await a.unread([m for m in found if m.queue == Q1 and m.queue_offset >= 7])
                 await a.poll(0)
                 a.subscribe("t", "*")
                 a.unsubscribe("t")

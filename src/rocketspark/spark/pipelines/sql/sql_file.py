@@ -86,7 +86,7 @@ class SqlPlan(NamedTuple):
 def read_plan(path: Path, variables: Mapping[str, str] | None = None) -> SqlPlan:
     """Read the plan in a .yaml, .yml or .sql file. `variables`: what ${name} stands for in it. Raises ConfigError."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}") from None
     except UnicodeDecodeError as e:
