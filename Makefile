@@ -11,6 +11,7 @@ NAMESRV ?=
 SPARK_MASTER ?=
 CYCLES ?= 100
 KILLS ?= 20
+MUTANTS ?= 600
 TESTS ?= tests
 WORKERS ?=
 PARTS ?=
@@ -91,9 +92,12 @@ bench: setup ## measured beside the Java broker and client, ratios printed (PART
 bench-spark: setup ## Spark's reads and writes beside its Kafka connector (PARTS="read write" OPTIONS="--quick --long --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench.spark_kafka $(PARTS) $(OPTIONS)
 
-soak: setup ## the long runs: kill cycles under load (CYCLES=N), kills under Spark (KILLS=N), then soak-examples
-	@code=0; $(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest $(TESTS) -m soak --timeout 0 || code=$$?; \
-	$(MAKE) soak-examples || code=$$?; exit $$code
+# PARTS names files of tests/soak; mutants takes a night, and runs when it is named.
+SOAKED = $(if $(PARTS),$(patsubst %,tests/soak/test_%.py,$(PARTS)),$(TESTS) --deselect tests/soak/test_mutants.py)
+soak: setup ## the long runs (PARTS="mutants nemesis" for some): kill cycles (CYCLES=N), kills under Spark (KILLS=N), then soak-examples
+	@code=0; $(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) SOAK_MUTANTS=$(MUTANTS) \
+	  $(BIN)/python -m pytest $(SOAKED) -m soak --timeout 0 -s || code=$$?; \
+	$(if $(PARTS),,$(MAKE) soak-examples || code=$$?;) exit $$code
 
 soak-examples: setup ## new examples of hypothesis, TIMES=100 as many as `make test` has (SEED=N draws those of that run again)
 	EXAMPLES_TIMES=$(TIMES) $(PYTEST) -m "hypothesis and not soak" --hypothesis-seed=$(SEED) --timeout 0
