@@ -99,6 +99,13 @@ class World:
         self.not_unlocked: set[str] = set()
         # What is older was deleted.
         self.oldest: dict[MessageQueue, int] = dict.fromkeys(QUEUES, 0)
+        # Offsets whose record cannot be read, and where an operator sends the group at its next pull.
+        self.damaged: defaultdict[MessageQueue, set[int]] = defaultdict(set)
+        self.set_to: dict[MessageQueue, int] = {}
+        # Of queues that seem to have lost their end at their next pull: which share of what was read is left.
+        self.left: dict[MessageQueue, float] = {}
+        # By puller: it was sent on from here to there.
+        self.passed: dict[tuple[Puller, int], int] = {}
         # What did not hold: those who are told of an error may well go on.
         self.faults: list[BaseException] = []
         # What may be committed: offsets that somebody was through with.
@@ -337,14 +344,28 @@ class World:
                 line.held.discard(future)
             line.check()
         begin = header.queue_offset
+        if (to := self.set_to.pop(queue, None)) is not None:
+            return self._move(to, "OFFSET_RESET")
+        if (left := self.left.pop(queue, None)) is not None:
+            return self._move(int(left * begin), "OFFSET_OVERFLOW_BADLY")
         if begin < (oldest := self.oldest.get(queue, 0)):
-            moved = SimpleNamespace(next_offset=oldest, suggested_broker_id=0)
-            return PullResult(ResponseCode.PULL_OFFSET_MOVED, "deleted", moved, b"")  # type: ignore[arg-type]
-        end = min(self.sizes[queue], begin + self.random.randint(1, 8))
+            return self._pass(line, queue, begin, oldest)
+        if begin in self.damaged[queue]:
+            return self._pass(line, queue, begin, begin + 1)
+        bad = [offset for offset in self.damaged[queue] if offset > begin]
+        end = min(self.sizes[queue], begin + self.random.randint(1, 8), *bad)
         reply = SimpleNamespace(next_offset=max(begin, end), suggested_broker_id=0)
         if end <= begin:
             return PullResult(ResponseCode.PULL_NOT_FOUND, None, reply, b"")  # type: ignore[arg-type]
         return PullResult(0, None, reply, b"".join(self._stored(queue, o) for o in range(begin, end)))  # type: ignore[arg-type]
+
+    def _pass(self, line: Line, queue: MessageQueue, begin: int, end: int) -> PullResult:
+        self.passed[self.last[line.name, queue], begin] = end
+        return self._move(end, "deleted")
+
+    def _move(self, offset: int, remark: str) -> PullResult:
+        moved = SimpleNamespace(next_offset=offset, suggested_broker_id=0)
+        return PullResult(ResponseCode.PULL_OFFSET_MOVED, remark, moved, b"")  # type: ignore[arg-type]
 
     def _stored(self, queue: MessageQueue, offset: int) -> bytes:
         return record.encode(
@@ -441,6 +462,8 @@ class World:
             self.holds(False, f"{what}, which it does not read, or gave up, or reads from elsewhere")
             return puller
         expected = self.given[puller]
+        while expected != offset and (puller, expected) in self.passed:
+            expected = self.passed[puller, expected]
         if offset < expected:
             self.holds((puller, offset) in self.refused, f"{what} twice")
             self.refused.discard((puller, offset))

@@ -75,6 +75,7 @@ class HandedOut:
         """Return the offset to commit for a queue. Iterators go on without telling the consumer."""
         held = [offsets[puller] for message_iterator in self.lent if puller in (offsets := message_iterator.held())]
         if held:
-            # All below what they were lent was settled when they were.
-            puller.done = max(puller.done, min(held))
+            # All below what they were lent was settled when they were; what was taken back is not done.
+            barred = [] if puller.barred is None else [puller.barred]
+            puller.done = max(puller.done, min(held + barred))
         return puller.done

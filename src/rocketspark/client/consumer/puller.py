@@ -34,6 +34,8 @@ UNHELD_PAUSE_S = 0.05
 INFLATED_BYTES = 8 << 20
 # A body that is not what its CRC says may have suffered on its way: so often it is asked for again.
 BROKEN_REPLIES_MAX = 3
+# By which a broker says that an operator moved the group (useServerSideResetOffset; PullMessageProcessor, 5.x).
+RESET_REMARK = "OFFSET_RESET"
 # RocketMQ's number of 4.1.0: an older broker would take any other expression for tags (rule: PullAPIWrapper, 5.x).
 SQL_VERSION = 232
 GROUP_UNKNOWN = frozenset(
@@ -69,9 +71,11 @@ class PullSettings(NamedTuple):
 class Puller:
     """A puller: reads one queue ahead of its consumer.
 
-    `deliver(puller, messages)` gets what was read, in order; `moved(puller, offset)` is called instead if the broker
-    wants it read from elsewhere: the puller ends then, and a new one is to be made. `counts`: what it adds to;
-    `began_ms`, `pulled_ms`, `consumed_ms`: when it began, last asked, last was done with messages, in ms since 1970.
+    `deliver(puller, messages)` gets what was read, in order; `moved(puller, offset, forget)` is called instead if it
+    has to be read from before, as the broker lost its end, or from where an operator wants it (`forget`: all that was
+    read is void): the puller ends then, and a new one is to be made. If it is only sent on, what was read counts still.
+    `counts`: what it adds to; `began_ms`, `pulled_ms`, `consumed_ms`: when it began, last asked, last was done with
+    messages, in ms since 1970.
     `set_aside(puller, messages)` gets those whose body cannot be had; without it they are delivered with the others.
     For its owner: `leaving`, its queue is being given up; `barred`, what was taken back from there on while it is.
     """
@@ -86,7 +90,7 @@ class Puller:
         how: PullSettings,
         *,
         deliver: Callable[[Puller, list[ReceivedMessage]], None],
-        moved: Callable[[Puller, int], None],
+        moved: Callable[[Puller, int, bool], None],
         counts: TopicCounts | None = None,
         set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None,
     ) -> None:
@@ -146,13 +150,12 @@ class Puller:
                     asked_s = time.monotonic()
                     pulled = await asking
                     asking = None
-                    if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
-                        self._move(pulled)
-                        return
                     self._broker_id = pulled.header.suggested_broker_id
                     if pulled.code != ResponseCode.SUCCESS:
                         stays = process_queue.next_offset == pulled.header.next_offset
-                        process_queue.next_offset = pulled.header.next_offset
+                        self._follow(pulled)
+                        if self.dropped:
+                            return
                         if stays and time.monotonic() - asked_s < UNHELD_PAUSE_S:
                             # A broker that does not hold pulls must not be asked in a tight loop.
                             await asyncio.sleep(UNHELD_PAUSE_S)
@@ -251,18 +254,19 @@ class Puller:
         if messages:
             self._deliver(self, messages)
 
-    def _move(self, pulled: client_api.PullResult) -> None:
-        offset = pulled.header.next_offset
-        log.warning(
-            "%s: the broker moves group %s from offset %d to %d (%s)",
-            self.queue,
-            self.group,
-            self.process_queue.next_offset,
-            offset,
-            pulled.remark,
-        )
-        self._moved(self, offset)
-        self.dropped = True
+    def _follow(self, pulled: client_api.PullResult) -> None:
+        """Go to the offset of a reply without messages; or be dropped, as what was read from there on is void."""
+        offset, before = pulled.header.next_offset, self.process_queue.next_offset
+        if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
+            text = "%s: the broker moves group %s from offset %d to %d (%s)"
+            log.warning(text, self.queue, self.group, before, offset, pulled.remark)
+        forget = pulled.remark == RESET_REMARK
+        if forget or offset < before:
+            self._moved(self, offset, forget)
+            self.dropped = True
+        else:
+            # What was read before stays in work: the lowest unfinished one is committed as ever.
+            self.process_queue.next_offset = offset
 
     async def _rest(self, error: BaseException) -> None:
         pause_s = TROUBLE_PAUSE_S

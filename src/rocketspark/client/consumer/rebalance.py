@@ -60,7 +60,8 @@ class Rebalance:
     the brokers do not know of the member. `broadcast`: every queue is read, whoever else reads it. With `locks` a queue
     is read only while it is locked, and given up only once `settled` returns. `on_taken` and `on_leaving` are told of
     changes that rebalancing makes: afterwards, and before the offsets are committed. `continued` is told of a puller
-    that ended for a new filter, and of the one that goes on. `assignment`: a broker says what this member reads.
+    that ended for a new filter, or as its broker lost its end, and of the one that goes on. `assignment`: a broker says
+    what this member reads.
     """
 
     def __init__(
@@ -149,10 +150,7 @@ class Rebalance:
         for queue, puller in list(self.pullers.items()):
             # Read on with the new filter; pullers that begin later have it anyway.
             if queue.topic == topic and self.reads(queue):
-                after = self.seek(queue, puller.process_queue.lowest)
-                after.done = puller.done
-                if self._continued is not None:
-                    self._continued(puller, after)
+                self._read_again(puller, puller.process_queue.lowest)
 
     def unsubscribe(self, topic: str) -> None:
         """End a topic's subscription; its queues are given up at the next rebalance."""
@@ -453,9 +451,19 @@ class Rebalance:
         puller = self.pullers.get(queue)
         return puller is not None and not puller.dropped and not self._closed
 
-    def _moved(self, puller: Puller, offset: int) -> None:
+    def _moved(self, puller: Puller, offset: int, forget: bool) -> None:
         if self.pullers.get(puller.queue) is puller and self.reads(puller.queue):
-            self.seek(puller.queue, offset)
+            if forget:
+                self.seek(puller.queue, offset)
+            else:
+                self._read_again(puller, min(offset, puller.process_queue.lowest))
+
+    def _read_again(self, puller: Puller, offset: int) -> None:
+        """Read a queue again from there, at most the lowest that is unfinished: what is below counts as before."""
+        after = self.seek(puller.queue, offset)
+        after.done = min(puller.done, offset)
+        if self._continued is not None:
+            self._continued(puller, after)
 
     def seek(self, queue: MessageQueue, offset: int) -> Puller:
         """Read a queue on from another offset; what was fetched of it is forgotten.

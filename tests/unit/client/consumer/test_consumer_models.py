@@ -127,6 +127,26 @@ class Machine(RuleBasedStateMachine):
         # A member that is moved on by its broker commits what the next one may not know of.
         self.world.again.add(queue)
 
+    @rule(queue=queue_of, count=st.integers(1, 12), share=st.floats(0, 1))
+    def some_cannot_be_read(self, queue: MessageQueue, count: int, share: float) -> None:
+        damaged = self.world.sizes[queue] + int(share * (count - 1))
+        self.world.damaged[queue].add(damaged)
+        self.world.done[queue].add(damaged)
+        self.at_once(self.world.put, queue, count)
+
+    @rule(queue=queue_of, share=st.floats(0, 1))
+    def an_operator_sets_an_offset(self, queue: MessageQueue, share: float) -> None:
+        offset = self.world.set_to[queue] = int(share * self.world.sizes[queue])
+        self.world.done[queue].update(range(offset))
+        self.world.again.add(queue)
+        self.at_once(lambda: None)
+
+    @rule(queue=queue_of, share=st.floats(0, 0.99))
+    def the_end_seems_lost(self, queue: MessageQueue, share: float) -> None:
+        self.world.left[queue] = share
+        self.world.again.add(queue)
+        self.at_once(lambda: None)
+
     @rule(names=st.sampled_from([[], ["a"], ["z"], ["a", "z"]]))
     def others_change(self, names: list[str]) -> None:
         self.world.ghosts = names
@@ -257,26 +277,38 @@ class PushMachine(Machine):
     """Push consumers; their listeners are slow, fail, or are cancelled by something of their own."""
 
     ordered = False
+    batch_max = 1
 
     def make(self, name: str) -> AsyncPushConsumer:
         consumer = AsyncPushConsumer(
-            "127.0.0.1:1", "g", consume_from="first", threads=4, ordered=self.ordered, span_max=20, backlog_count_max=10
+            "127.0.0.1:1",
+            "g",
+            consume_from="first",
+            threads=4,
+            ordered=self.ordered,
+            batch_max=self.batch_max,
+            span_max=20,
+            backlog_count_max=10,
         )
         consumer.subscribe("t")
 
-        async def listen(message: ReceivedMessage) -> bool:
-            return await self.listen(name, message)
+        async def listen(given: Any) -> bool:
+            return await self.listen(name, [given] if self.batch_max == 1 else given)
 
         consumer.listen(listen)
         return consumer
 
-    async def listen(self, name: str, message: ReceivedMessage) -> bool:
-        queue, offset = message.queue, message.queue_offset
-        puller = self.world.gives(name, queue, offset)
-        if self.ordered:
-            self.world.called(name, queue, offset)
-        assert puller is not None
-        self.world.refused.add((puller, offset))
+    async def listen(self, name: str, messages: list[ReceivedMessage]) -> bool:
+        queue = messages[0].queue
+        assert len(messages) <= self.batch_max
+        given = set()
+        for offset in (m.queue_offset for m in messages):
+            puller = self.world.gives(name, queue, offset)
+            if self.ordered:
+                self.world.called(name, queue, offset)
+            assert puller is not None
+            given.add((puller, offset))
+        self.world.refused |= given
         self.world.calls[name, queue] += 1
         try:
             await self.world.take_time(3)
@@ -285,8 +317,8 @@ class PushMachine(Machine):
             await self.world.suffer()
         finally:
             self.world.calls[name, queue] -= 1
-        self.world.refused.discard((puller, offset))
-        self.world.done[queue].add(offset)
+        self.world.refused -= given
+        self.world.done[queue].update(m.queue_offset for m in messages)
         return True
 
     @rule(at=which, share=st.floats(0, 1), queues=st.sets(queue_of, min_size=1))
@@ -310,6 +342,12 @@ class OrderedMachine(PushMachine):
     """The same in order."""
 
     ordered = True
+
+
+class BatchMachine(PushMachine):
+    """The same in lists of messages."""
+
+    batch_max = 3
 
 
 class PullMachine(Machine):
@@ -536,7 +574,7 @@ def run_consumers(machine: type[Machine]) -> None:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("machine", [PushMachine, OrderedMachine, PullMachine, AssignMachine])
+@pytest.mark.parametrize("machine", [PushMachine, OrderedMachine, BatchMachine, PullMachine, AssignMachine])
 def test_any_order_of_events(machine: type[Machine]) -> None:
     assert RETRIES not in QUEUES
     run_consumers(machine)

@@ -88,3 +88,12 @@ def test_an_iterator_that_is_through_holds_nothing() -> None:
     assert len(list(portion)) == 3
     handed_out.settle([reader.puller])
     assert (handed_out.done(reader.puller), handed_out.lent) == (3, [])
+
+
+def test_what_one_iterator_gave_back_is_not_done_since_another_holds_later_ones() -> None:
+    handed_out = HandedOut()
+    reader = Reader(handed_out, 4)
+    first = handed_out.lend(handed_out.take(2))
+    handed_out.lend(handed_out.take(2))
+    reader.barred = handed_out.take_back(first)[0][1][0].queue_offset
+    assert handed_out.done(reader.puller) == 0

@@ -141,6 +141,30 @@ async def test_auto_commit_leaves_out_what_the_last_poll_returned() -> None:
 
 
 @in_loop
+async def test_a_move_backward_commits_nothing_of_what_is_in_hand() -> None:
+    async with Fake(t=1) as fake:
+        for i in range(10):
+            fake.broker.put("t", 0, b"%d" % i)
+        async with AsyncPullConsumer(fake.namesrv, "g", consume_from="first", commit_interval_ms=10) as c:
+            queue = MessageQueue("t", "broker-a", 0)
+            await c.assign([queue])
+            assert [m.queue_offset for m in await c.poll(count_max=3)] == [0, 1, 2]
+            first = c._rebalance.pullers[queue]
+            await until(lambda: first.process_queue.next_offset == 10)
+            del fake.broker.queues["t", 0][5:]
+            fake.broker._stored.set()
+            await until(lambda: first.dropped)
+            assert await c.position(queue) == 3
+            before = len(fake.broker.committed["g", "t", 0])
+            await until(
+                lambda: len(fake.broker.committed["g", "t", 0]) > before or c._rebalance.pullers[queue].done == 0
+            )
+            assert set(fake.broker.committed["g", "t", 0]) <= {0}
+            assert [m.queue_offset for m in await c.poll()] == [3, 4]
+        assert fake.broker.offsets["g", "t", 0] == 5
+
+
+@in_loop
 async def test_iteration_counts_what_was_given_out() -> None:
     async with Fake(t=1) as fake:
         fill(fake, 10)

@@ -249,6 +249,34 @@ async def test_an_offset_the_broker_moves() -> None:
 
 
 @in_loop
+async def test_what_a_broker_lost_is_void_and_what_was_fetched_below_is_not() -> None:
+    async with Fake(t=1) as fake:
+        for i in range(10):
+            fake.broker.put("t", 0, b"old %d" % i)
+        got: list[bytes] = []
+        go_on = asyncio.Event()
+
+        async def listener(message: ReceivedMessage) -> None:
+            await go_on.wait()
+            got.append(message.body)
+
+        async with consumer(fake, listener, threads=1) as c:
+            first = c._rebalance.pullers[MessageQueue("t", "broker-a", 0)]
+            await until(lambda: first.process_queue.next_offset == 10)
+            # The pull that it holds is answered with the queue's end, which lies behind what was fetched.
+            del fake.broker.queues["t", 0][4:]
+            fake.broker._stored.set()
+            await until(lambda: first.dropped)
+            for i in range(4, 10):
+                fake.broker.put("t", 0, b"new %d" % i)
+            go_on.set()
+            await until(lambda: b"new 9" in got)
+        # The first call ran already.
+        assert got == [b"old 0", *(b"old %d" % i for i in range(4)), *(b"new %d" % i for i in range(4, 10))]
+        assert fake.broker.offsets["g", "t", 0] == 10
+
+
+@in_loop
 async def test_a_restarted_broker_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketspark.client.consumer.puller.TROUBLE_PAUSE_S", 0.05)
     async with Fake(t=1) as fake:
