@@ -75,3 +75,20 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_every_block_of_python_is_python(document: Path) -> None:
     for code in re.findall(r"^```python\n(.*?)^```", document.read_text("utf-8"), re.MULTILINE | re.DOTALL):
         ast.parse(code)
+
+
+def test_no_text_names_a_page_that_is_not_here() -> None:
+    """Pages of the project alone: whoever reads the sources has no others."""
+    folders = [ROOT / name for name in ("src", "tests", "docs", "bench", "examples", "scripts")]
+    texts = [
+        path for folder in folders for ending in ("py", "md", "sh", "proto") for path in folder.rglob(f"*.{ending}")
+    ]
+    texts += [*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    pages = {path.name for path in texts}
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts
+        for name in re.findall(r"\b[\w-]+\.md\b", path.read_text("utf-8"))
+        if name not in pages
+    }
+    assert missing == set()

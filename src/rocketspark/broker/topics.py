@@ -115,7 +115,7 @@ class Topics:
         """Return the new topic of a first send, inheriting from its default topic. `by`: the sender's address.
 
         Raises ServerError 2 if there are too many topics, 17 if creation is off or the default topic may not be
-        inherited from (rule: wire.md 2.5, TopicConfigManager 5.x).
+        inherited from (rule: TopicConfigManager, 5.x).
         """
         parent = self.table.get(default_topic)
         if default_topic == topic_names.DEFAULT_TOPIC and not self._settings.auto_create_topic:

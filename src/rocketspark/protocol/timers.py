@@ -1,6 +1,6 @@
 """Timer messages in the protocol: the recall of one, the file of their counts.
 
-Rule for the handle: wire.md 3, RecallMessageHandle 5.4+.
+Rule for the handle: RecallMessageHandle, 5.4+.
 """
 
 from __future__ import annotations

@@ -379,7 +379,7 @@ class MessageReader:
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
         """Return the first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one
-        stored at or before it (the oldest offset if none is). Rule: wire.md 5.
+        stored at or before it (the oldest offset if none is).
         """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or queue.min == queue.next:

@@ -1,4 +1,4 @@
-"""What a pull wants of its queue: by the subscription that it brings, or that its group told. Rule: wire.md 9.4."""
+"""What a pull wants of its queue: by the subscription that it brings, or that its group told."""
 
 from __future__ import annotations
 

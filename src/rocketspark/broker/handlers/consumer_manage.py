@@ -45,7 +45,7 @@ class ConsumerManageHandler:
         routes.add(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest)
 
     def query(self, peer: Peer, request: Request[QueryConsumerOffsetHeader], body: bytes) -> bytes:
-        """QUERY_CONSUMER_OFFSET (14): the committed offset; 0 for a young queue; else code 22 (rule: wire.md 9.3)."""
+        """QUERY_CONSUMER_OFFSET (14): the committed offset; 0 for a young queue; else code 22."""
         h = request.ext
         offset = self._offsets.get(h.group, h.topic, h.queue_id)
         if offset is None:

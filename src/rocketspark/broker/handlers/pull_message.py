@@ -103,7 +103,7 @@ class PullHandler:
         routes.add(RequestCode.CHECK_CLIENT_CONFIG, self.check_client)
 
     def pull(self, peer: Peer, request: Request[PullHeader], body: bytes) -> Answer:
-        """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: wire.md 9.4."""
+        """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: `_OUTCOME`."""
         h = request.ext
         topic_sys_flag = self._check(peer, h)
         try:
@@ -406,7 +406,7 @@ class PullHandler:
         if not read.count:
             code, remark = _OUTCOME[read.status]
             if code == ResponseCode.PULL_NOT_FOUND and request.ext.queue_offset != read.next_offset:
-                # An empty queue that is asked beyond its start (rule: wire.md 9.4).
+                # An empty queue that is asked beyond its start (rule: PullMessageProcessor, 5.x).
                 code = ResponseCode.PULL_OFFSET_MOVED
         suggested, next_offset = MASTER_ID, read.next_offset
         if self._settings.slave_read or not self._role.is_master:

@@ -1,6 +1,6 @@
 """The target of a message whose consumption failed: retry topic or dead letter queue. Pure: decides, stores nothing.
 
-Rules (wire.md 9.6; AbstractSendMessageProcessor 5.x): %RETRY%group with the delay level 3 + times failed so far, and
+Rules (AbstractSendMessageProcessor, 5.x): %RETRY%group with the delay level 3 + times failed so far, and
 %DLQ%group once the attempts are used up or the consumer asks for it with a level below 0. Consumers send messages back
 (`route`), or store them anew in the retry topic (`is_dead_letter`), as those of ordered consumers are.
 """

@@ -133,7 +133,8 @@ class SendRules:
     def topic_for(self, h: SendHeader, by: str = "") -> TopicConfig:
         """Return the topic of a send, made if need be, `by` the sender's address.
 
-        Raises ServerError for what may not be sent. The order of the checks is that of wire.md 2.4.
+        Raises ServerError for what may not be sent. The checks come in the order of 5.5.0: a
+        broker that takes nothing, the name, a topic of the system, transactions, batches, whether the topic is there.
         """
         self.check_writable()
         topic_names.check_topic(h.topic)

@@ -4,7 +4,7 @@ Rules: a half message ends once, however often its end is told (its unique id te
 After a kill the log shows the commits since the oldest open half message, marked or not, so a commit is neither
 lost nor applied twice. While no producer can be asked, a half message waits, for as long as messages are kept. One
 that cannot be checked is set aside, the others are checked; a handle counts only if the half queue has it there.
-Topics, properties and intervals: wire.md 9.7, TransactionalMessageServiceImpl 5.x.
+Topics, properties and intervals are those of TransactionalMessageServiceImpl, 5.x.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last step of a delayed message: it is stored under its real topic. Rule: wire.md 9.8.
+"""The last step of a delayed message: it is stored under its real topic.
 
 `schedule_messages` (delay levels) and `timers/` (timer messages) find what is due and call this.
 """

@@ -84,7 +84,7 @@ def encode(properties: Mapping[str, str]) -> str:
 def decode(text: str) -> dict[str, str]:
     """Return the pairs of a stored text, in stored order.
 
-    A pair counts if its name and value are not empty (rule: wire.md 2.2, MessageDecoder 5.x).
+    A pair counts if its name and value are not empty (rule: MessageDecoder, 5.x).
     """
     try:
         found = dict([pair.split(NAME_END, 1) for pair in text.split(PAIR_END) if pair])

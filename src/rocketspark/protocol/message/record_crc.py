@@ -1,6 +1,6 @@
 """The CRC of a whole record, its last property (enabledAppendPropCRC). Rule: it covers all bytes before it.
 
-`__CRC32# 0x01 digits 0x02`, ten digits, the lowest first (wire.md 4.4).
+`__CRC32# 0x01 digits 0x02`, ten digits, the lowest first.
 """
 
 from __future__ import annotations

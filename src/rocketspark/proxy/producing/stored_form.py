@@ -15,7 +15,7 @@ from rocketspark.proxy.producing import validation
 from rocketspark.proxy.producing.validation import SendLimits
 from rocketspark.proxy.wire.codes import Code
 
-# Numbers of definition.proto.
+# Numbers of messaging.proto.
 IDENTITY, GZIP = 1, 2
 TRANSACTION = messages.WIRE_TYPES[messages.TRANSACTIONAL]
 # Bounds of a Timestamp and of a Duration: the years 1 to 9999, and as many years.

@@ -30,7 +30,7 @@ from rocketspark.proxy.wire.codes import Code
 
 log = LimitedLog("rocketspark.proxy")
 
-# Numbers of service.proto: TransactionResolution and TransactionSource.
+# Numbers of messaging.proto: TransactionResolution and TransactionSource.
 _OUTCOMES = {1: sysflags.TRANSACTION_COMMIT, 2: sysflags.TRANSACTION_ROLLBACK}
 _SERVER_CHECK = 2
 

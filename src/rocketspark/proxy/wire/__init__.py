@@ -1,1 +1,1 @@
-"""The gRPC protocol's messages, made from Apache's .proto files (see LICENSE and NOTICE). Start with messages."""
+"""The gRPC protocol's messages, made of messaging.proto, our own definition of them. Start with messages."""

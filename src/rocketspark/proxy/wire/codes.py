@@ -1,4 +1,4 @@
-"""The numbers of the gRPC protocol's enumerations. Source: apache/rocketmq/v2/definition.proto."""
+"""The numbers of the gRPC protocol's enumerations. Those of messaging.proto."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SERVICE = f"{PACKAGE}.MessagingService"
 
 @functools.cache
 def file_set() -> Any:
-    """Return the FileDescriptorSet of the .proto files and what they import."""
+    """Return the FileDescriptorSet of messaging.proto and what it imports."""
     data = resources.files(__package__).joinpath("messaging.binpb").read_bytes()
     return descriptor_pb2.FileDescriptorSet.FromString(data)
 

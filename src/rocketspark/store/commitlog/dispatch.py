@@ -1,6 +1,6 @@
 """Dispatch: what of a record goes into its consume queue and into the key index.
 
-Rule: appends, recovery and the repair of units all go by this (RocketMQ: wire.md 4.3, DispatchRequest 5.x).
+Rule: appends, recovery and the repair of units all go by this (RocketMQ: DispatchRequest, 5.x).
 """
 
 from __future__ import annotations

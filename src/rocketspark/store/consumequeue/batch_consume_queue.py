@@ -1,6 +1,6 @@
 """A batch consume queue (topics with queue.type=BatchCQ): units of 46 bytes, each for a record of one or more messages.
 
-Rule: queue offsets count messages, so a message's unit is searched for; layout: wire.md 5, BatchConsumeQueue 5.x.
+Rule: queue offsets count messages, so a message's unit is searched for; layout: `_UNIT`, of BatchConsumeQueue, 5.x.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The extension of a consume queue: units of their own size (tags code, store time, bitmap) that queue units point to.
 
-Rule: an address is a byte offset plus the least long, so no tags code is one (wire.md 5, ConsumeQueueExt 5.x).
+Rule: an address is a byte offset plus the least long, so no tags code is one (ConsumeQueueExt, 5.x).
 """
 
 from __future__ import annotations

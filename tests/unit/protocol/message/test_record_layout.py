@@ -18,7 +18,7 @@ from rocketspark.protocol.message.record_layout import AT, FIELDS, FIXED, PLACES
 
 VECTORS = Path(__file__).resolve().parents[3] / "vectors" / "store"
 
-# Name, first byte and width of each field where both hosts are IPv4 (wire.md 4.1).
+# Name, first byte and width of each field where both hosts are IPv4.
 PUBLISHED = [
     ("size", 0, 4), ("magic", 4, 4), ("crc", 8, 4), ("queue_id", 12, 4), ("flag", 16, 4), ("queue_offset", 20, 8),
     ("position", 28, 8), ("sys_flag", 36, 4), ("born_time_ms", 40, 8), ("born_host", 48, 8), ("store_time_ms", 56, 8),

@@ -347,7 +347,7 @@ class GroupHandler:
     def reset(self, peer: Peer, request: Request[ResetOffsetHeader], body: bytes) -> bytes:
         """INVOKE_BROKER_TO_RESET_OFFSET (222), done here: the next pull of each queue is told where to go on.
 
-        Rule: wire.md 9.3, useServerSideResetOffset of 5.x.
+        Rule: useServerSideResetOffset of 5.x; without it the broker asks the clients (220).
         """
         h = request.ext
         config = self._topics.get(h.topic)
