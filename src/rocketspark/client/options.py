@@ -106,7 +106,7 @@ class ProducerOptions(ClientOptions, total=False):
     linger_ms: gather small sends for so long and send them in one request, each with a result of its own; 0 gathers
         what comes in one turn of the loop; None: no [autoBatch, batchMaxDelayMs].
     batch_bytes: such a request is sent at the latest when it has this size: 32 KiB [batchMaxBytes].
-    callback_executor: where callbacks of `send_future` run; None: on the client's own thread [setCallbackExecutor].
+    callback_executor: where callbacks of `send_future` run; None: in up to four threads [setCallbackExecutor].
     log_sends: each attempt's result and keys go to the logger "rocketspark.sends", failures as warnings: no.
     """
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
+import logging
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from copy import copy
@@ -19,6 +23,7 @@ from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.client.producer.quick_future import CallbackThreads
 from rocketspark.client.producer.thread_sends import FutureSend, SendFuture, ThreadInFlightLimit, WaitingSend
 from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
@@ -26,7 +31,14 @@ from rocketspark.client.selectors import Selector
 from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
 
+log = logging.getLogger("rocketspark.client")
+
 F = TypeVar("F", bound=Callable[[Any], Any])
+
+# At most so long a program that ends without `close` waits for what its futures have still to send.
+EXIT_S = 2.0
+# So long `close` waits for callbacks that run.
+CALLBACKS_S = 30.0
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Queries)
@@ -52,6 +64,33 @@ class ProducerFacade(QueriesFacade[P]):
         super().__init__(core)
         self.group = core.group
         self._room = ThreadInFlightLimit(core.in_flight_max)
+        self._callbacks = CallbackThreads()
+        self._executor = core.callback_executor or self._callbacks
+
+    def start(self) -> None:
+        """Begin. As the asynchronous client's `start`."""
+        super().start()
+        _open_producers.add(self)
+
+    def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+        _open_producers.discard(self)
+        on_loop = self._thread is not None and threading.current_thread() is self._thread.thread
+        try:
+            super()._end(ending)
+        finally:
+            self._callbacks.close(0 if on_loop else CALLBACKS_S)
+
+    def _finish_by(self, end_s: float) -> int:
+        """Send what futures have still to send; returns how many were not by the monotonic time `end_s`."""
+        thread = self._thread
+        if thread is None or thread.is_dead or not self._room.wait_empty(0):
+            return 0
+        accumulator = self._core.send_path.accumulator
+        if accumulator is not None:
+            thread.put(ThreadWaiter(accumulator.close()))
+        left = self._room.wait_empty(end_s)
+        self._callbacks.wait(max(end_s - time.monotonic(), 0))
+        return left
 
     resend = blocking(AsyncProducer.resend)
     send_batch = blocking(AsyncProducer.send_batch)
@@ -96,8 +135,7 @@ class ProducerFacade(QueriesFacade[P]):
 
         Raises MessageIllegal at once. With `in_flight_max` in flight it waits until one of them ends, and raises
         TooManyInFlight when its time is over; in a callback it never waits. A selector gets a copy of the message, and
-        runs on the client's own thread, as callbacks of the future do (unless `callback_executor` is given): they must
-        not block.
+        runs on the client's own thread: it must not block. Callbacks run in four threads, or by `callback_executor`.
         """
         loop = self._loop
         core = self._core
@@ -105,7 +143,7 @@ class ProducerFacade(QueriesFacade[P]):
         # Packed here, so that the caller may change the message as soon as this returns.
         out = pack(message, core.packing)
         choose = None if selector is None else core._chooser(copy(message), queue, selector, argument)
-        future = SendFuture(self._room, core.callback_executor)
+        future = SendFuture(self._room, self._executor)
         send = FutureSend(
             core.send_path,
             out,
@@ -121,6 +159,22 @@ class ProducerFacade(QueriesFacade[P]):
         self._room.enter(send.end_s, loop.thread)
         loop.put(send)
         return future
+
+
+_open_producers: weakref.WeakSet[ProducerFacade[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_open_producers() -> None:
+    end_s = time.monotonic() + EXIT_S
+    left = sum(producer._finish_by(end_s) for producer in list(_open_producers))
+    if left:
+        log.warning(
+            "the program ended without close(): %d message(s) of send_future were not confirmed within %.0f s, and may"
+            " not be sent; close producers, or use them in a with block",
+            left,
+            EXIT_S,
+        )
 
 
 class Producer(ProducerFacade[AsyncProducer]):

@@ -282,20 +282,40 @@ def test_a_synchronous_call_on_the_clients_own_thread_is_refused(fake: Fake) -> 
         outcome: list[BaseException] = []
         done = threading.Event()
 
-        def callback(_: Future[SendResult]) -> None:
+        def call() -> None:
             try:
                 producer.send("u", b"y")
             except StateError as e:
                 outcome.append(e)
             done.set()
 
-        # The future is not done before its callback is there: the callback runs on the clients' thread.
-        added = threading.Event()
-        producer._loop._loop.call_soon_threadsafe(added.wait, 120)
-        producer.send_future("u", b"x").add_done_callback(callback)
-        added.set()
+        producer._loop._loop.call_soon_threadsafe(call)
         assert done.wait(120)
         assert "use the Async client" in str(outcome[0])
+
+
+def test_callbacks_hold_up_nothing_and_may_send(fake: Fake) -> None:
+    """They run in threads of the producer's; those of one future in their order; `close` waits for them."""
+    go_on, sent, order = threading.Event(), threading.Event(), list[str]()
+
+    def sends(_: Future[SendResult]) -> None:
+        assert producer.send("u", b"in a callback").queue.topic == "u"
+        sent.set()
+
+    with Producer(fake.namesrv, "pg") as producer:
+        added = threading.Event()
+        producer._loop._loop.call_soon_threadsafe(added.wait, 120)
+        futures = [producer.send_future("u", b"%d" % n) for n in range(3)]
+        for future in futures[:2]:
+            future.add_done_callback(lambda _: order.append("waits") or (go_on.wait(120) and order.append("goes on")))
+            future.add_done_callback(lambda _: order.append("after it"))
+        futures[2].add_done_callback(sends)
+        added.set()
+        assert sent.wait(120)
+        assert producer.send("u", b"beside them").queue.topic == "u"
+        assert order == ["waits", "waits"]
+        go_on.set()
+    assert sorted(order) == ["after it"] * 2 + ["goes on"] * 2 + ["waits"] * 2
 
 
 def test_pull_consumer_iterates(fake: Fake) -> None:

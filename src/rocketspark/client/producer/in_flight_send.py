@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -419,7 +419,7 @@ class Gatherer(Protocol):
     def add(self, send: InFlightSend) -> bool:
         """Take a send: it is ended, or begun, later. False if it goes alone, and now."""
 
-    async def close(self) -> None:
+    def close(self) -> Coroutine[Any, Any, None]:
         """Send what waits."""
 
 

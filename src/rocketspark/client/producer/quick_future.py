@@ -1,4 +1,7 @@
-"""A future that is cheap while no thread waits for it. Rule: each callback is called once, on either thread."""
+"""A future that is cheap while no thread waits for it, and the threads that run its callbacks.
+
+Rule: each callback is called once, those of a future in their order; none holds up the thread that ends the future.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 log = logging.getLogger("rocketspark.client")
 
+THREADS_MAX = 4
 _PENDING, _FINISHED = "PENDING", "FINISHED"
 _guard = threading.Lock()
 
@@ -26,6 +31,52 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
+class CallbackThreads:
+    """Up to four threads that run callbacks; they are begun when they are needed, and keep no process alive."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._left = 0
+        self._changed = threading.Condition()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have a job run; called by one thread alone."""
+        with self._changed:
+            self._left += 1
+            wanted = min(self._left, THREADS_MAX)
+        self._jobs.put(job)
+        if len(self._threads) < wanted:
+            thread = threading.Thread(target=self._work, name="rocketspark-callbacks", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except BaseException:
+                log.exception("a callback of a send wanted to end its thread; it goes on")
+            del job
+            with self._changed:
+                self._left -= 1
+                if not self._left:
+                    self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all jobs have run; False if they did not in time. In a job itself it does not wait."""
+        if threading.current_thread() in self._threads:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait as `wait` does, and end the threads."""
+        self.wait(timeout_s)
+        for _ in self._threads:
+            self._jobs.put(None)
+
+
 class QuickFuture(Future[T]):
     """A concurrent.futures.Future whose lock is made when a thread waits: to make and to use it costs more than a send.
 
@@ -33,7 +84,7 @@ class QuickFuture(Future[T]):
     thread that ends it.
     """
 
-    executor: Executor | None = None
+    executor: Executor | CallbackThreads | None = None
 
     def __init__(self) -> None:
         # Not the base's: what it makes is made here, or later.
@@ -70,12 +121,8 @@ class QuickFuture(Future[T]):
                 for waiter in self._waiters:
                     (waiter.add_result if error is None else waiter.add_exception)(self)
                 self._made.notify_all()
-        while self._done_callbacks:
-            try:
-                callback = self._done_callbacks.pop(0)
-            except IndexError:
-                break
-            self._call_here(callback)
+        if self._done_callbacks:
+            self._call_all()
 
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
         """Call `callback` with this future when it has ended; at once if it has."""
@@ -89,20 +136,28 @@ class QuickFuture(Future[T]):
                 return
         self._call(callback)
 
-    def _call_here(self, callback: Callable[[Future[T]], Any]) -> None:
-        """Call it on the thread that ended the future, or by `executor`. SystemExit is only logged: others depend on
+    def _call_all(self) -> None:
+        """Call them by `executor`, or on the thread that ended the future. SystemExit is only logged: others depend on
         that thread.
         """
         try:
             if self.executor is not None:
-                self.executor.submit(self._call, callback)
+                self.executor.submit(self._called)
                 return
         except RuntimeError:
             log.warning("the callbacks' executor takes no more calls: one is called on the client's own thread")
         try:
-            self._call(callback)
+            self._called()
         except BaseException:
             log.exception("a callback of a send wanted to end the client's own thread; it goes on")
+
+    def _called(self) -> None:
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:  # Another thread took it.
+                return
+            self._call(callback)
 
     def _call(self, callback: Callable[[Future[T]], Any]) -> None:
         try:

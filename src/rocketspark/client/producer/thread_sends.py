@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 import msgspec
 
 from rocketspark.client.producer.in_flight_send import InFlightSend
-from rocketspark.client.producer.quick_future import QuickFuture
+from rocketspark.client.producer.quick_future import CallbackThreads, QuickFuture
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
 
@@ -57,6 +57,19 @@ class ThreadInFlightLimit:
             self._given_back.append(None)
             raise
 
+    def wait_empty(self, end_s: float) -> int:
+        """Wait until nothing is in flight, at most until the monotonic time `end_s`; returns what is left."""
+        with self._freed:
+            while (left := self._count()) and (left_s := end_s - time.monotonic()) > 0:
+                self._waiting = True
+                self._freed.wait(min(left_s, 0.1))
+        return left
+
+    def _count(self) -> int:
+        number = next(self._numbers)
+        self._given_back.append(None)
+        return number - self._left - len(self._given_back)
+
     def is_dead(self) -> bool:
         """Tell whether no thread calls `leave` any more."""
         return sys.is_finalizing() or os.getpid() != self._process
@@ -83,11 +96,9 @@ class ThreadSend(InFlightSend):
 
 
 class SendFuture(QuickFuture[SendResult]):
-    """The future of a send. `room`: where the send entered; `executor`: what runs the callbacks, if not the loop's
-    thread.
-    """
+    """The future of a send. `room`: where the send entered; `executor`: what runs the callbacks."""
 
-    def __init__(self, room: ThreadInFlightLimit, executor: Executor | None) -> None:
+    def __init__(self, room: ThreadInFlightLimit, executor: Executor | CallbackThreads) -> None:
         super().__init__()
         self.room = room
         self.executor = executor

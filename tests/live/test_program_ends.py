@@ -1,0 +1,61 @@
+"""Programs that end without `close`: what futures have still to send is sent, or one line says how many were not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.ports import free_ports
+
+from rocketspark import Producer, PullConsumer
+from rocketspark.testing import Cluster, run_cluster
+
+PROGRAM = """
+import sys
+from rocketspark import Producer
+producer = Producer(sys.argv[1], {options})
+producer.start()
+for number in range({count}):
+    future = producer.send_future("{topic}", b"%d" % number)
+    future.add_done_callback(lambda done: print("called", flush=True))
+{end}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster() as running:
+        with Producer(running.namesrv) as producer:
+            for topic in ("plain", "gathered", "fails"):
+                producer.create_topic(topic)
+        yield running
+
+
+def run(namesrv: str, topic: str, *, count: int, options: str = "", end: str = "") -> subprocess.CompletedProcess[str]:
+    text = PROGRAM.format(topic=topic, count=count, options=options, end=end)
+    return subprocess.run([sys.executable, "-c", text, namesrv], capture_output=True, text=True, timeout=120)
+
+
+def stored(cluster: Cluster, topic: str) -> int:
+    with PullConsumer(cluster.namesrv, "g") as consumer:
+        return sum(consumer.end_offset(queue) for queue in consumer.queues(topic))
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "end", "code"),
+    [("plain", "", "", 0), ("gathered", "linger_ms=60_000", "", 0), ("fails", "linger_ms=60_000", "1 / 0", 1)],
+)
+def test_what_futures_have_to_send_is_sent(cluster: Cluster, topic: str, options: str, end: str, code: int) -> None:
+    done = run(cluster.namesrv, topic, count=100, options=options, end=end)
+    assert (done.returncode, done.stdout.count("called")) == (code, 100)
+    assert done.stderr.splitlines()[-1:] == (["ZeroDivisionError: division by zero"] if code else [])
+    assert stored(cluster, topic) == 100
+
+
+def test_one_line_says_how_many_were_not() -> None:
+    nowhere = f"127.0.0.1:{free_ports(0)}"
+    done = run(nowhere, "t", count=7, options="send_timeout_ms=60_000, retries=1000")
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if "7 message(s)" in line] == done.stderr.splitlines()[-1:]
