@@ -1,7 +1,8 @@
 """The brokers behind the proxy: routes from NameServers, requests by a broker's name, settings of topics and groups.
 
-Rule: the proxy asks brokers by remoting requests alone, also the one beside it; what is cached is as old as
-`route_refresh_ms` at most. `requests`: handlers of what brokers ask of the proxy, filled before the first connection.
+Rule: the proxy asks brokers by remoting requests alone, also the one beside it; what is used of a copy is as old as
+`route_refresh_ms` at most while somebody answers (docs/proxy.md lists the copies). `requests`: handlers of what brokers
+ask of the proxy, filled before the first connection.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ log = LimitedLog("rocketspark.proxy")
 CACHED_MAX = 20_000
 # After a fetch that failed for want of an answer.
 AGAIN_S = 1.0
+# A copy is fetched anew in the background once this part of its life is over: who uses it often waits for nothing.
+AHEAD = 0.75
+# Of a group that no broker knows.
+DEFAULT_GROUP = GroupConfig(group_name="")
 # A topic's type that is in doubt is asked for anew, if it is known for as long.
 DOUBT_S = 1.0
 
 
 class _Cache(Generic[T]):
-    """Values that are fetched anew once they are too old; the old one stays in use while no broker answers."""
+    """Values that are fetched anew before they are too old; the old one stays in use while no broker answers."""
 
     def __init__(self, fetch: Callable[[str], Awaitable[T]], life_s: float) -> None:
         self._fetch, self._life_s = fetch, life_s
@@ -54,9 +59,9 @@ class _Cache(Generic[T]):
 
     async def get(self, name: str) -> T:
         """Return the value. Raises what fetching raises if none is known."""
+        if (fresh := self._fresh(name)) is not None:
+            return fresh[1]
         found = self._found.get(name)
-        if found is not None and time.monotonic() - found[0] < self._life_s:
-            return found[1]
         try:
             return await asyncio.shield(self.begin(name))
         except TransportError:
@@ -84,8 +89,17 @@ class _Cache(Generic[T]):
 
     def known(self, name: str) -> T | None:
         """Return the value if it is known and not too old."""
+        fresh = self._fresh(name)
+        return None if fresh is None else fresh[1]
+
+    def _fresh(self, name: str) -> tuple[float, T] | None:
+        """Return what is not too old; what soon is begins to be fetched anew."""
         found = self._found.get(name)
-        return found[1] if found is not None and time.monotonic() - found[0] < self._life_s else None
+        if found is None or (age_s := time.monotonic() - found[0]) >= self._life_s:
+            return None
+        if age_s >= self._life_s * AHEAD and name not in self._begun:
+            self.begin(name)
+        return found
 
     def expire(self, name: str) -> None:
         """Fetch the value anew when it is asked for next."""
@@ -101,8 +115,8 @@ class _Cache(Generic[T]):
             value = await self._fetch(name)
         except TransportError:
             if (old := self._found.get(name)) is not None:
-                # Asked again soon, but not by everybody who needs it.
-                self._found[name] = (time.monotonic() - self._life_s + AGAIN_S, old[1])
+                # Asked again soon, but nobody waits for it.
+                self._found[name] = (time.monotonic() - self._life_s * AHEAD + AGAIN_S, old[1])
             raise
         except RocketSparkError:
             self._found.pop(name, None)
@@ -149,11 +163,8 @@ class Brokers:
         return await self._routes.get(topic)
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues to send to, as far as they are known; an old route is fetched anew in the background."""
-        queues = self.routes.write_queues(topic)
-        if queues and self._routes.known(topic) is None:
-            self._routes.begin(topic)
-        return queues
+        """Return the queues to send to, as far as they are known."""
+        return self.routes.write_queues(topic) if self._routes.known(topic) is not None else ()
 
     async def find_write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues to send to; there may be none. Raises RouteNotFound, TransportError."""
@@ -176,11 +187,8 @@ class Brokers:
         return await self._topic_types.get(topic)
 
     def known_topic_type(self, topic: str) -> str | None:
-        """Return the type of a topic as far as it is known; an old one is fetched anew in the background."""
-        known = self._topic_types.known(topic)
-        if known is None and (known := self._topic_types.old(topic)) is not None:
-            self._topic_types.begin(topic)
-        return known
+        """Return the type of a topic as far as it is known."""
+        return self._topic_types.known(topic)
 
     async def topic_type_now(self, topic: str) -> str:
         """Return the type of a topic, asked for anew unless it was just now; the known one if no broker tells."""

@@ -1,7 +1,9 @@
 """The clients of this proxy: what each told of itself, and the stream on which it is asked.
 
-Rule: a client is there from its settings until it says that it ends, its streams have ended for `grace_s`, or nothing
-was heard of it for `client_idle_ms`; who listens is told once that it is gone.
+Rule: a client is there from its settings, or its first call that names its group, until it says that it ends, its
+streams and connections have ended for `grace_s`, or nothing was heard of it for `client_idle_ms`; who listens is told
+once that it is gone. No call needs settings: one that came to another proxy, or whose proxy was started again, tells
+them minutes later. Until then what its calls say stands for them.
 """
 
 from __future__ import annotations
@@ -21,8 +23,13 @@ log = LimitedLog("rocketspark.proxy")
 
 PUSH_CONSUMERS = frozenset((ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER))
 CONSUMERS = PUSH_CONSUMERS | {ClientType.SIMPLE_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER}
-# A client that lost its stream may open it anew this long before it counts as gone.
+# A client that lost its stream and connections may open them anew this long before it counts as gone.
 GRACE_S = 1.0
+# The request time-out of the official clients, for those that have not told theirs.
+REQUEST_S = 3
+CLIENTS_MAX = 20_000
+# Of one client.
+TOPICS_MAX = 1000
 
 
 class Stream(Protocol):
@@ -36,18 +43,20 @@ class Stream(Protocol):
 
 
 class ProxyClient:
-    """One client. `settings`: as merged and told to it; `topics`: those it publishes; `group`: that it consumes in;
-    `began_ms`, `told_ms`: when it told its settings first and last.
+    """One client. `identity`: its id with its user; `settings`: as merged and told to it, or what its calls say until
+    it `has_told` them; `topics`: those it publishes; `group`: that it consumes in; `connections`: where its calls came
+    from; `began_ms`, `told_ms`: when it told its settings first and last.
     """
 
-    def __init__(self, client_id: str, language: str, version: str, address: str) -> None:
-        self.client_id = client_id
-        self.language, self.version, self.address = language, version, address
-        self.user = ""
+    def __init__(self, call: Call) -> None:
+        self.identity, self.client_id, self.user = call.identity, call.client_id, call.user
+        self.language, self.version, self.address = call.language, call.version, call.remote_address
         self.settings: Any = messages.Settings()
+        self.has_told = False
         self.topics: set[str] = set()
         self.group = ""
         self.streams: list[Stream] = []
+        self.connections: set[str] = set()
         self.heard_s = 0.0
         self.began_ms = self.told_ms = int(time.time() * 1000)
 
@@ -72,15 +81,16 @@ Gone = Callable[[ProxyClient], Awaitable[None]]
 
 
 class Clients:
-    """The table of clients by id. `idle_s`: how long a client may be silent.
+    """The table of clients by identity. `idle_s`: how long a client may be silent.
 
     `may_be_sent`: asked, with what he needs on its topic, before a client is sent a message that he did not ask for.
     """
 
-    def __init__(self, idle_s: float, grace_s: float = GRACE_S) -> None:
-        self._idle_s, self._grace_s = idle_s, grace_s
+    def __init__(self, idle_s: float, grace_s: float = GRACE_S, count_max: int = CLIENTS_MAX) -> None:
+        self._idle_s, self._grace_s, self._count_max = idle_s, grace_s, count_max
         self._clients: dict[str, ProxyClient] = {}
         self.may_be_sent: Callable[[ProxyClient, str, str], Awaitable[bool]] = anybody
+        self._at: dict[str, set[ProxyClient]] = {}
         self._gone: list[Gone] = []
         self._told_settings: list[Callable[[ProxyClient], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,19 +100,16 @@ class Clients:
         self._gone.append(act)
 
     def when_told(self, act: Callable[[ProxyClient], None]) -> None:
-        """Have `act` told whenever a client has told its settings."""
+        """Have `act` told whenever a client has told its settings, or its calls say something new."""
         self._told_settings.append(act)
 
-    def get(self, client_id: str) -> ProxyClient | None:
-        """Return the client of that id, if it is there."""
-        return self._clients.get(client_id)
+    def get(self, identity: str) -> ProxyClient | None:
+        """Return the client of that identity, if it is there."""
+        return self._clients.get(identity)
 
-    def of(self, call: Call) -> ProxyClient:
-        """Return the client that calls. Raises Refused if it has not told its settings."""
-        client = self._clients.get(call.client_id)
-        if client is None:
-            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "this client has not told its settings yet: telemetry first")
-        return client
+    def of_group(self, client_id: str, group: str) -> ProxyClient | None:
+        """Return a member of a group by its client id alone, as brokers know it."""
+        return next((c for c in self._clients.values() if c.client_id == client_id and c.group == group), None)
 
     def all(self) -> list[ProxyClient]:
         """Return all clients."""
@@ -113,46 +120,105 @@ class Clients:
         return [c for c in self._clients.values() if topic in c.topics and c.streams]
 
     def put(self, call: Call, settings: Any) -> ProxyClient:
-        """Keep what a client told of itself. Raises Refused for a client id that another user has taken meanwhile."""
-        client_id = call.client_id
-        client = self._clients.get(client_id)
-        if client is not None and client.user != call.user:
-            raise Refused(Code.UNAUTHORIZED, "this client id is another user's: choose an own one")
-        if client is None:
-            client = ProxyClient(client_id, call.language, call.version, call.remote_address)
-            client.user = call.user
-            self._clients[client_id] = client
+        """Keep what a client told of itself. Raises Refused if there are too many clients."""
+        client = self._of(call)
+        client.has_told = True
         client.settings = settings
-        client.told_ms = max(int(time.time() * 1000), client.told_ms + 1)
         if settings.HasField("publishing"):
             client.topics = {topic.name for topic in settings.publishing.topics}
         if settings.HasField("subscription"):
             client.group = settings.subscription.group.name
+        self._tell(client)
+        return client
+
+    def beats(self, call: Call, group: str, kind: int) -> ProxyClient:
+        """Note that a consumer lives, and what it says of itself before its settings. Raises Refused as `put`."""
+        client = self._of(call)
+        if not client.has_told and client.group != group:
+            client.group = group
+            client.settings = messages.Settings(client_type=kind, request_timeout={"seconds": REQUEST_S})
+            client.settings.subscription.group.name = group
+            self._tell(client)
+        return client
+
+    def receives(self, call: Call, request: Any) -> ProxyClient:
+        """Return the client that asks for messages, known or not. Raises Refused as `put`."""
+        client = self._clients.get(call.identity)
+        if client is not None and client.has_told:
+            if call.remote_address not in client.connections:
+                self._connected(client, call.remote_address)
+            return client
+        kind = ClientType.PUSH_CONSUMER if request.auto_renew else ClientType.SIMPLE_CONSUMER
+        client = self.beats(call, request.group.name, kind)
+        topic, read = request.message_queue.topic.name, client.settings.subscription.subscriptions
+        entry = next((one for one in read if one.topic.name == topic), None)
+        if entry is None and len(read) < TOPICS_MAX:
+            entry = read.add(topic={"name": topic})
+        elif entry is None or entry.expression == request.filter_expression:
+            return client
+        entry.expression.CopyFrom(request.filter_expression)
+        self._tell(client)
+        return client
+
+    def _of(self, call: Call) -> ProxyClient:
+        client = self._clients.get(call.identity)
+        if client is None:
+            if len(self._clients) >= self._count_max:
+                raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as many clients are there as the proxy takes")
+            client = self._clients[call.identity] = ProxyClient(call)
+        self._connected(client, call.remote_address)
         self.heard(client)
+        return client
+
+    def _tell(self, client: ProxyClient) -> None:
+        client.told_ms = max(int(time.time() * 1000), client.told_ms + 1)
         for act in self._told_settings:
             act(client)
-        return client
 
     def heard(self, client: ProxyClient) -> None:
         """Note that the client lives."""
         client.heard_s = asyncio.get_running_loop().time()
 
-    def stream_ended(self, client: ProxyClient, stream: Stream) -> None:
-        """Take a stream out; if it was the client's last, the client is gone unless it opens another one soon."""
+    def _connected(self, client: ProxyClient, address: str) -> None:
+        client.connections.add(address)
+        self._at.setdefault(address, set()).add(client)
+
+    def connection_ended(self, address: str) -> None:
+        """Note the end of a connection; clients that have no other one are gone, unless they open one soon."""
+        for client in self._at.pop(address, ()):
+            client.connections.discard(address)
+            self._end_soon(client)
+
+    def stream_ended(self, client: ProxyClient, stream: Stream, *, cut: bool) -> None:
+        """Take a stream out. `cut`: the client did not end it, but was lost, perhaps behind a connection of others."""
         if stream in client.streams:
             client.streams.remove(stream)
-        if not client.streams:
+        if cut and not client.streams:
+            self._forget_connections(client)
+        self._end_soon(client)
+
+    def _forget_connections(self, client: ProxyClient) -> None:
+        for address in client.connections:
+            there = self._at[address]
+            there.discard(client)
+            if not there:
+                del self._at[address]
+        client.connections.clear()
+
+    def _end_soon(self, client: ProxyClient) -> None:
+        if not client.streams and not client.connections:
             asyncio.get_running_loop().call_later(self._grace_s, self._end_if_silent, client)
 
     def _end_if_silent(self, client: ProxyClient) -> None:
-        if not client.streams:
+        if not client.streams and not client.connections:
             self.end(client)
 
     def end(self, client: ProxyClient) -> None:
         """Take a client out, and tell."""
-        if self._clients.get(client.client_id) is not client:
+        if self._clients.get(client.identity) is not client:
             return
-        del self._clients[client.client_id]
+        del self._clients[client.identity]
+        self._forget_connections(client)
         for act in self._gone:
             task = asyncio.ensure_future(act(client))
             self._tasks.add(task)

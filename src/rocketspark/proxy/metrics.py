@@ -105,7 +105,7 @@ class Metrics:
             gauge("rocketspark_proxy_renewed_handles", "Messages whose time is renewed.", ({}, self._renewed())),
             gauge(
                 "rocketspark_proxy_clients",
-                "Clients that have told their settings.",
+                "Clients that are there.",
                 *(({"client_type": kind, "language": name}, count) for (kind, name), count in clients.items()),
             ),
         ]

@@ -74,6 +74,7 @@ class ProxyServer:
             share_port=settings.share_port,
         )
         self.service.address_of = self.front.address_of
+        self.front.clients.when_left = self.clients.connection_ended
         self._routes = QueryRoutes(settings, self.brokers)
         self._telemetry = Telemetry(settings, self.brokers, self.clients)
         self.producing = Producing(settings, self.brokers, self.clients, self.service)

@@ -12,7 +12,7 @@ from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused, status
-from rocketspark.proxy.clients import Clients, ProxyClient
+from rocketspark.proxy.clients import TOPICS_MAX, Clients, ProxyClient
 from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
@@ -20,9 +20,8 @@ from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 
 # The waits of the retry policy CUSTOMIZED, in seconds, as Apache's (the delay levels from the third on).
 RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-# What is kept of one client, and the topics that brokers may be asked about for it.
+# What a client may tell of itself.
 SETTINGS_BYTES_MAX = 256 << 10
-TOPICS_MAX = 1000
 
 
 class TelemetryStream:
@@ -84,6 +83,7 @@ class Telemetry:
         """Serve one stream until the client ends it."""
         stream = TelemetryStream(call.context)
         client: ProxyClient | None = None
+        cut = True
         try:
             async for command in requests:
                 kind = command.WhichOneof("command")
@@ -97,19 +97,24 @@ class Telemetry:
                 else:
                     self._clients.heard(client)
                     stream.answered(command)
+            cut = False
         finally:
             stream.end()
             if client is not None:
-                self._clients.stream_ended(client, stream)
+                self._clients.stream_ended(client, stream, cut=cut)
 
     async def heartbeat(self, call: Call, request: Any) -> Any:
-        """Heartbeat: a client that has told its settings lives."""
-        self._clients.heard(self._clients.of(call))
+        """Heartbeat: a client lives, whether it has told its settings or not."""
+        client = self._clients.get(call.identity)
+        if client is None and request.group.name:
+            client = self._clients.beats(call, checked_group(request.group.name), request.client_type)
+        if client is not None:
+            self._clients.heard(client)
         return messages.HeartbeatResponse(status=status(Code.OK))
 
     async def notify_client_termination(self, call: Call, request: Any) -> Any:
         """NotifyClientTermination: the client goes."""
-        client = self._clients.get(call.client_id)
+        client = self._clients.get(call.identity)
         if client is not None:
             self._clients.end(client)
         return messages.NotifyClientTerminationResponse(status=status(Code.OK))

@@ -24,7 +24,8 @@ class RawClient:
     """Calls of a client to a proxy: `client.call("SendMessage", request)`, for a stream of answers a list of them."""
 
     def __init__(self, address: str, client_id: str = "raw-client", **metadata: str) -> None:
-        self.channel = grpc.insecure_channel(address)
+        # A connection of its own, as clients in other processes have.
+        self.channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         self.metadata = {"x-mq-client-id": client_id, "x-mq-language": "PYTHON", "x-mq-protocol": "v2"} | {
             name.replace("_", "-"): value for name, value in metadata.items()
         }

@@ -1,7 +1,6 @@
 """The guard of calls: who signed one, then what he may do, before it is served.
 
-Rule: the proxy's own requests to brokers may do everything, so nothing passes here that was not checked. A client's
-id belongs to the user who came with it first, until that client is gone.
+Rule: the proxy's own requests to brokers may do everything, so nothing passes here that was not checked.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AccessControl:
         self, settings: ProxySettings, brokers: Brokers, clients: Clients, *, authenticates: bool, authorizes: bool
     ) -> None:
         self._authenticates, self._authorizes = authenticates, authorizes
-        self._clients, self._brokers = clients, brokers
+        self._brokers = brokers
         self.tables = FetchedTables(brokers, settings.access_refresh_ms / 1000)
         self._authorization = Authorization(self.tables, self.tables, kept_max=KEPT_MAX)
         self.tables.changed = self._authorization.forget
@@ -106,7 +105,7 @@ class AccessControl:
             self._authorize(call, request, username)
             if call.rpc == NAMES_A_PLACE:
                 await self._authorize_place(call, request, username)
-        self._claim(call, username)
+        call.user = username or ""
 
     def _authorize(self, call: Call, request: Any, username: str | None) -> None:
         contexts = contexts_of(call.rpc, request)
@@ -135,13 +134,6 @@ class AccessControl:
         verdict = self._authorization.verdict(username, context, call.remote_host)
         if not topic or verdict.remark is not None:
             raise self._refusal(call, username, context.key, verdict.remark or "no message is at that place")
-
-    def _claim(self, call: Call, username: str | None) -> None:
-        """See that a client is asked for by its own user alone."""
-        call.user = username or ""
-        client = self._clients.get(call.client_id)
-        if client is not None and client.user != call.user:
-            raise self._refusal(call, username, "", "this client id is another user's: choose an own one")
 
     def _refusal(self, call: Call, username: str | None, resource: str, remark: str) -> Refused:
         self.refused += 1

@@ -59,6 +59,11 @@ class Call:
         return found
 
     @property
+    def identity(self) -> str:
+        """The client's id, with its user's name, which holds no slash: ids of two users are two clients."""
+        return f"{self.user}/{self.client_id}"
+
+    @property
     def language(self) -> str:
         """What the client is written in, as it says: JAVA, PYTHON, GO, HTTP, …"""
         return str(self.metadata.get(LANGUAGE, ""))

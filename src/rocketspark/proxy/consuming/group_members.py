@@ -84,7 +84,7 @@ class GroupMembers:
 
     def changed(self, client: ProxyClient) -> None:
         """Have brokers told of a client's settings at once."""
-        member = self._members.get(client.client_id)
+        member = self._members.get(client.identity)
         if member is not None and (member.client is not client or member.group != client.group):
             self._leave(member)
             member = None
@@ -94,15 +94,15 @@ class GroupMembers:
             lane = self._lane(client)
             if lane is None:
                 return
-            self._members[client.client_id] = Member(client, lane)
-        self._new.add(client.client_id)
+            self._members[client.identity] = Member(client, lane)
+        self._new.add(client.identity)
         self._wanted.set()
 
     async def gone(self, client: ProxyClient) -> None:
         """Take leave of brokers for a client that is gone."""
-        member = self._members.get(client.client_id)
+        member = self._members.get(client.identity)
         if member is not None and member.client is client:
-            del self._members[client.client_id]
+            del self._members[client.identity]
             await self._left(member)
 
     def _lane(self, client: ProxyClient) -> Lane | None:
@@ -122,7 +122,7 @@ class GroupMembers:
         return lane
 
     def _leave(self, member: Member) -> None:
-        del self._members[member.client.client_id]
+        del self._members[member.client.identity]
         task = asyncio.ensure_future(self._left(member))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -205,7 +205,7 @@ class GroupMembers:
 
     async def _tell(self, address: str, member: Member) -> None:
         async with member.lock:
-            if self._members.get(member.client.client_id) is not member:
+            if self._members.get(member.client.identity) is not member:
                 return
             peer = await member.lane.connections.get(address)
             member.told.add(address)

@@ -53,7 +53,7 @@ class Outcomes:
         ack = self._ack_together if self._settings.batch_ack else self._ack_each
         outcomes: list[Any] = []
         for at in range(0, len(entries), AT_ONCE_MAX):
-            outcomes += await ack(call.client_id, group, topic, entries[at : at + AT_ONCE_MAX])
+            outcomes += await ack(call.identity, group, topic, entries[at : at + AT_ONCE_MAX])
         results = [
             messages.AckMessageResultEntry(
                 message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
@@ -64,16 +64,16 @@ class Outcomes:
         code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
         return messages.AckMessageResponse(status=status(code), entries=results)
 
-    async def _held(self, client_id: str, group: str, topic: str, text: str) -> Held:
+    async def _held(self, client: str, group: str, topic: str, text: str) -> Held:
         """Return the message that a handle names, with the handle that holds now. Raises Refused 40013."""
-        return await self._renewals.take(client_id, Held(group, topic, read_handle(text)))
+        return await self._renewals.take(client, Held(group, topic, read_handle(text)))
 
-    async def _ack_each(self, client_id: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
+    async def _ack_each(self, client: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
         """Return the status of each entry; each is a request of its own, all of them under way at once."""
         begun: list[Awaitable[Reply] | Any] = []
         for entry in entries:
             try:
-                begun.append(self._calls.ack(await self._held(client_id, group, topic, entry.receipt_handle)))
+                begun.append(self._calls.ack(await self._held(client, group, topic, entry.receipt_handle)))
             except Exception as e:
                 begun.append(e)
         outcomes = []
@@ -86,14 +86,14 @@ class Outcomes:
                 outcomes.append(status_of(e))
         return outcomes
 
-    async def _ack_together(self, client_id: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
+    async def _ack_together(self, client: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
         """Return the status of each entry; those of one broker are one request."""
         outcomes: list[Any] = [None] * len(entries)
         brokers: dict[str, list[tuple[int, Held]]] = {}
         at_ms = now_ms()
         for at, entry in enumerate(entries):
             try:
-                held = await self._held(client_id, group, topic, entry.receipt_handle)
+                held = await self._held(client, group, topic, entry.receipt_handle)
                 check_valid(held.handle, at_ms)
                 brokers.setdefault(held.handle.broker_name, []).append((at, held))
             except Exception as e:
@@ -116,11 +116,11 @@ class Outcomes:
         topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
         invisible_ms, most_ms = duration_ms(request.invisible_duration), self._settings.invisible_ms_max
         if invisible_ms < 0:
-            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"invisible time {invisible_ms} ms: it is below 0")
+            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small: {invisible_ms} ms is below 0")
         if invisible_ms > most_ms > 0:
-            text = f"invisible time {invisible_ms} ms: at most {most_ms} ms are allowed"
+            text = f"the invisibleTime is too large: {invisible_ms} ms, at most {most_ms} are allowed"
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
-        held = await self._held(call.client_id, group, topic, request.receipt_handle)
+        held = await self._held(call.identity, group, topic, request.receipt_handle)
         reply = await self._calls.change(held, invisible_ms, suspend=request.suspend)
         if reply.code:
             text = "changeInvisibleDuration failed: status is abnormal"
@@ -134,7 +134,7 @@ class Outcomes:
     async def forward(self, call: Call, request: Any) -> Any:
         """Serve ForwardMessageToDeadLetterQueue. Raises Refused, RocketSparkError."""
         topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
-        held = await self._held(call.client_id, group, topic, request.receipt_handle)
+        held = await self._held(call.identity, group, topic, request.receipt_handle)
         reply = await self._calls.forward(held, request.message_id)
         return messages.ForwardMessageToDeadLetterQueueResponse(
             status=status(code_of_remoting(reply.code), reply.remark or "" if reply.code else "")

@@ -69,8 +69,7 @@ class Questions:
         return reply(request.opaque, body=b'{"consumerTable":{},"messageQueueTable":{}}')
 
     def _client(self, group: str, client_id: str | None) -> ProxyClient | None:
-        client = self._clients.get(client_id or "")
-        return client if client is not None and client.group == group else None
+        return self._clients.of_group(client_id or "", group)
 
     async def _ask(self, client: ProxyClient, command: Any, kind: str, nonce: str) -> Any:
         """Return the client's answer, which is of a kind. Raises TimeoutError, with what to tell."""
@@ -92,7 +91,7 @@ class Questions:
         if client is None:
             return _nobody(request.opaque, h.group)
         parts = [
-            b'"mqPopTable":%b' % java_json.encode_object_keys(_waiting(self._renewals.of_client(client.client_id))),
+            b'"mqPopTable":%b' % java_json.encode_object_keys(_waiting(self._renewals.of_client(client.identity))),
             b'"mqTable":{}',
             b'"properties":%b' % bodies.encode(self._properties(client)),
             b'"statusTable":{}',

@@ -22,7 +22,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PopHeader, PopReply
 from rocketspark.protocol.headers.pop import INIT_MAX
 from rocketspark.protocol.message.message_ids import offset_message_id
-from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.brokers import DEFAULT_GROUP, Brokers
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused, status, status_of
 from rocketspark.proxy.clients import Clients, ProxyClient
@@ -60,6 +60,8 @@ class Wanted(NamedTuple):
     """What a receive asks for."""
 
     client: ProxyClient
+    in_order: bool
+    attempts_max: int
     topic: str
     group: str
     broker_name: str
@@ -84,7 +86,7 @@ class Receives:
     async def receive_message(self, call: Call, request: Any) -> None:
         """Serve ReceiveMessage: write the answers to the call's stream."""
         try:
-            wanted = self._wanted(call, request)
+            wanted = await self._wanted(call, request)
             found = await self._pop(wanted)
         except Exception as e:
             failure = status_of(e)
@@ -98,32 +100,40 @@ class Receives:
 
     # -- what is asked -------------------------------------------------------------------------------------------
 
-    def _wanted(self, call: Call, request: Any) -> Wanted:
-        """Return what a request asks for. Raises Refused, FilterIllegal."""
-        client = self._clients.of(call)
-        if client.settings.client_type in _LITE:
-            raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")
+    async def _wanted(self, call: Call, request: Any) -> Wanted:
+        """Return what a request asks for: its times and its filter; order and retries are its group's.
+
+        Raises Refused, FilterIllegal, RocketSparkError.
+        """
         s = self._settings
-        polling_ms = self._polling_ms(call, request, client)
         topic = checked_topic(request.message_queue.topic.name)
         group = checked_group(request.group.name)
-        renews = s.auto_renew and request.auto_renew
-        invisible_ms = s.default_invisible_ms
-        if not renews:
-            invisible_ms = duration_ms(request.invisible_duration)
-            if invisible_ms < s.receive_invisible_ms_min:
-                text = f"invisible time {invisible_ms} ms: at least {s.receive_invisible_ms_min} ms are needed"
-                raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
-            if invisible_ms > s.invisible_ms_max > 0:
-                text = f"invisible time {invisible_ms} ms: at most {s.invisible_ms_max} ms are allowed"
-                raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
+        found = _filter(topic, request.filter_expression.expression, request.filter_expression.type)
         if request.batch_size < 1:
             raise Refused(Code.BAD_REQUEST, f"batch size {request.batch_size}: at least 1 is needed")
         if len(request.attempt_id) > ATTEMPT_ID_MAX:
             text = f"the attempt's id has {len(request.attempt_id)} characters: {ATTEMPT_ID_MAX} at most"
             raise Refused(Code.BAD_REQUEST, text)
+        client = self._clients.receives(call, request)
+        if client.settings.client_type in _LITE:
+            raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")
+        polling_ms = self._polling_ms(call, request, client)
+        renews = s.auto_renew and request.auto_renew
+        invisible_ms = s.default_invisible_ms
+        if not renews:
+            invisible_ms = duration_ms(request.invisible_duration)
+            if invisible_ms < s.receive_invisible_ms_min:
+                least_ms = s.receive_invisible_ms_min
+                text = f"the invisibleTime is too small: {invisible_ms} ms, at least {least_ms} are needed"
+                raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
+            if invisible_ms > s.invisible_ms_max > 0:
+                text = f"the invisibleTime is too large: {invisible_ms} ms, at most {s.invisible_ms_max} are allowed"
+                raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
+        config = await self._brokers.group(group) or DEFAULT_GROUP
         return Wanted(
             client=client,
+            in_order=config.consume_message_orderly,
+            attempts_max=config.retry_max_times + 1,
             topic=topic,
             group=group,
             broker_name=request.message_queue.broker.name,
@@ -131,7 +141,7 @@ class Receives:
             polling_ms=polling_ms,
             invisible_ms=invisible_ms,
             renews=renews,
-            filter=_filter(topic, request.filter_expression.expression, request.filter_expression.type),
+            filter=found,
             attempt_id=request.attempt_id if request.HasField("attempt_id") else None,
         )
 
@@ -189,7 +199,7 @@ class Receives:
             init_mode=INIT_MAX,
             expression_type=wanted.filter.expression_type,
             expression=wanted.filter.expression,
-            order=wanted.client.settings.subscription.fifo,
+            order=wanted.in_order,
             attempt_id=wanted.attempt_id,
             broker_name=broker_name,
         )
@@ -240,7 +250,6 @@ class Receives:
     def _sifted(self, wanted: Wanted, found: list[Popped]) -> list[Popped]:
         """Return what is to be delivered; the rest is acknowledged, or becomes dead letters."""
         tags = wanted.filter.tags
-        attempts_max = wanted.client.settings.backoff_policy.max_attempts
         good: list[Popped] = []
         wrong: list[Held] = []
         dead: list[tuple[Held, str]] = []
@@ -249,7 +258,7 @@ class Receives:
             if tags and one.pairs.get(TAGS) not in tags:
                 # Another tag with the same hash code.
                 wrong.append(held)
-            elif one.record.reconsume_times >= attempts_max:
+            elif one.record.reconsume_times >= wanted.attempts_max:
                 dead.append((held, _message_id(one)))
             else:
                 good.append(one)
@@ -267,7 +276,7 @@ class Receives:
             return
         delivered = 0
         try:
-            if wanted.renews and self._clients.get(client.client_id) is None:
+            if wanted.renews and self._clients.get(client.identity) is None:
                 raise Refused(Code.MESSAGE_NOT_FOUND, f"client {shown(client.client_id)} is gone")
             # A client that does not read for longer has them no more.
             left_s = (found[0].handle.next_visible_ms - now_ms()) / 1000
@@ -280,7 +289,7 @@ class Receives:
                     if wanted.renews:
                         # Before the client can acknowledge it.
                         held = Held(wanted.group, wanted.topic, one.handle)
-                        self._renewals.add(client.client_id, held, one.record.reconsume_times)
+                        self._renewals.add(client.identity, held, one.record.reconsume_times)
                     await write(answer)
                     delivered += 1
         except Refused as e:
@@ -291,7 +300,7 @@ class Receives:
             rest = found[delivered:]
             if wanted.renews:
                 for one in rest:
-                    self._renewals.forget(client.client_id, Held(wanted.group, wanted.topic, one.handle))
+                    self._renewals.forget(client.identity, Held(wanted.group, wanted.topic, one.handle))
             self._give_back(wanted, rest)
             raise
 

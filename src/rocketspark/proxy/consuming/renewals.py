@@ -76,7 +76,7 @@ def _key(held: Held) -> Key:
 
 
 class Renewals:
-    """The table, by client. `clock_ms`: the time of day."""
+    """The table, by a client's identity. `clock_ms`: the time of day."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Renewals:
         self._renewing: dict[str, asyncio.Task[None]] = {}
         self.count = 0
 
-    def add(self, client_id: str, held: Held, reconsume_times: int) -> None:
+    def add(self, client: str, held: Held, reconsume_times: int) -> None:
         """Renew a message that a client gets, unless the table is full."""
-        own = self._clients.get(client_id)
+        own = self._clients.get(client)
         if own is None:
-            own = self._clients[client_id] = {}
+            own = self._clients[client] = {}
         key = _key(held)
         if key not in own:
             if self.count >= self._count_max:
@@ -107,40 +107,40 @@ class Renewals:
                     "%d handles are renewed, no more are: messages come again when their time is over", self.count
                 )
                 if not own:
-                    del self._clients[client_id]
+                    del self._clients[client]
                 return
             self.count += 1
         own[key] = Renewal(held, reconsume_times)
 
-    async def take(self, client_id: str, held: Held) -> Held:
+    async def take(self, client: str, held: Held) -> Held:
         """Return a message with the handle that it has now, and renew it no more; as it is if it was not renewed."""
-        own = self._clients.get(client_id)
+        own = self._clients.get(client)
         found = own.get(_key(held)) if own else None
         # An older delivery's handle says nothing of this one.
         if own is None or found is None or held.handle not in (found.given, found.held.handle):
             return held
-        self._drop(client_id, own, found)
+        self._drop(client, own, found)
         if found.changing is not None:
             await _settled(found.changing)
         return found.held
 
-    def forget(self, client_id: str, held: Held) -> None:
+    def forget(self, client: str, held: Held) -> None:
         """Renew a message no more, which its client did not get."""
-        own = self._clients.get(client_id)
+        own = self._clients.get(client)
         if own is not None and (found := own.get(_key(held))) is not None and found.given == held.handle:
-            self._drop(client_id, own, found)
+            self._drop(client, own, found)
 
-    def _drop(self, client_id: str, own: dict[Key, Renewal], renewal: Renewal) -> None:
+    def _drop(self, client: str, own: dict[Key, Renewal], renewal: Renewal) -> None:
         key = _key(renewal.held)
         if own.get(key) is renewal:
             del own[key]
             self.count -= 1
-            if not own and self._clients.get(client_id) is own:
-                del self._clients[client_id]
+            if not own and self._clients.get(client) is own:
+                del self._clients[client]
 
-    async def take_all(self, client_id: str) -> list[Held]:
+    async def take_all(self, client: str) -> list[Held]:
         """Return everything that a client has, and renew it no more."""
-        own = self._clients.pop(client_id, {})
+        own = self._clients.pop(client, {})
         self.count -= len(own)
         listed = list(own.values())
         own.clear()
@@ -149,9 +149,9 @@ class Renewals:
             await asyncio.wait(waiting, timeout=CHANGE_S)
         return [renewal.held for renewal in listed]
 
-    def of_client(self, client_id: str) -> list[Held]:
+    def of_client(self, client: str) -> list[Held]:
         """Return what a client has."""
-        return [renewal.held for renewal in self._clients.get(client_id, {}).values()]
+        return [renewal.held for renewal in self._clients.get(client, {}).values()]
 
     def clients(self) -> list[str]:
         """Return the clients that have something."""
@@ -162,16 +162,16 @@ class Renewals:
     def due(self) -> Iterator[tuple[str, Renewal]]:
         """Yield what is to be renewed now, with its client."""
         until_ms = self._clock_ms() + self._settings.ahead_ms
-        for client_id, own in list(self._clients.items()):
+        for client, own in list(self._clients.items()):
             for renewal in list(own.values()):
                 if renewal.next_visible_ms <= until_ms and renewal.changing is None:
-                    yield client_id, renewal
+                    yield client, renewal
 
     def begin_due(self) -> list[asyncio.Task[None]]:
         """Begin to renew what is due, each broker's for itself: a silent one's must not hold up the others'."""
         brokers: dict[str, list[tuple[str, Renewal]]] = {}
-        for client_id, one in self.due():
-            brokers.setdefault(one.held.handle.broker_name, []).append((client_id, one))
+        for client, one in self.due():
+            brokers.setdefault(one.held.handle.broker_name, []).append((client, one))
         begun = []
         for name, listed in brokers.items():
             if name not in self._renewing:
@@ -195,10 +195,10 @@ class Renewals:
 
     async def _renew_all(self, listed: list[tuple[str, Renewal]]) -> None:
         for at in range(0, len(listed), AT_ONCE_MAX):
-            await asyncio.gather(*(self._renew(client_id, one) for client_id, one in listed[at : at + AT_ONCE_MAX]))
+            await asyncio.gather(*(self._renew(client, one) for client, one in listed[at : at + AT_ONCE_MAX]))
 
-    async def _renew(self, client_id: str, renewal: Renewal) -> None:
-        own = self._clients.get(client_id)
+    async def _renew(self, client: str, renewal: Renewal) -> None:
+        own = self._clients.get(client)
         if own is None or own.get(_key(renewal.held)) is not renewal or renewal.changing is not None:
             # It was acknowledged, or given out anew, meanwhile.
             return
@@ -215,7 +215,7 @@ class Renewals:
             renewal.changing.set_result(None)
             renewal.changing = None
             if not keep:
-                self._drop(client_id, own, renewal)
+                self._drop(client, own, renewal)
 
     async def _changed(self, renewal: Renewal) -> bool:
         """Change a message's time; tell whether it is to be renewed again."""

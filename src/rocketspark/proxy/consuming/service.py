@@ -62,7 +62,7 @@ class Consuming:
         return None if config is None else retry_wait_ms(config.group_retry_policy, attempts)
 
     async def _gone(self, client: ProxyClient) -> None:
-        self.calls.give_back(await self.renewals.take_all(client.client_id), had=True)
+        self.calls.give_back(await self.renewals.take_all(client.identity), had=True)
 
     def begin(self) -> None:
         """Begin what goes on in the background."""
@@ -85,6 +85,6 @@ class Consuming:
             await asyncio.wait((task,))
         await self.renewals.close()
         await self.members.close()
-        for client_id in self.renewals.clients():
-            self.calls.give_back(await self.renewals.take_all(client_id), had=True)
+        for client in self.renewals.clients():
+            self.calls.give_back(await self.renewals.take_all(client), had=True)
         await self.calls.settle(END_S)

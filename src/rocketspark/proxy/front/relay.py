@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import cast
 
 from rocketspark.model.limited_log import LimitedLog
@@ -19,7 +20,8 @@ WAITING_BYTES_MAX = 256 << 10
 
 
 class RelayedClients:
-    """Whose connections the gRPC server's are, by the port that the front connects from. `port`: the server's.
+    """Whose connections the gRPC server's are, by the port that the front connects from. `port`: the server's;
+    `when_left`: told the address of a client's connection that has ended.
 
     A connection of the server that is not here did not come through the front.
     """
@@ -28,6 +30,7 @@ class RelayedClients:
         self.port = port
         self.by_port: dict[int, str] = {}
         self.open: set[Relay] = set()
+        self.when_left: Callable[[str], None] | None = None
 
     def take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
         """Relay a connection that has begun to speak HTTP/2."""
@@ -100,6 +103,8 @@ class Relay(Http2):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.open.discard(self)
+        if self._clients.when_left is not None:
+            self._clients.when_left(self.address)
         self._dial.cancel()
         if self._timer is not None:
             self._timer.cancel()

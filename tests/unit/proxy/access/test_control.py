@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -147,50 +145,25 @@ def test_settings_that_are_not_allowed_end_the_stream(guarded: RunningProxy) -> 
         next(client.telemetry(iter([messages.TelemetryCommand(settings=settings)])))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "Topic:bills" in caught.value.details()
-    assert guarded.server.clients.get("client-of-shop") is None
+    assert guarded.server.clients.get("shop/client-of-shop") is None
     client.close()
 
 
-def test_a_client_id_is_its_users(guarded: RunningProxy) -> None:
-    settings = messages.Settings(client_type=int(ClientType.PRODUCER))
+def test_a_client_id_that_another_user_names_is_another_client(guarded: RunningProxy) -> None:
+    """Nobody takes an id away from who has a right to it, whoever came first."""
+    settings = messages.Settings(client_type=int(ClientType.PRODUCER), publishing={})
+    early, late = as_user(guarded, "billing", client_id="mine"), as_user(guarded, "shop", client_id="mine")
+    streams = [early.telemetry(iter([messages.TelemetryCommand(settings=settings)]))]
     settings.publishing.topics.add(name="orders")
-    client = as_user(guarded, "shop", client_id="mine")
-    stream = client.telemetry(iter([messages.TelemetryCommand(settings=settings)]))
-    assert next(stream).status.code == Code.OK
-    other = as_user(guarded, "billing", client_id="mine")
-    answer = other.call("NotifyClientTermination", messages.NotifyClientTerminationRequest())
-    assert answer.status.code == Code.UNAUTHORIZED
-    assert guarded.server.clients.get("mine") is not None
-    for each in (client, other):
-        each.close()
-
-
-def test_a_client_id_is_its_users_though_two_came_at_once(
-    guarded: RunningProxy, locked: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2)
-    fetch = guarded.server.brokers.group
-
-    async def slow(group: str) -> Any:
-        # Both users' settings have passed the guard before the first ones are kept.
-        await asyncio.to_thread(both.wait, 10)
-        return await fetch(group)
-
-    monkeypatch.setattr(guarded.server.brokers, "group", slow)
-    settings = messages.Settings(client_type=int(ClientType.SIMPLE_CONSUMER))
-    settings.subscription.group.name = "billing"
-    told = messages.TelemetryCommand(settings=settings)
-    admin = locked.client_options["access_key"], locked.client_options["secret_key"]
-    clients = [as_user(guarded, *user, client_id="twice") for user in (("billing", None), admin)]
-    streams = [each.telemetry(iter([told])) for each in clients]
-    ended = []
-    for stream in streams:
-        try:
-            ended.append(next(stream).status.code)
-        except grpc.RpcError as e:
-            ended.append(str(e.details())[:5])
-    assert sorted(map(str, ended)) == ["20000", "40100"]
-    for each in clients:
+    streams.append(late.telemetry(iter([messages.TelemetryCommand(settings=settings)])))
+    assert [next(stream).status.code for stream in streams] == [Code.OK, Code.OK]
+    early.call("NotifyClientTermination", messages.NotifyClientTerminationRequest())
+    clients = guarded.server.clients
+    assert clients.get("billing/mine") is None
+    kept = clients.get("shop/mine")
+    assert kept is not None
+    assert kept.topics == {"orders"}
+    for each in (early, late):
         each.close()
 
 
@@ -267,8 +240,9 @@ def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(guar
     server = guarded.server
     members: list[ProxyClient] = []
     for name in ("billing", "shop"):
-        client = ProxyClient(name, "JAVA", "5", "127.0.0.1:9")
-        client.user = name
+        who = {"identity": f"{name}/{name}", "client_id": name, "user": name, "remote_address": "127.0.0.1:9"}
+        call: Any = SimpleNamespace(language="JAVA", version="5", **who)
+        client = ProxyClient(call)
         client.streams.append(Stream(name))
         members.append(client)
     clients: Any = SimpleNamespace(producers_of=lambda group: members, may_be_sent=server.clients.may_be_sent)

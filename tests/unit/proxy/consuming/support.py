@@ -36,15 +36,35 @@ def make_group(broker: str, group: str, **settings: Any) -> None:
 
 
 class Consumer:
-    """A client that consumes. `answers` of a receive: as they came, the last one with the delivery timestamp."""
+    """A client that consumes. `answers` of a receive: as they came, the last one with the delivery timestamp; `tells`:
+    False for one whose settings the proxy does not get.
+    """
 
-    def __init__(self, address: str, group: str, topic: str, kind: int = SIMPLE, client_id: str = "") -> None:
+    def __init__(
+        self, address: str, group: str, topic: str, kind: int = SIMPLE, client_id: str = "", *, tells: bool = True
+    ) -> None:
         self.raw = RawClient(address, client_id or f"client-{uuid.uuid4()}")
         self.group, self.topic, self.kind = group, topic, kind
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.stream: Any = None
+        if tells:
+            self.tell()
+
+    def tell(self) -> None:
+        """Open a telemetry stream, and tell the settings."""
         self._commands.put(self._settings())
         self.stream = self.raw.telemetry(iter(self._commands.get, None))
         self.settings = next(iter(self.stream)).settings
+
+    def end_stream(self) -> None:
+        """Send nothing more on the telemetry stream."""
+        self._commands.put(None)
+        assert list(self.stream) == []
+
+    def beat(self) -> Any:
+        """Send a heartbeat; return the status of its answer."""
+        request = messages.HeartbeatRequest(group={"name": self.group}, client_type=int(self.kind))
+        return self.raw.call("Heartbeat", request).status
 
     def _settings(self) -> Any:
         made = messages.TelemetryCommand()
@@ -128,8 +148,8 @@ class Consumer:
 
     def vanish(self) -> None:
         """End the connection without a word."""
-        self._commands.put(None)
         self.raw.close()
+        self._commands.put(None)
 
 
 def bodies(received: list[Any]) -> list[bytes]:

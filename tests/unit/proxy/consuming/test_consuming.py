@@ -41,11 +41,11 @@ class World:
         name = uuid.uuid4().hex[:12]
         self.topic, self.group = f"T{name}", f"G{name}"
         make_topic(cluster.brokers[0], self.topic)
-        self._open: list[Consumer] = []
+        self.opened: list[Consumer] = []
 
     def consumer(self, kind: int = 3, group: str = "", client_id: str = "") -> Consumer:
         made = Consumer(self.proxy.address, group or self.group, self.topic, kind, client_id)
-        self._open.append(made)
+        self.opened.append(made)
         return made
 
     def send(self, *sent: Any, **options: Any) -> None:
@@ -54,7 +54,7 @@ class World:
                 producer.send(one if isinstance(one, Message) else Message(topic=self.topic, body=one))
 
     def close(self) -> None:
-        for one in self._open:
+        for one in self.opened:
             one.vanish()
 
 
@@ -328,7 +328,7 @@ def test_one_of_two_clients_with_one_id_vanishes_and_the_other_keeps_what_it_has
     (got,) = second.receive(auto_renew=True)
     first.vanish()
     clients = world.proxy.server.clients
-    wait_until(lambda: len(clients.all()[-1].streams) == 1 and clients.get(f"same-{world.group}") is not None)
+    wait_until(lambda: len(clients.all()[-1].streams) == 1 and clients.get(f"/same-{world.group}") is not None)
     assert second.ack(got).status.code == Code.OK
 
 

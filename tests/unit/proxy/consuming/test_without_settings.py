@@ -1,0 +1,147 @@
+"""Clients whose settings a proxy does not have: it was started again, they came from another one, or they told late.
+
+What brokers know of a group holds for them; the rest stands in their calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.java.apache import ask
+from tests.unit.proxy.conftest import RunningProxy, running_proxy
+from tests.unit.proxy.consuming.support import PUSH, SIMPLE, Consumer, bodies, make_group
+from tests.unit.proxy.consuming.test_consuming import QUICK, World, wait_until
+from tests.unit.proxy.producing.support import stored
+
+from rocketspark import Message
+from rocketspark.errors import RouteNotFound
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.proxy.wire.codes import Code
+from rocketspark.testing.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: Cluster) -> Iterator[RunningProxy]:
+    with running_proxy(cluster.namesrv, None, **QUICK) as running:
+        yield running
+
+
+@pytest.fixture
+def world(cluster: Cluster, proxy: RunningProxy) -> Iterator[World]:
+    made = World(cluster, proxy)
+    yield made
+    made.close()
+
+
+def unknown(world: World, kind: int = SIMPLE) -> Consumer:
+    made = Consumer(world.proxy.address, world.group, world.topic, kind, tells=False)
+    world.opened.append(made)
+    return made
+
+
+def members(world: World) -> bytes:
+    """Return what the broker says of the group's members."""
+    fields = {"consumerGroup": world.group}
+    reply = ask(world.cluster.brokers[0], RequestCode.GET_CONSUMER_CONNECTION_LIST, ext_fields=fields)
+    return b"" if reply.code else reply.body
+
+
+def dead_letters(world: World) -> list[bytes]:
+    try:
+        return sorted(one.body for one in stored(world.proxy, f"%DLQ%{world.group}"))
+    except RouteNotFound:
+        return []
+
+
+def test_order_and_retries_are_its_groups(world: World) -> None:
+    make_group(world.cluster.brokers[0], world.group, consume_message_orderly=True, retry_max_times=1)
+    world.send(*[Message(topic=world.topic, body=b"%d" % n, sharding_key="k") for n in range(2)])
+    consumer = unknown(world)
+    assert [m.body for m in consumer.receive(invisible_ms=1000)] == [b"0", b"1"]
+    assert consumer.receive(polling_ms=200) == [], "the queue is held back while a batch is out"
+    again = consumer.receive(invisible_ms=200)
+    assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"0", 2), (b"1", 2)]
+    assert consumer.receive(polling_ms=1500) == [], "they had their attempts"
+    wait_until(lambda: dead_letters(world) == [b"0", b"1"])
+    assert consumer.beat().code == Code.OK
+
+
+def test_what_a_push_consumer_has_is_renewed_and_freed_with_its_connection(world: World) -> None:
+    world.send(b"1")
+    push, other = unknown(world, PUSH), world.consumer()
+    (got,) = push.receive(auto_renew=True)
+    handle = ReceiptHandle.decode(got.system_properties.receipt_handle)
+    wait_until(lambda: time.time() * 1000 > handle.next_visible_ms + 200)
+    assert other.receive(polling_ms=500) == []
+    push.vanish()
+    assert bodies(other.receive(polling_ms=10_000)) == [b"1"]
+    wait_until(lambda: world.proxy.server.clients.get(f"/{push.raw.metadata['x-mq-client-id']}") is None)
+
+
+def test_a_push_consumer_that_ends_its_stream_keeps_what_it_has_until_its_connection_ends(world: World) -> None:
+    world.send(b"1")
+    push, other = world.consumer(PUSH), world.consumer()
+    assert bodies(push.receive(auto_renew=True)) == [b"1"]
+    push.end_stream()
+    assert other.receive(polling_ms=2500) == []
+    world.send(b"2")
+    assert bodies(push.receive(auto_renew=True)) == [b"2"]
+    push.vanish()
+    assert bodies(other.receive_all(2, polling_ms=10_000)) == [b"1", b"2"]
+
+
+def test_what_calls_say_is_told_to_brokers_until_the_settings_come(world: World) -> None:
+    consumer = unknown(world, PUSH)
+    assert consumer.beat().code == Code.OK
+    client = world.proxy.server.clients.get(f"/{consumer.raw.metadata['x-mq-client-id']}")
+    assert client is not None
+    assert (client.group, client.is_push_consumer, client.has_told) == (world.group, True, False)
+    consumer.receive(polling_ms=200, expression="a || b", auto_renew=True)
+    wait_until(lambda: b'"a || b"' in members(world))
+    consumer.tell()
+    wait_until(lambda: b'"a || b"' not in members(world))
+    assert (client.has_told, len(client.settings.subscription.subscriptions)) == (True, 1)
+    consumer.vanish()
+    wait_until(lambda: members(world) == b"")
+
+
+def test_a_groups_settings_that_are_changed_hold_for_receives_within_the_refresh(world: World) -> None:
+    """Nothing is told by telemetry meanwhile."""
+    broker, server = world.cluster.brokers[0], world.proxy.server
+    make_group(broker, world.group)
+    world.send(b"1")
+    consumer = world.consumer()
+    assert bodies(consumer.receive(invisible_ms=500)) == [b"1"]
+
+    def changes(**values: Any) -> None:
+        begun = time.monotonic()
+        make_group(broker, world.group, **values)
+        name, value = next(iter(values.items()))
+        wait_until(lambda: getattr(world.proxy.run(lambda: server.brokers.group(world.group)), name) == value)
+        assert time.monotonic() - begun < QUICK["route_refresh_ms"] / 1000 + 1
+
+    changes(retry_max_times=0)
+    assert consumer.receive(polling_ms=2500) == []
+    wait_until(lambda: dead_letters(world) == [b"1"])
+    changes(consume_message_orderly=True)
+    world.send(*[Message(topic=world.topic, body=b"%d" % n, sharding_key="k") for n in range(2)])
+    assert len(consumer.receive(count=1)) == 1
+    assert consumer.receive(polling_ms=200) == [], "the queue is held back"
+    assert consumer.settings.backoff_policy.max_attempts == 17
+
+
+def test_as_many_clients_are_kept_as_are_allowed(world: World) -> None:
+    clients = world.proxy.server.clients
+    before = clients._count_max
+    clients._count_max = len(clients.all())
+    try:
+        late = unknown(world)
+        assert late.beat().code == Code.TOO_MANY_REQUESTS
+        assert late.answers()[0].status.code == Code.TOO_MANY_REQUESTS
+    finally:
+        clients._count_max = before
+    assert late.beat().code == Code.OK
