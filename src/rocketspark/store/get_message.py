@@ -22,6 +22,7 @@ from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue, places, sizes
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.tag_filter import with_tags_codes
 
@@ -87,6 +88,7 @@ class MessageReader:
     index_service: IndexService | None
     mender: UnitRepair
     batch_mender: BatchUnitRepair
+    _deletions: DeletedTopics
     # Set while not all is confirmed: see `ReplicaReceiver.show_up_to`.
     _visible_end: int | None
 
@@ -132,8 +134,11 @@ class MessageReader:
                 return GetMessageResult(GetStatus.EMPTY, [], 0, 0, high, low, high)
             if queue_offset < low:
                 return GetMessageResult(GetStatus.OFFSET_TOO_SMALL, [], 0, 0, low, low, high)
-            status = GetStatus.AT_END if queue_offset == high else GetStatus.OFFSET_TOO_BIG
-            return GetMessageResult(status, [], 0, 0, high, low, high)
+            if queue_offset == high:
+                return GetMessageResult(GetStatus.AT_END, [], 0, 0, high, low, high)
+            # The offset is of the queue before, where there was one: nobody read anything of this one.
+            after = low if topic.encode() in self._deletions.positions else high
+            return GetMessageResult(GetStatus.OFFSET_TOO_BIG, [], 0, 0, after, low, high)
         if isinstance(queue, BatchConsumeQueue):
             return self._read_batches(queue, queue_offset, high, count_max, bytes_max, codes, accepts, so_far)
         if codes is None and accepts is None:

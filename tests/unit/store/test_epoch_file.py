@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketspark.errors import StoreUnwritable
@@ -162,11 +162,14 @@ def test_a_crc_of_0_is_not_compared() -> None:
     assert parse("1\r\n0\r\n3-40\r\n") == [(3, 40)]
 
 
-@given(st.binary(max_size=40))
+# Zeros alone, as a power cut leaves them, are no text: the `.bak` counts, and there is none.
+@example(content=b"\0")
+@given(content=st.binary(max_size=40))
 def test_any_file_is_a_list_or_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("epochs") / "file"
     path.write_bytes(content)
-    if not content or parse(content.decode("utf-8", "replace").strip("\0")) is not None:
+    text = content.decode("utf-8", "replace").strip("\0")
+    if not text or parse(text) is not None:
         assert len(EpochList(str(path))) <= 40
         return
     with pytest.raises(StoreUnwritable, match="hold no list of epochs"):

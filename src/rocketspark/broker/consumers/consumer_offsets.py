@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
@@ -18,6 +19,8 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
 
 VERSION_STEP = 500
+# Readers of deleted topics that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
+ANEW_MAX = 100_000
 
 
 def encode_offsets(table: OffsetTable) -> bytes:
@@ -52,6 +55,8 @@ class ConsumerOffsets:
         # Offsets set by an operator, until the consumer's next pull is told of them.
         self._resets: dict[tuple[str, str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
+        # Who read a queue of a topic that was deleted: its next pull may still name an offset of then.
+        self._anew: dict[tuple[str, str, int], None] = {}
 
     def admit(self, group: str, topic: str, address: str) -> None:
         """Count a client's first commit of a group in a topic. Raises ServerError 2 if there are too many."""
@@ -106,8 +111,16 @@ class ConsumerOffsets:
         return bool(self._resets) and (group, topic, queue_id) in self._resets
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return the offset set by hand, once; None if there is none."""
+        """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such."""
+        if self._anew and (group, topic, queue_id) in self._anew:
+            del self._anew[group, topic, queue_id]
+            return self._resets.pop((group, topic, queue_id), 0)
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+
+    def asked(self, group: str, topic: str, queue_id: int) -> None:
+        """Note that a consumer asks where to begin: it has no offset of before."""
+        if self._anew:
+            self._anew.pop((group, topic, queue_id), None)
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note that a consumer was given the messages before `offset`."""
@@ -126,7 +139,8 @@ class ConsumerOffsets:
 
     def drop_resets(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Forget offsets set by hand for a group or a topic that is deleted."""
-        for table in (self._resets, self._pulled):
+        tables: tuple[dict[tuple[str, str, int], Any], ...] = (self._resets, self._pulled, self._anew)
+        for table in tables:
             for key in [k for k in table if k[0] == group or k[1] == topic]:
                 del table[key]
 
@@ -190,11 +204,15 @@ class ConsumerOffsets:
         return _around(self.snapshot(), list(self.table), dict(self._pulled))
 
     def delete_topic(self, topic: str) -> None:
-        """Forget all offsets in a topic, and those set by hand."""
+        """Forget all offsets in a topic, and those set by hand; who read it begins the next of its name at 0."""
+        anew = [key for key in (*self._pulled, *self._anew) if key[1] == topic]
         self.drop_resets(topic=topic)
         for key in [k for k in self.table if k.rpartition("@")[0] == topic]:
-            del self.table[key]
+            anew += [(key.rpartition("@")[2], topic, queue_id) for queue_id in self.table.pop(key)]
             self.changes += 1
+        self._anew |= dict.fromkeys(anew)
+        for oldest in list(self._anew)[: max(len(self._anew) - ANEW_MAX, 0)]:
+            del self._anew[oldest]
 
     def save(self) -> None:
         """Write consumerOffset.json if an offset changed since, in a thread if it is large."""

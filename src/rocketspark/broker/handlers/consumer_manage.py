@@ -47,6 +47,7 @@ class ConsumerManageHandler:
     def query(self, peer: Peer, request: Request[QueryConsumerOffsetHeader], body: bytes) -> bytes:
         """QUERY_CONSUMER_OFFSET (14): the committed offset; 0 for a young queue; else code 22."""
         h = request.ext
+        self._offsets.asked(h.group, h.topic, h.queue_id)
         offset = self._offsets.get(h.group, h.topic, h.queue_id)
         if offset is None:
             low, high = self._store.queue_range(h.topic, h.queue_id)

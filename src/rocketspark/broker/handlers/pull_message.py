@@ -110,7 +110,7 @@ class PullHandler:
             codes, accepts = self._filter_of(h)
         except ToCompile as e:
             return self._compile_first(peer, request, body, str(e))
-        reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
+        reset_to = self._reset_to(h, h.queue_offset)
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
         if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
@@ -237,7 +237,7 @@ class PullHandler:
                 else:
                     self._stall(peer, waiter)
                 return final
-            reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id)
+            reset_to = self._reset_to(h, at)
             if reset_to is not None:
                 peer.send(self._moved(request, reset_to, topic_sys_flag))
                 return True
@@ -352,6 +352,11 @@ class PullHandler:
         if mistake := await self._compiler.compile(expression):
             raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, mistake)
         return reply(request.opaque)
+
+    def _reset_to(self, h: PullHeader, at: int) -> int | None:
+        """Return where a consumer is to go on instead; who reads ranges in bulk means the offsets that it names."""
+        reset_to = None if h.bulk else self._offsets.take_reset(h.group, h.topic, h.queue_id)
+        return None if reset_to == at == 0 else reset_to
 
     # -- where to pull from ---------------------------------------------------------------------------------------
 
