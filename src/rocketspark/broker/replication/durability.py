@@ -37,7 +37,7 @@ class InSync(Protocol):
         """Return how many brokers of the name are alive, this one among them."""
 
     def sync_set_size(self) -> int:
-        """Return the size of the controller's in-sync set, the larger of the known and the wanted one."""
+        """Return the size of the controller's in-sync set, with all that was asked for and not answered."""
 
 
 class Durability:

@@ -39,8 +39,9 @@ def acks_wanted(settings: BrokerSettings, mode: Mode, *, in_sync_count: int, syn
     """Return how many copies a send needs: a number with the master's, NOBODY, ALL_IN_SYNC or NOT_ENOUGH.
 
     It is for a SYNC_MASTER's message whose WAIT property is not false; all others need NOBODY. `in_sync_count`: live
-    members close to the master's end, itself among them (`in_sync_members`); `sync_set_size`: the controller's set, the
-    larger of the known and the wanted one. Rule: CommitLog.asyncPutMessage, 5.5.0.
+    members close to the master's end, itself among them (`in_sync_members`); `sync_set_size`: the controller's set and
+    all that was asked for and not answered (5.5.0: the larger of the known and the wanted one). Rule:
+    CommitLog.asyncPutMessage, 5.5.0.
     """
     wanted = settings.in_sync_replicas
     if mode is Mode.CONTROLLER:

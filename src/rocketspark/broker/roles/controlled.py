@@ -152,7 +152,7 @@ class ControlledRole:
         """Return the other members of this master's in-sync set."""
         if self.in_sync is None:
             return []
-        return sorted(self.in_sync.set.members - {self.own_id})
+        return sorted(self.in_sync.set.all_members - {self.own_id})
 
     async def wait_in_sync(self, count: int) -> None:
         """Wait until the in-sync set has so many members."""

@@ -17,18 +17,12 @@ from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_c
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker.replication")
 
 RETRY_S = 1.0
-# The controller's set is not the one that this master knows.
-_OTHER_SET = (
-    ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
-    ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
-)
 
 
 class InSyncReplicas:
@@ -56,9 +50,9 @@ class InSyncReplicas:
         self._long_polling = long_polling
         self.set = SyncStateSet(own_id)
         self.confirmed = store.confirmed_position
+        self._began_at = 0
         self._asking: asyncio.Task[None] | None = None
         self._is_on = False
-        self._is_asking = False
         # Called when the controller says that it knows this master no more: its data have to be looked at.
         self.doubted: Callable[[], None] = lambda: None
 
@@ -66,24 +60,23 @@ class InSyncReplicas:
 
     def begin(self, members: Set[int], epoch: int) -> None:
         """Take office with the controller's set."""
+        store = self._store
+        # This log may have been cut since this broker was master last. Who joins must hold it as it is now: what was
+        # acknowledged before a restart may go beyond what is known as confirmed.
+        self._began_at = store.written_position
+        self.confirmed = min(store.confirmed_position, self._began_at)
         self.set.begin(members, epoch, asyncio.get_running_loop().time())
         self._is_on = True
         self._changed()
 
     def adopt(self, members: Set[int], epoch: int) -> None:
         """Take the set that the controller told by itself."""
-        if not self._is_on:
-            return
-        if self.set.adopt(members, epoch):
-            self._changed()
-        elif epoch == self.set.epoch and self.set.all_members != self.set.members and not self._is_asking:
-            # What was asked for without an answer was not taken.
-            self.set.refused()
+        if self._is_on and self.set.adopt(members, epoch):
             self._changed()
 
     def end(self) -> None:
         """Leave office."""
-        self._is_on = self._is_asking = False
+        self._is_on = False
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
@@ -108,7 +101,8 @@ class InSyncReplicas:
                 self.confirm()
             last = self._epochs.last
             start = last.start if last is not None else 0
-            if self.set.joined(replica_id, link.acked, confirmed=self.confirmed, epoch_start=start) is not None:
+            confirmed = max(self.confirmed, self._began_at)
+            if self.set.joined(replica_id, link.acked, confirmed=confirmed, epoch_start=start) is not None:
                 self._ask_soon()
         if replica_id in self.set.all_members:
             self.confirm()
@@ -133,7 +127,7 @@ class InSyncReplicas:
             link = connection.link
             if link.replica_id is not None and link.caught_up_s is not None and not link.learner:
                 self.set.caught_up(link.replica_id, link.caught_up_s)
-        if self.set.overdue(now_s, self._settings.slave_not_caught_up_ms / 1000) is not None:
+        if self.set.overdue(now_s, self._settings.slave_not_caught_up_ms / 1000) is not None or self.set.is_open:
             self._ask_soon()
 
     # -- up to where it is held -----------------------------------------------------------------------------------
@@ -168,38 +162,45 @@ class InSyncReplicas:
             self._asking = asyncio.create_task(self._ask())
 
     async def _ask(self) -> None:
-        found, unanswered = self.set, False
-        while self._is_on and (wanted := found.wanted) is not None:
-            self._is_asking = True
+        """Ask until an answer says that the set is as it should be."""
+        found = self.set
+        while self._is_on and found.is_open:
+            wanted = found.wanted
             try:
-                taken = await self._controller.alter_in_sync(
-                    self._settings.broker_name, found.own_id, self._role.epoch, wanted, found.epoch
-                )
-            except ServerError as e:
-                log.warning(
-                    "the in-sync set stays %s, the controller refused %s: %s", _ids(found.members), _ids(wanted), e
-                )
-                self._is_asking = False
-                if unanswered or e.code in _OTHER_SET:
-                    found.doubtful()
+                if wanted is None:
+                    await self._look()
                 else:
-                    found.refused()
-                self._changed()
+                    await self._alter(wanted)
+            except ServerError as e:
+                log.warning("the in-sync set stays %s, the controller refused: %s", _ids(found.members), e)
+                found.refused()
                 self.doubted()
                 await asyncio.sleep(RETRY_S)
                 self.check()
             except RocketSparkError as e:
-                self._is_asking = found.wanted is not None
                 log.warning("the in-sync set may be %s, the controller does not answer: %s", _ids(found.all_members), e)
-                unanswered = True
                 await asyncio.sleep(RETRY_S)
             else:
-                self._is_asking = unanswered = False
-                log.info("the in-sync set is %s (before: %s)", _ids(taken.members), _ids(found.members))
-                found.adopt(taken.members, taken.epoch)
                 self._changed()
                 for connection in list(self._listener.connections):
                     self.reported(connection)
+
+    async def _alter(self, wanted: frozenset[int]) -> None:
+        found = self.set
+        taken = await self._controller.alter_in_sync(
+            self._settings.broker_name, found.own_id, self._role.epoch, wanted, found.epoch
+        )
+        log.info("the in-sync set is %s (before: %s)", _ids(taken.members), _ids(found.members))
+        found.adopt(taken.members, taken.epoch)
+
+    async def _look(self) -> None:
+        """Ask which set the controller has: what it did not get or take of the requests before it never will."""
+        state = await self._controller.replica_info(self._settings.broker_name)
+        if state.master is not None and (state.master.broker_id, state.epoch) == (self.set.own_id, self._role.epoch):
+            self.set.settle(state.in_sync, state.set_epoch)
+        else:
+            self.doubted()
+            await asyncio.sleep(RETRY_S)
 
 
 def _ids(members: Set[int]) -> str:

@@ -458,7 +458,7 @@ class Replication(RoleDriver):
         return None if found is None else found.set.members
 
     def sync_set_size(self) -> int:
-        """Return the size of the controller's in-sync set."""
+        """Return how many brokers count as the in-sync set, this one among them."""
         found = self.controlled.in_sync if self.manager is not None else None
         return found.set.size if found is not None else 1
 

@@ -1,0 +1,91 @@
+"""Defects of replication that were mended, planted again: each in a copy of src, where its test has to fail.
+
+Rule: whoever changes a line that is named here names the line that stands in its place now.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "rocketspark"
+ROLES = "tests/unit/broker/roles"
+MODEL = f"{ROLES}/test_in_sync_model.py"
+
+
+class Planted(NamedTuple):
+    """`text` of `file` (below src/rocketspark) becomes `defect`; then `test` fails."""
+
+    name: str
+    file: str
+    text: str
+    defect: str
+    test: str
+
+
+TABLE = [
+    Planted(
+        "the master acknowledges alone what the controller may elect another for",
+        "broker/replication/sync_state_set.py",
+        "return len(self.all_members)",
+        "return max(len(self.members), len(self.wanted or ()))",
+        MODEL,
+    ),
+    Planted(
+        "what was asked for without an answer is forgotten when nothing more is wanted",
+        "broker/roles/in_sync.py",
+        "while self._is_on and found.is_open:",
+        "while self._is_on and found.wanted is not None:",
+        MODEL,
+    ),
+    Planted(
+        "what was asked for no longer counts once the controller refused",
+        "broker/replication/sync_state_set.py",
+        "self.target &= self.members\n",
+        "self.target &= self.members\n        self._unanswered = frozenset()\n",
+        MODEL,
+    ),
+    Planted(
+        "what is wanted when an answer comes does not count before it is asked for",
+        "broker/replication/sync_state_set.py",
+        "self._unanswered = self.target if self.target != members else frozenset()",
+        "self._unanswered = frozenset()",
+        MODEL,
+    ),
+    Planted(
+        "a master elected again keeps the confirmed position of a log that was cut",
+        "broker/roles/in_sync.py",
+        "self.confirmed = min(store.confirmed_position, self._began_at)",
+        "self.confirmed = max(store.confirmed_position, self.confirmed)",
+        MODEL,
+    ),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("planted", TABLE, ids=lambda planted: planted.name)
+def test_a_planted_defect_is_noticed(tmp_path: Path, planted: Planted) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "rocketspark", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "rocketspark" / planted.file
+    source = file.read_text("utf-8")
+    assert source.count(planted.text) == 1, "the line is another now: name it here"
+    file.write_text(source.replace(planted.text, planted.defect), "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", planted.test]
+    ran = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    # 1: tests failed; anything else says that they could not run.
+    assert ran.returncode == 1, ran.stdout[-4000:]
+    assert "SyntaxError" not in ran.stdout
